@@ -88,7 +88,7 @@ def test_sqlalchemy_core_is_a_handle_too(broker: DevCluster, postgres_url: str) 
         (("--callers", "8,0"), "must be at least 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_options_that_cannot_be_measured_are_refused(
     benchmark_module: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):

@@ -57,7 +57,7 @@ def point(benchmark_module: Import) -> Any:
 # --- what is measured ---------------------------------------------------------------------------------------------------------
 
 
-def test_another_alternative_is_first_each_time(benchmark_module: Import) -> None:
+def test_alternatives_take_turns_at_being_first(benchmark_module: Import) -> None:
     rotated = benchmark_module("pool_cases").rotated
 
     assert [list(rotated("abc", by)) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
@@ -72,7 +72,7 @@ def test_writers_are_measured_with_few_threads_only(benchmark_module: Import, po
     assert obstacle(replace(point, kind="asyncio"), "pool", most_writers=8) is None
 
 
-def test_an_order_has_200_bytes_and_names_its_caller(benchmark_module: Import) -> None:
+def test_an_order_has_200_bytes_and_the_name_of_its_caller(benchmark_module: Import) -> None:
     order = benchmark_module("orders").Order(17, 12345)
 
     assert len(order.body.encode()) == 200
@@ -99,7 +99,7 @@ def test_ratios_are_taken_round_by_round(benchmark_module: Import, figures: Call
     assert results.log_of_outbox(point, "pool") is None, "there was no outbox"
 
 
-def test_the_log_is_compared_with_the_outboxs(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
+def test_the_log_is_compared_with_that_of_the_outbox(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
     module = benchmark_module("pool_figures")
     results = module.Results(
         [module.Measured(1, point, figures("outbox", log=800.0)), module.Measured(1, point, figures("pool", log=300.0))]
@@ -126,7 +126,7 @@ def marks(module: ModuleType, thread: int, began: float, *, units: int, points: 
     return sorted(found, key=lambda mark: mark.at)
 
 
-def test_groups_are_taken_apart_by_thread(benchmark_module: Import) -> None:
+def test_groups_are_separated_by_thread(benchmark_module: Import) -> None:
     module = benchmark_module("phases")
     every = [*marks(module, 1, 0.0, units=2), *marks(module, 2, 3.0, units=4), *marks(module, 1, 20.0, units=1)]
 
@@ -138,7 +138,7 @@ def test_groups_are_taken_apart_by_thread(benchmark_module: Import) -> None:
     assert (other.began, other.ended) == (3.0, 18.0)
 
 
-def test_a_group_that_failed_is_left_out(benchmark_module: Import) -> None:
+def test_a_failed_group_is_left_out(benchmark_module: Import) -> None:
     module = benchmark_module("phases")
     failed = marks(module, 1, 0.0, units=3, points=POINTS[:4])
     cut_off = marks(module, 1, -50.0, units=1, points=POINTS[1:])
@@ -173,7 +173,7 @@ def test_the_means_of_groups(benchmark_module: Import) -> None:
         (0.5, 0.5, 0.2, 0.2, "callers"),
     ],
 )
-def test_what_binds(
+def test_the_bottleneck_is_named(
     benchmark_module: Import,
     figures: Callable[..., Any],
     point: Any,
@@ -204,7 +204,7 @@ AROUND = {
 }
 
 
-def test_the_report_has_every_alternative_and_what_to_beware_of(
+def test_the_report_has_every_alternative_and_its_warnings(
     benchmark_module: Import, figures: Callable[..., Any], point: Any
 ) -> None:
     module = benchmark_module("pool_figures")
@@ -242,7 +242,7 @@ def test_the_picture_shows_each_ratio(benchmark_module: Import, figures: Callabl
         assert expected in words
 
 
-def test_a_pictures_words_are_escaped(benchmark_module: Import) -> None:
+def test_text_in_a_picture_is_escaped(benchmark_module: Import) -> None:
     chart = benchmark_module("chart")
     spread = benchmark_module("figures").Spread(1.0, 1.0, 1.0)
     panels = [chart.Panel("<p>", {"1 < 2": {"a": spread}})]

@@ -60,7 +60,7 @@ def test_threads_can_be_writers_too(broker: DevCluster, postgres_url: str) -> No
 
 
 @pytest.mark.parametrize(("alternatives", "why"), [("recipe,magic", "magic: choose from"), ("pool", "add --threads")])
-def test_what_cannot_be_measured_is_refused(
+def test_options_that_cannot_be_measured_are_refused(
     benchmark_module: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str], alternatives: str, why: str
 ) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):

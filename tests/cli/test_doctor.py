@@ -52,7 +52,7 @@ def found(report: Any, about: str) -> list[tuple[str, str]]:
     return [(one["severity"], one["what"]) for one in report["findings"] if one["about"] == about]
 
 
-def test_what_a_cluster_and_a_database_promise(examined: Examined, broker: DevCluster, database_url: str) -> None:
+def test_findings_of_a_cluster_and_a_database(examined: Examined, broker: DevCluster, database_url: str) -> None:
     code, out, err = examined("--kafka", broker.bootstrap_servers, "--url", database_url)
     assert (code, err) == (0, "")
     assert f"Kafka at {broker.bootstrap_servers}" in out
@@ -65,7 +65,7 @@ def test_what_a_cluster_and_a_database_promise(examined: Examined, broker: DevCl
     assert "\x1b" not in out  # no colours without a terminal
 
 
-def test_the_environment_is_enough(
+def test_settings_from_the_environment(
     examined: Examined, broker: DevCluster, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
@@ -78,7 +78,7 @@ def test_the_environment_is_enough(
     assert report["database"]["settings"] == {"synchronous": "full", "journal_mode": "wal"}
 
 
-def test_one_of_both_will_do(examined: Examined, broker: DevCluster, sqlite_url: str) -> None:
+def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broker: DevCluster, sqlite_url: str) -> None:
     code, report = as_json(examined, "--kafka", broker.bootstrap_servers)
     assert (code, report["database"]) == (0, None)
     code, report = as_json(examined, "--url", sqlite_url)
@@ -90,14 +90,14 @@ def test_one_of_both_will_do(examined: Examined, broker: DevCluster, sqlite_url:
     assert "--url" in err
 
 
-def test_an_older_level_is_told_with_what_would_raise_it(examined: Examined, broker_v4: DevCluster) -> None:
+def test_an_older_feature_level_is_reported_with_the_command_that_raises_it(examined: Examined, broker_v4: DevCluster) -> None:
     code, out, _ = examined("--kafka", broker_v4.bootstrap_servers)
     assert code == 0
     assert "bounded by transaction.timeout.ms, here 15 min (producer 'librdkafka')" in out
     assert "kafka-features.sh upgrade --feature transaction.version=2" in out
 
 
-def test_the_producer_that_is_chosen_counts(examined: Examined, broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_producer_is_examined(examined: Examined, broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_PRODUCER", "librdkafka")
     code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--kafka-config", "transaction.timeout.ms=300000")
     assert code == 0
@@ -105,7 +105,7 @@ def test_the_producer_that_is_chosen_counts(examined: Examined, broker: DevClust
     assert report["guarantee"]["budget_ms"] == 300_000
 
 
-def test_topics_are_looked_at(examined: Examined, broker: DevCluster, new_name: NewName) -> None:
+def test_topics_are_examined(examined: Examined, broker: DevCluster, new_name: NewName) -> None:
     name, missing = new_name("topic"), new_name("missing")
     make_topic(broker, name, max_message_bytes="2000", unclean_leader_election_enable="true")
     arguments = ("--kafka", broker.bootstrap_servers, "--topic", name, "--topic", missing)
@@ -122,7 +122,7 @@ def test_topics_are_looked_at(examined: Examined, broker: DevCluster, new_name: 
     assert "Change: unclean.leader.election.enable=false" in out
 
 
-def test_a_missing_topic_is_broken_where_the_broker_makes_none(
+def test_a_missing_topic_is_broken_if_the_broker_does_not_create_topics(
     examined: Examined, strict_broker: DevCluster, new_name: NewName
 ) -> None:
     missing = new_name("missing")
@@ -131,7 +131,7 @@ def test_a_missing_topic_is_broken_where_the_broker_makes_none(
     assert f"BROKEN  topic {missing}" in out
 
 
-def test_a_cluster_that_is_away_leaves_the_database_examined(examined: Examined, sqlite_url: str) -> None:
+def test_the_database_is_examined_while_the_cluster_is_unreachable(examined: Examined, sqlite_url: str) -> None:
     arguments = ("--kafka", "127.0.0.1:1", "--url", sqlite_url, "--timeout", "0.5")
     code, report = as_json(examined, *arguments)
     assert code == 1
@@ -143,7 +143,7 @@ def test_a_cluster_that_is_away_leaves_the_database_examined(examined: Examined,
     assert "BROKEN  kafka" in examined(*arguments)[1]
 
 
-def test_a_database_that_is_away_leaves_the_cluster_examined(examined: Examined, broker: DevCluster) -> None:
+def test_the_cluster_is_examined_while_the_database_is_unreachable(examined: Examined, broker: DevCluster) -> None:
     url = "postgresql://nobody:secret@127.0.0.1:1/nothing"
     code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--url", url)
     assert code == 1
@@ -154,14 +154,14 @@ def test_a_database_that_is_away_leaves_the_cluster_examined(examined: Examined,
     assert "127.0.0.1:1" in what
 
 
-def test_a_missing_table_is_told_with_the_command_that_makes_it(examined: Examined, tmp_path: Path) -> None:
+def test_a_missing_table_is_reported_with_the_command_that_creates_it(examined: Examined, tmp_path: Path) -> None:
     code, out, _ = examined("--url", f"sqlite:///{tmp_path}/empty.db")
     assert code == 1
     assert "BROKEN  database" in out
     assert "dualwrite db upgrade --url" in out
 
 
-def test_a_careless_database_is_told(examined: Examined, postgres_url: str) -> None:
+def test_a_database_that_may_lose_commits_is_reported(examined: Examined, postgres_url: str) -> None:
     name = postgres_url.rpartition("/")[2]
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
@@ -175,7 +175,7 @@ def test_a_careless_database_is_told(examined: Examined, postgres_url: str) -> N
     assert "synchronous_commit is off" in found(report, "database")[0][1]
 
 
-def test_a_database_that_does_not_show_its_identifier_is_told(examined: Examined, postgres_url: str) -> None:
+def test_a_database_that_hides_its_identifier_is_reported(examined: Examined, postgres_url: str) -> None:
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
         connection.execute("CREATE ROLE blind LOGIN")
@@ -202,13 +202,13 @@ def test_a_database_that_does_not_show_its_identifier_is_told(examined: Examined
         (("--id", "orders#1"), 1, "'#'"),
     ],
 )
-def test_a_bad_setting_is_refused(examined: Examined, arguments: tuple[str, str], code: int, words: str) -> None:
+def test_an_invalid_setting_is_refused(examined: Examined, arguments: tuple[str, str], code: int, words: str) -> None:
     done, _, err = examined("--kafka", "127.0.0.1:1", *arguments)
     assert done == code
     assert words in err
 
 
-def test_a_broker_to_come_is_asked_on_an_id_of_the_users_own(examined: Examined) -> None:
+def test_a_broker_with_keep_prepared_txn_is_probed_with_the_id_of_the_user(examined: Examined) -> None:
     with WireServer() as server:
         code, report = as_json(examined, "--kafka", server.bootstrap_servers, "--id", "orders")
         (request,) = server.received(InitProducerIdRequest)

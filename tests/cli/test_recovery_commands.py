@@ -95,7 +95,7 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, A
     ("failpoint", "outcome", "messages"),
     [("after_db_commit", "COMMITTED", [b"from the crashed writer"]), ("after_prepare", "ABORTED", [])],
 )
-def test_what_a_crashed_writer_left_is_resolved_and_told(
+def test_transactions_of_a_crashed_writer_are_resolved_and_reported(
     scene: Scene,
     capsys: pytest.CaptureFixture[str],
     new_name: Callable[[str], str],
@@ -115,7 +115,7 @@ def test_what_a_crashed_writer_left_is_resolved_and_told(
     assert (code, out) == (0, "Nothing to recover.\n")
 
 
-def test_a_live_writer_is_taken_only_with_consent(
+def test_the_id_of_a_live_writer_is_taken_only_after_confirmation(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
 ) -> None:
     code, out, err = output_of(capsys, "recover")
@@ -135,7 +135,7 @@ def test_a_live_writer_is_taken_only_with_consent(
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
-def test_at_a_terminal_the_user_is_asked(
+def test_on_a_terminal_the_user_is_asked(
     scene: Scene,
     live_writer: dualwrite.DualWriter,
     capsys: pytest.CaptureFixture[str],
@@ -151,7 +151,7 @@ def test_at_a_terminal_the_user_is_asked(
     assert "Recovery claims 1 transactional id: live." in err
 
 
-def test_a_prefix_and_ids_choose_what_is_recovered(
+def test_a_prefix_and_ids_select_what_is_recovered(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert output_of(capsys, "recover", "--prefix", "other")[:2] == (0, "Nothing to recover.\n")
@@ -164,7 +164,7 @@ def test_a_prefix_and_ids_choose_what_is_recovered(
     assert "not both" in err
 
 
-def test_an_id_that_is_not_there_is_told_and_the_others_are_recovered(
+def test_an_unknown_id_is_reported_and_the_others_are_recovered(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = output_of(capsys, "recover", "--id", "nobody", "--id", "live", "--yes")
@@ -174,7 +174,7 @@ def test_an_id_that_is_not_there_is_told_and_the_others_are_recovered(
     assert [line.split()[:3] for line in out.splitlines() if line.startswith("live")] == [["live", "1", "NOTHING"]]
 
 
-def test_what_is_lost_stays_until_it_is_acknowledged(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     scene.lose("orders")
     for _ in range(2):
         code, out, _ = output_of(capsys, "recover")
@@ -193,7 +193,7 @@ def test_what_is_lost_stays_until_it_is_acknowledged(scene: Scene, capsys: pytes
     assert output_of(capsys, "recover")[0] == 0
 
 
-def test_json_tells_what_is_unacknowledged(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_shows_unacknowledged_transactions(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     scene.lose("orders")
     code, report = json_of(capsys, "recover")
     assert code == 3
@@ -210,7 +210,7 @@ def test_json_tells_what_is_unacknowledged(scene: Scene, capsys: pytest.CaptureF
     assert report["acknowledged"] == []
 
 
-def test_an_unreachable_broker_is_an_error_of_the_id(
+def test_an_unreachable_broker_is_reported_for_the_id(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
@@ -251,7 +251,7 @@ def test_an_id_is_recovered_with_its_lanes(
     assert output_of(capsys, "recover")[:2] == (0, "Nothing to recover.\n")
 
 
-def test_a_lane_may_be_recovered_alone(
+def test_one_lane_can_be_recovered(
     scene: Scene, three_lanes: None, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, err = output_of(capsys, "recover", "--id", "live~1")
@@ -265,7 +265,7 @@ def test_a_lane_may_be_recovered_alone(
         pytest.fail("the block was entered")
 
 
-def test_what_is_lost_on_a_lane_is_acknowledged_by_its_own_id_or_its_writer_s(
+def test_a_lost_transaction_of_a_lane_is_acknowledged_by_the_id_of_lane_or_writer(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("orders", "orders~1", "orders~2"):
@@ -281,7 +281,7 @@ def test_what_is_lost_on_a_lane_is_acknowledged_by_its_own_id_or_its_writer_s(
     assert [entry["transactional_id"] for entry in report["acknowledged"]] == ["orders", "orders~2"]
 
 
-def test_a_bad_kafka_setting_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_kafka_setting_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = output_of(capsys, "recover", "--kafka-config", "nonsense")
     assert code == 2
     assert "key=value" in err
@@ -290,7 +290,7 @@ def test_a_bad_kafka_setting_is_refused(scene: Scene, capsys: pytest.CaptureFixt
     assert "security.protocol" in err
 
 
-def test_without_a_database_the_command_says_how_to_name_one(
+def test_without_a_database_the_error_says_how_to_give_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DUALWRITE_DATABASE_URL", raising=False)
@@ -304,7 +304,7 @@ def test_without_a_database_the_command_says_how_to_name_one(
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def test_status_shows_the_row_and_what_kafka_says(
+def test_status_shows_the_row_and_the_state_in_kafka(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
 ) -> None:
     with live_writer.transaction() as tx:
@@ -363,7 +363,7 @@ def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str],
     assert rows[0]["kafka"] is None
 
 
-def test_status_shows_the_rows_although_kafka_is_away(
+def test_status_shows_the_rows_while_kafka_is_unreachable(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
@@ -394,7 +394,7 @@ def test_a_resolved_id_can_be_forgotten(scene: Scene, capsys: pytest.CaptureFixt
     assert "no transactional id" in output_of(capsys, "status")[1]
 
 
-def test_an_id_with_something_unresolved_is_not_forgotten(
+def test_an_unresolved_id_is_not_forgotten(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = output_of(capsys, "forget", "--id", "live", "--yes")
@@ -403,7 +403,7 @@ def test_an_id_with_something_unresolved_is_not_forgotten(
     assert json_of(capsys, "status")[1]["ids"][0]["transactional_id"] == "live"
 
 
-def test_an_id_that_is_not_there_is_not_called_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_id_is_not_reported_forgotten(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = output_of(capsys, "forget", "--id", "nosuch", "--yes")
     assert (code, out) == (1, "")
     assert "no such transactional id" in err
@@ -420,7 +420,7 @@ def test_a_next_step_can_be_pasted_into_a_shell(scene: Scene, capsys: pytest.Cap
         dualwrite.connect(transactional_id="my orders")
 
 
-def test_forget_wants_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forget_needs_an_id(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     assert output_of(capsys, "forget", "--yes")[0] == 2
 
 
@@ -437,7 +437,7 @@ def test_an_id_is_forgotten_with_its_lanes(scene: Scene, three_lanes: None, caps
         pass
 
 
-def test_an_id_with_an_unresolved_lane_is_not_forgotten_in_part(
+def test_an_id_with_an_unresolved_lane_is_not_partly_forgotten(
     scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dualwrite.connect(transactional_id="old").close()
@@ -464,7 +464,7 @@ def test_a_writer_that_was_opening_while_its_id_was_forgotten_is_fenced(
 
 
 @pytest.mark.slow
-def test_recover_shows_how_far_it_is(scene: Scene) -> None:
+def test_recover_shows_its_progress(scene: Scene) -> None:
     """In a terminal; a file or a pipe gets none of it."""
     with store_from_url(scene.url) as store:
         for number in range(_MANY):

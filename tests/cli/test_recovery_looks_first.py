@@ -115,7 +115,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 # --- a look before any claim --------------------------------------------------------------------------------------------------
 
 
-def test_recover_with_kafka_unreachable_leaves_a_live_writer_its_id(
+def test_recover_with_kafka_unreachable_does_not_claim_the_id_of_a_live_writer(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, new_name: Callable[[str], str]
 ) -> None:
     before = rows_of(store)
@@ -128,7 +128,7 @@ def test_recover_with_kafka_unreachable_leaves_a_live_writer_its_id(
             tx.send(new_name("topic"), b"still mine")
 
 
-def test_the_command_with_kafka_unreachable_takes_no_id(
+def test_the_command_with_kafka_unreachable_claims_no_id(
     live_writer: dualwrite.DualWriter,
     store: TxnStateStore,
     capsys: pytest.CaptureFixture[str],
@@ -143,7 +143,7 @@ def test_the_command_with_kafka_unreachable_takes_no_id(
     assert rows_of(store) == before
 
 
-def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
+def test_an_unreachable_cluster_is_waited_for_once_not_for_each_id(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -155,7 +155,7 @@ def test_where_no_broker_answers_that_is_waited_for_once_and_not_for_each_id(
     assert asked == [1]
 
 
-def test_an_id_whose_coordinator_does_not_answer_is_left_and_the_others_are_recovered(
+def test_an_id_whose_coordinator_does_not_answer_is_skipped_and_the_others_are_recovered(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, coordinator: WireTransactionCoordinator
 ) -> None:
     away, reachable = ids_with_lanes(store, [live_writer.transactional_id])[::-1]
@@ -166,7 +166,7 @@ def test_an_id_whose_coordinator_does_not_answer_is_left_and_the_others_are_reco
     assert [one.transactional_id for one in report] == [reachable]
 
 
-def test_opening_looks_at_kafka_for_every_lane_before_it_claims_one(
+def test_opening_checks_every_lane_in_kafka_before_it_claims_one(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = f"{live_writer.transactional_id}~1"
@@ -191,7 +191,7 @@ def test_opening_looks_at_kafka_for_every_lane_before_it_claims_one(
 
 
 @pytest.mark.parametrize(("point", "decision"), [("after_db_commit", Decision.COMMIT), ("after_prepare", Decision.ABORT)])
-def test_a_dry_run_says_what_recovery_would_do_and_changes_nothing(
+def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
     store: TxnStateStore,
     coordinator: WireTransactionCoordinator,
     capsys: pytest.CaptureFixture[str],
@@ -222,7 +222,7 @@ def test_a_dry_run_says_what_recovery_would_do_and_changes_nothing(
     assert list(dualwrite.plan_recovery()) == []
 
 
-def test_a_dry_run_takes_nothing_from_a_live_writer(
+def test_a_dry_run_does_not_fence_a_live_writer(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
 ) -> None:
     before = rows_of(store)
@@ -234,7 +234,7 @@ def test_a_dry_run_takes_nothing_from_a_live_writer(
         tx.send(new_name("topic"), b"mine")
 
 
-def test_a_dry_run_with_kafka_unreachable_says_so(
+def test_a_dry_run_reports_that_kafka_is_unreachable(
     live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
@@ -243,14 +243,14 @@ def test_a_dry_run_with_kafka_unreachable_says_so(
     assert NOBODY in err
 
 
-def test_a_dry_run_goes_with_nothing_that_changes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_refuses_options_that_change_something(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "recover", "--dry-run", "--acknowledge")
     assert code == 2
     assert "--acknowledge" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_an_unknown_id_is_an_error_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
+def test_an_unknown_id_is_reported_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
     """In its own process, where logging is not configured."""
     command = [sys.executable, "-W", "ignore", "-c", "import sys; from dualwrite.cli import main; sys.exit(main())"]
     done = subprocess.run(

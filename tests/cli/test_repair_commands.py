@@ -53,7 +53,9 @@ def committed(trusting_broker: DevCluster, topic: str) -> int:
 # --- of ---------------------------------------------------------------------------------------------------------------
 
 
-def test_of(trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
+def test_the_transaction_of_a_record(
+    trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName
+) -> None:
     name = new_name("id")
     producer = left_open(trusting_broker.bootstrap_servers, name, topic)
     record = ("of", "--topic", topic, "--partition", "0", "--offset", "0")
@@ -74,7 +76,7 @@ def test_of(trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, 
     assert f"There is no record {topic}-0 at 2" in err
 
 
-def test_of_with_the_database(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
+def test_the_transaction_of_a_record_with_the_database(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
     left = crashed("after_db_commit")
     record = ("of", "--topic", left.topic, "--partition", "0", "--offset", "0", "--url", url)
     code, found = json_of(*record)
@@ -100,19 +102,21 @@ def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
     assert "has no open transaction like this" in err
 
 
-def test_abort_as_apaches_tool_takes_it(hanging: str, json_of: JsonOf) -> None:
+def test_abort_accepts_the_arguments_of_apaches_tool(hanging: str, json_of: JsonOf) -> None:
     producer = ("--producer-id", str(PRODUCER_ID), "--producer-epoch", "0", "--coordinator-epoch", "0")
     code, found = json_of("abort", "--topic", hanging, "--partition", "0", *producer, "--yes")
     assert (code, found["aborted"]["reason"], found["aborted"]["producer_id"]) == (0, "UNKNOWN_PRODUCER", PRODUCER_ID)
 
 
-def test_abort_needs_to_know_which(hanging: str, run: Run) -> None:
+def test_abort_with_an_incomplete_producer_is_refused(hanging: str, run: Run) -> None:
     code, _, err = run("abort", "--topic", hanging, "--partition", "0", "--producer-id", "1")
     assert code == 2
     assert "--producer-epoch" in err
 
 
-def test_abort_refuses_one_that_does_not_hang(trusting_broker: DevCluster, topic: str, run: Run, new_name: NewName) -> None:
+def test_abort_refuses_a_transaction_that_does_not_hang(
+    trusting_broker: DevCluster, topic: str, run: Run, new_name: NewName
+) -> None:
     producer = left_open(trusting_broker.bootstrap_servers, new_name("id"), topic)
     code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
     assert code == 1
@@ -122,7 +126,7 @@ def test_abort_refuses_one_that_does_not_hang(trusting_broker: DevCluster, topic
 
 
 @every_database
-def test_abort_refuses_what_the_database_has_committed(
+def test_abort_refuses_a_transaction_committed_in_the_database(
     trusting_broker: DevCluster, crashed: Crash, topic: str, url: str, run: Run
 ) -> None:
     """A batch of the prepared transaction's producer on another partition: it hangs, and its records are the database's."""
@@ -166,7 +170,7 @@ def test_force_terminate_needs_one_id(run: Run) -> None:
     assert run("force-terminate", "a", "--transactional-id", "b")[0] == 2
 
 
-def test_force_terminate_refuses_what_is_committed(
+def test_force_terminate_refuses_a_committed_transaction(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
     left = crashed("after_db_commit")
@@ -184,7 +188,7 @@ def test_force_terminate_refuses_what_is_committed(
 
 
 @every_database
-def test_force_terminate_claims_an_id_of_the_database(
+def test_force_terminate_claims_an_id_in_the_database(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
     left = crashed("after_prepare")
@@ -196,7 +200,7 @@ def test_force_terminate_claims_an_id_of_the_database(
     assert committed(trusting_broker, left.topic) == 0
 
 
-def test_force_terminate_without_the_database(
+def test_force_terminate_without_a_database(
     trusting_broker: DevCluster, crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path
 ) -> None:
     left = crashed("after_prepare")
@@ -236,7 +240,7 @@ def test_complete(
     assert out.splitlines()[-1] == "Nothing is open on it: nothing to do."
 
 
-def test_complete_refuses_what_is_not_the_databases(
+def test_complete_refuses_an_id_unknown_to_the_database(
     trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
 ) -> None:
     name = new_name("id")
@@ -248,7 +252,7 @@ def test_complete_refuses_what_is_not_the_databases(
     del producer
 
 
-def test_a_database_that_is_not_there(
+def test_an_unreachable_database(
     trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName, tmp_path: Path
 ) -> None:
     name = new_name("id")

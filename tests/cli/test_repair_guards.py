@@ -105,7 +105,7 @@ def test_complete_shows_and_names_every_lane(
     assert committed(trusting_broker, left.topic) == 2
 
 
-def test_force_terminate_refuses_what_is_committed_on_any_lane(
+def test_force_terminate_refuses_an_id_committed_on_any_lane(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run
 ) -> None:
     left = crashed("after_db_commit", transactions=2, lanes=3)
@@ -130,7 +130,7 @@ def test_an_open_lane_is_found_if_lane_0_is_resolved(crashed: Crash, url: str, r
     assert run("complete", left.name, "--url", url, "--yes")[1].splitlines()[-1] == "Nothing is open on it: nothing to do."
 
 
-def test_a_lane_that_has_committed_does_not_keep_another_from_being_aborted(
+def test_a_committed_lane_does_not_prevent_the_abort_of_another(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
 ) -> None:
     left = crashed("after_prepare", transactions=2, lanes=3)
@@ -144,7 +144,7 @@ def test_a_lane_that_has_committed_does_not_keep_another_from_being_aborted(
 
 
 @pytest.mark.parametrize("command", ["complete", "force-terminate"])
-def test_a_writer_that_reopens_at_the_prompt_goes_on(
+def test_a_writer_that_reopens_during_the_prompt_continues(
     trusting_broker: DevCluster,
     crashed: Crash,
     url: str,
@@ -188,7 +188,9 @@ def test_another_transaction_than_the_one_shown_is_not_ended(
     assert committed(trusting_broker, left.topic) == 1
 
 
-def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_between_the_last_check_and_the_claim_of_the_command_wins(
+    crashed: Crash, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = crashed("after_prepare")
     original = KafkaCheck.at
     with open_recoverer(url) as recoverer:
@@ -209,7 +211,7 @@ def test_a_claim_between_the_last_look_and_ours_wins(crashed: Crash, url: str, m
     assert row.owner == "somebody else"
 
 
-def test_an_idle_writer_is_not_fenced_for_nothing(
+def test_an_idle_writer_is_not_fenced(
     trusting_broker: DevCluster, environment: None, url: str, topic: str, run: Run, new_name: NewName
 ) -> None:
     with dualwrite.connect(url, transactional_id=new_name("id")) as writer:
@@ -246,7 +248,7 @@ def test_abort_asks_for_the_database_of_an_id(strayed: Crashed, topic: str, url:
     assert run(*where, "--url", url)[0] == 0
 
 
-def test_abort_without_the_database(strayed: Crashed, topic: str, other_url: str, run: Run, tmp_path: Path) -> None:
+def test_abort_without_a_database(strayed: Crashed, topic: str, other_url: str, run: Run, tmp_path: Path) -> None:
     where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--without-database")
     code, _, err = run(*where)
     assert code == 1
@@ -270,7 +272,7 @@ def test_a_database_that_has_committed_is_not_waived(
     assert committed(trusting_broker, left.topic) == 1
 
 
-def test_a_database_out_of_reach_is_waived(crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path) -> None:
+def test_an_unreachable_database_is_waived(crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path) -> None:
     left = crashed("after_prepare")
     unreachable = ("--url", f"sqlite:///{tmp_path}/missing/app.db")
     assert run("force-terminate", left.kafka_id, "--yes", *unreachable)[0] == 2
@@ -293,7 +295,7 @@ def test_an_id_of_an_older_release_needs_its_database(
     del producer
 
 
-def test_without_a_database_the_question_says_so(
+def test_the_prompt_warns_that_no_database_was_checked(
     trusting_broker: DevCluster, topic: str, run: Run, other_url: str, new_name: NewName
 ) -> None:
     name = new_name("id")
@@ -308,7 +310,7 @@ def test_without_a_database_the_question_says_so(
 
 
 @pytest.mark.parametrize(("later", "why"), [(5, "does not know generation"), (0, "has resolved generation")])
-def test_what_is_open_on_a_generation_that_the_database_does_not_know(
+def test_a_transaction_open_on_a_generation_unknown_to_the_database(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, topic: str, later: int, why: str
 ) -> None:
     left = crashed("after_prepare")
@@ -328,7 +330,7 @@ def test_what_is_open_on_a_generation_that_the_database_does_not_know(
     del producer
 
 
-def test_what_the_database_has_committed_is_not_aborted_under_another_id(
+def test_a_transaction_committed_in_the_database_is_not_aborted_under_another_id(
     trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
 ) -> None:
     """A row that names the transaction wins, whatever the id looks like."""
@@ -355,7 +357,7 @@ def lose(url: str, name: str, lost: PreparedTxnState) -> None:
 # --- everything again after the question ------------------------------------------------------------------------------
 
 
-def test_abort_asks_the_database_again(
+def test_abort_checks_the_database_again(
     trusting_broker: DevCluster,
     topic: str,
     url: str,
@@ -407,7 +409,7 @@ def test_a_successor_is_named(crashed: Crash, url: str, json_of: JsonOf, monkeyp
     assert (code, outcome["outcome"], outcome["taken_over_by"]) == (1, None, "writer there")
 
 
-def test_an_id_that_nobody_knows(run: Run, url: str, new_name: NewName) -> None:
+def test_an_unknown_id(run: Run, url: str, new_name: NewName) -> None:
     name = new_name("typo")
     for database in ((), ("--url", url)):
         code, _, err = run("force-terminate", name, "--yes", *database)

@@ -66,7 +66,7 @@ def shown(left: Crashed, out: str, group: str = "billing") -> str:
         "transactions of --topic orders --partition 0 --offset",
     ],
 )
-def test_a_transaction(left: Crashed, called: Run, url: str, command: str) -> None:
+def test_the_screen_of_a_transaction(left: Crashed, called: Run, url: str, command: str) -> None:
     words = command.replace("orders", left.topic).replace("shop-1", left.name).split()
     more = {"list": ["--pattern", f"{left.name}.*"], "describe": [url], "of": ["0"]}.get(words[1], [])
     _, out, err = called(*words, *more)
@@ -74,7 +74,7 @@ def test_a_transaction(left: Crashed, called: Run, url: str, command: str) -> No
     assert shown(left, out) == screen_of(command)
 
 
-def test_a_hanging_one(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+def test_the_screen_of_a_hanging_transaction(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 3_600_000)
@@ -83,7 +83,7 @@ def test_a_hanging_one(called: Run, trusting_broker: DevCluster, new_name: NewNa
     assert plain(out.replace(topic, "orders")) == screen_of("transactions find-hanging")
 
 
-def test_what_is_stuck_and_the_same_live(
+def test_the_screens_of_stuck_and_of_stuck_watch(
     left: Crashed, called: Run, url: str, trusting_broker: DevCluster, new_name: NewName
 ) -> None:
     group = new_name("group")
@@ -124,13 +124,13 @@ def assert_screen(out: str, err: str, command: str) -> None:
 
 
 @pytest.mark.usefixtures("yes")
-def test_complete(left: Crashed, called: Run, url: str) -> None:
+def test_the_screen_of_complete(left: Crashed, called: Run, url: str) -> None:
     _, out, err = called("transactions", "complete", left.name, "--url", url)
     assert_screen(shown(left, out), shown(left, err), "transactions complete")
 
 
 @pytest.mark.usefixtures("yes")
-def test_force_terminate(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+def test_the_screen_of_force_terminate(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
     name, topic = new_name("id"), new_name("topic")
     make_topic(trusting_broker, topic)
     producer = left_open(trusting_broker.bootstrap_servers, name, topic)
@@ -141,7 +141,7 @@ def test_force_terminate(called: Run, trusting_broker: DevCluster, new_name: New
 
 
 @pytest.mark.usefixtures("yes")
-def test_abort(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
+def test_the_screen_of_abort(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_100, 0, int(time.time() * 1000) - 3_600_000)

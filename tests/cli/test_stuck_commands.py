@@ -61,7 +61,9 @@ def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
     assert (code, out, err) == (0, "No consumer waits in 1 partition for a transaction older than 600 s.\n", "")
 
 
-def test_stuck_on_one_that_hangs(trusting_broker: DevCluster, called: Run, called_json: JsonOf, new_name: NewName) -> None:
+def test_stuck_on_a_hanging_transaction(
+    trusting_broker: DevCluster, called: Run, called_json: JsonOf, new_name: NewName
+) -> None:
     topic = new_name("hanging")
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
@@ -122,7 +124,7 @@ def test_stuck_without_the_database(
         assert not called_json("stuck", "--topic", opened, *away)[1]["complete"]
 
 
-def test_stuck_in_a_topic_that_is_not_there(called: Run, called_json: JsonOf, new_name: NewName) -> None:
+def test_stuck_in_a_missing_topic(called: Run, called_json: JsonOf, new_name: NewName) -> None:
     topic = new_name("missing")
     code, found = called_json("stuck", "--topic", topic)
     assert (code, found["complete"], found["unreadable"][0]["topic"]) == (1, False, topic)
@@ -143,7 +145,7 @@ def watched(environment: None, opened: str) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-def test_watch_shows_what_is_stuck_and_takes_keys(watched: Terminal) -> None:
+def test_watch_shows_stuck_partitions_and_accepts_keys(watched: Terminal) -> None:
     assert watched.shows("1 partition of 1 stuck")
     assert watched.shows("by duration")
     watched.press("s")
@@ -209,7 +211,7 @@ def test_watch_can_be_left_while_kafka_does_not_answer(watched: Terminal, trusti
 
 
 @pytest.mark.slow
-def test_watch_stops_for_a_while(watched: Terminal) -> None:
+def test_watch_can_be_paused(watched: Terminal) -> None:
     """Ctrl-Z: the terminal is restored meanwhile."""
     watched.process.send_signal(signal.SIGTSTP)
     state = Path(f"/proc/{watched.process.pid}/stat")
@@ -237,7 +239,7 @@ def test_watch_with_the_database(crashed: Callable[[str], Crashed], url: str) ->
 
 
 @pytest.mark.slow
-def test_watch_counts_the_rows_that_have_no_room(environment: None, trusting_broker: DevCluster, new_name: NewName) -> None:
+def test_watch_counts_the_rows_that_do_not_fit(environment: None, trusting_broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("rows")
     make_topic(trusting_broker, topic, 6)
     servers = trusting_broker.bootstrap_servers
@@ -287,7 +289,7 @@ def partition(number: int, records: int, seconds: int, name: str, groups: int) -
     ("order", "expected"),
     [("duration", [2, 0, 1]), ("records", [1, 2, 0]), ("topic", [2, 1, 0]), ("id", [1, 0, 2]), ("groups", [0, 2, 1])],
 )
-def test_the_orders(order: str, expected: list[int]) -> None:
+def test_the_sort_orders(order: str, expected: list[int]) -> None:
     rows = [partition(0, 1, 20, "b", 3), partition(1, 9, 10, "a", 0), partition(2, 5, 30, "c", 1)]
     for backwards in (False, True):
         table = stuck_table(StuckSearch(tuple(rows), 3), {}, 1_000_000, order=order, backwards=backwards)
@@ -307,7 +309,7 @@ def test_watch_needs_a_terminal(called: Run) -> None:
     assert "dualwrite stuck --json" in err
 
 
-def test_watch_in_an_unknown_order(called: Run) -> None:
+def test_watch_refuses_an_unknown_order(called: Run) -> None:
     code, _, err = called("watch", "--sort", "colour")
     assert code == 2
     assert "duration, records, topic, id, groups" in " ".join(err.replace("│", " ").split())

@@ -192,7 +192,7 @@ def test_describe_producers(opened: str, run: Run, json_of: JsonOf, new_name: Ne
     assert f"There is no topic '{missing}'" in err
 
 
-def test_a_broker_that_is_not_there(opened: str, run: Run) -> None:
+def test_an_unreachable_broker(opened: str, run: Run) -> None:
     """Not an empty answer."""
     for command in ("describe-producers", "find-hanging"):
         code, out, err = run(command, "--topic", opened, "--broker", "9")
@@ -222,7 +222,7 @@ def test_find_hanging(opened: str, hanging: str, run: Run, json_of: JsonOf) -> N
     assert out.startswith("No hanging transaction was found.\nSearched 1 partition with 1 open transaction")
 
 
-def test_find_hanging_of_what_is_not_there(json_of: JsonOf, new_name: NewName) -> None:
+def test_find_hanging_in_a_missing_topic_or_broker(json_of: JsonOf, new_name: NewName) -> None:
     code, found = json_of("find-hanging", "--topic", new_name("missing"))
     assert (code, found["complete"], found["hanging"]) == (1, False, [])
     assert found["unreadable"][0]["error"]["kind"] == "UnknownTopicError"
@@ -289,7 +289,7 @@ def test_an_invalid_setting_of_the_environment_is_a_usage_error(
     assert (code, out) == (2, "")
 
 
-def test_a_refusal_is_a_document_too(opened: str, run: Run) -> None:
+def test_a_refusal_with_json_is_a_document(opened: str, run: Run) -> None:
     code, out, err = run("abort", "--topic", opened, "--partition", "0", "--start-offset", "0", "--yes", "--json")
     document = json.loads(out)
     json_pages.check_error(document)
@@ -300,7 +300,7 @@ def test_a_refusal_is_a_document_too(opened: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "describe", "describe-producers", "find-hanging"])
-def test_every_field_of_the_page_is_there(opened: str, hanging: str, run: Run, command: str) -> None:
+def test_every_documented_field_is_present(opened: str, hanging: str, run: Run, command: str) -> None:
     """Those of errors and the database are compared above, of brokers that are down and of missing ACLs in tests/kafka."""
     arguments = {"describe": [opened], "describe-producers": ["--topic", opened], "find-hanging": ["--topic", hanging]}
     seen = json_pages.check(command, json.loads(run(command, *arguments.get(command, []), "--json")[1]))

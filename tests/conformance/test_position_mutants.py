@@ -151,7 +151,7 @@ def verdict(scene: StoreScene, name: str, arguments: dict[str, Any]) -> bool:
     return True
 
 
-def test_the_suite_accepts_them_as_they_are(sqlite_scene: StoreScene) -> None:
+def test_the_suite_accepts_the_real_positions(sqlite_scene: StoreScene) -> None:
     """So that a mutant fails by what is broken in it."""
     assert [name for name, arguments in TESTS if not verdict(sqlite_scene, name, arguments)] == []
 

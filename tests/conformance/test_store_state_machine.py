@@ -24,7 +24,7 @@ SCENES = ("sqlite_scene", "postgresql_scene", "mariadb_scene", "rocksdb_scene", 
     ("scene", "examples"),
     thinned(product(SCENES, [FEW, None]), kept=[(scene, FEW) for scene in SCENES], quick=[("rocksdb_scene", FEW)]),
 )
-def test_random_steps_keep_the_promise(
+def test_random_steps_keep_the_contract(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, scene: str, examples: int | None
 ) -> None:
     caplog.set_level(logging.CRITICAL, "sqlalchemy.pool")  # SQLAlchemy reports each connection that a crash has closed

@@ -89,7 +89,7 @@ def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tu
 
 
 @pytest.mark.slow
-def test_a_failure_tells_what_the_contract_demands_and_what_the_store_did(tmp_path: Path) -> None:
+def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> None:
     done = suite(
         tmp_path,
         broken("commit does not check the fence"),
@@ -110,7 +110,7 @@ def test_a_failure_tells_what_the_contract_demands_and_what_the_store_did(tmp_pa
     assert "transaction_number is 0, the contract demands 7" in done.stdout
 
 
-def test_what_the_readme_shows_is_what_runs() -> None:
+def test_the_code_in_the_readme_is_the_code_that_runs() -> None:
     readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```(?:python|toml)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     assert len(shown) == 3
@@ -141,7 +141,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_an_installed_package_is_found_by_its_scheme_and_loaded_only_then(tmp_path: Path) -> None:
+def test_an_installed_package_is_found_by_its_scheme_and_loaded_lazily(tmp_path: Path) -> None:
     """Installed by pip from a wheel, with the entry points of the example's own pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ((group, entries),) = project["entry-points"].items()
@@ -175,14 +175,14 @@ def test_an_installed_package_is_found_by_its_scheme_and_loaded_only_then(tmp_pa
     assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_broken_package_is_in_nobodys_way(packages: Path) -> None:
+def test_a_broken_package_does_not_affect_other_stores(packages: Path) -> None:
     distribution(packages, "broken", {"broken": "broken_store:make"}, {"broken_store": "raise RuntimeError('broken')\n"})
     with store_from_url("sqlite:////nowhere/x.db") as store:
         assert "broken_store" not in sys.modules
         assert "sqlite" in store.description
 
 
-def test_an_unknown_scheme_lists_what_there_is(packages: Path) -> None:
+def test_an_unknown_scheme_is_refused_with_the_known_ones(packages: Path) -> None:
     distribution(packages, "one", {"memory": "nowhere:make", "zebra": "nowhere:make"}, {})
     with pytest.raises(ConfigurationError, match="'oracle'") as caught:
         store_from_url("oracle://me:s3cret@db/x")
@@ -201,12 +201,12 @@ def test_two_packages_for_one_scheme(packages: Path) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_our_own_schemes_can_not_be_taken(packages: Path) -> None:
+def test_built_in_schemes_cannot_be_replaced(packages: Path) -> None:
     distribution(packages, "taker", {"sqlite": "taker:make"}, {"taker": "raise RuntimeError('taken')\n"})
     store_from_url("sqlite:////nowhere/x.db").close()
 
 
-def test_what_is_no_store_is_refused(packages: Path) -> None:
+def test_objects_that_are_not_stores_are_refused(packages: Path) -> None:
     distribution(packages, "nostore", {"dict": "nostore:make"}, {"nostore": "def make(url):\n    return {}\n"})
     with pytest.raises(ConfigurationError, match="returned a dict for dict://, not a TxnStateStore") as caught:
         store_from_url("dict://me:s3cret@x")
@@ -222,7 +222,7 @@ def test_what_is_no_store_is_refused(packages: Path) -> None:
         ("whole_store:mkae", "no attribute 'mkae'"),
     ],
 )
-def test_a_package_that_lacks_something_says_what(packages: Path, value: str, cause: str) -> None:
+def test_a_missing_dependency_of_a_package_is_named(packages: Path, value: str, cause: str) -> None:
     modules = {"lacking_store": "import its_driver_that_is_missing\n", "whole_store": ""}
     distribution(packages, "lacking", {"lacking": value}, modules)
     with pytest.raises(MissingDependencyError) as caught:
@@ -233,7 +233,7 @@ def test_a_package_that_lacks_something_says_what(packages: Path, value: str, ca
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_error_of_the_stores_own_is_not_hidden(packages: Path) -> None:
+def test_an_error_of_the_store_is_not_hidden(packages: Path) -> None:
     text = "def make(url):\n    raise ConnectionRefusedError('no')\n"
     distribution(packages, "failing", {"failing": "failing_store:make"}, {"failing_store": text})
     with pytest.raises(ConnectionRefusedError):

@@ -73,7 +73,7 @@ def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
     ),
     indirect=["producer"],
 )
-def test_a_writer_goes_on_through_it(
+def test_a_writer_continues_while_a_broker_fails(
     databases: Databases,
     three: DevCluster,
     monkeypatch: pytest.MonkeyPatch,

@@ -114,7 +114,7 @@ def test_a_transaction_that_the_database_did_not_commit(scenes: dict[int, list[S
     assert scene.agree() == [1, 3]
 
 
-def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverified(
+def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(
     scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction of the last epoch was rolled back, so the row still names the previous one, which committed."""
@@ -129,9 +129,7 @@ def test_a_stored_state_that_was_passed_before_the_change_is_not_called_unverifi
 
 
 @pytest.mark.parametrize("point", ["after_prepare", "after_db_commit", "after_kafka_commit"])
-def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id(
-    scenes: dict[int, list[Scene]], point: str
-) -> None:
+def test_a_writer_that_opens_on_the_last_epoch_uses_the_next_producer_id(scenes: dict[int, list[Scene]], point: str) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
     old = described(scene).producer_id
     worker = scene.write(2, 2, f"{point}=kill")
@@ -141,9 +139,7 @@ def test_a_writer_that_opens_on_the_last_epoch_begins_under_the_next_producer_id
     assert scene.agree() == ([1] if point == "after_prepare" else [1, 2])
 
 
-def test_a_writer_that_meets_the_change_under_way_waits_for_it(
-    scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_waits_for_a_change_in_progress(scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the markers are written the coordinator shows epoch 32767. A mock lengthens that: it takes a millisecond."""
     scene = scenes[LAST_EPOCH - 1].pop()
     old = described(scene).producer_id
@@ -187,7 +183,7 @@ def described(scene: Scene) -> TransactionDescription:
 
 
 @pytest.mark.parametrize("rolled_back", [0, 1, 2, 3])
-def test_a_writer_goes_on_over_the_change(scenes: dict[int, list[Scene]], rolled_back: int) -> None:
+def test_a_writer_continues_over_the_change(scenes: dict[int, list[Scene]], rolled_back: int) -> None:
     scene = scenes[LAST_EPOCH - 3].pop()
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         write_event(writer, scene.topic, 2)

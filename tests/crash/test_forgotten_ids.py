@@ -73,7 +73,7 @@ def crashed(scene: Scene, point: str) -> None:
     thinned(product(PRODUCERS, [1, 2]), kept=[("native", 2), ("librdkafka", 1)]),
     indirect=["producer"],
 )
-def test_a_live_writer_goes_on_after_its_ids_were_forgotten(scene: Scene, producer: str, times: int) -> None:
+def test_a_live_writer_continues_after_kafka_has_forgotten_its_ids(scene: Scene, producer: str, times: int) -> None:
     connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings)
     with connected(transactional_id=scene.transactional_id) as writer:
         for number in range(1, 5):  # once on every lane, and once more
@@ -86,7 +86,7 @@ def test_a_live_writer_goes_on_after_its_ids_were_forgotten(scene: Scene, produc
     assert scene.agree() == list(range(1, 5 + 4 * times))
 
 
-def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Scene, producer: str, one_lane: None) -> None:
+def test_an_id_forgotten_during_a_block_fails_that_block_only(scene: Scene, producer: str, one_lane: None) -> None:
     """The check is before the block; if the id is forgotten after it, the first message fails, and nothing else.
 
     This is decided: the block's database transaction can't go on under the new claim that registering the id needs.
@@ -100,7 +100,7 @@ def test_an_id_that_is_forgotten_inside_a_block_costs_that_block_only(scene: Sce
     assert scene.agree() == [1, 3]
 
 
-def test_a_transaction_without_messages_goes_on_while_kafka_is_away(
+def test_a_transaction_without_messages_commits_while_kafka_is_unreachable(
     scene: Scene, forgetful: DevCluster, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "CHECK_AFTER", 0.0)
@@ -130,7 +130,7 @@ def forgotten_inside_a_block(scene: Scene, writer: dualwrite.DualWriter) -> None
     ),
     indirect=["producer"],
 )
-def test_a_service_that_stays_down_until_its_id_is_forgotten_opens_again(scene: Scene, producer: str, point: str) -> None:
+def test_a_service_opens_again_after_its_id_was_forgotten(scene: Scene, producer: str, point: str) -> None:
     crashed(scene, point)
     if point == "before_kafka_commit":  # the id is recovered; its row keeps the last state all the same
         scene.recover()
@@ -147,7 +147,7 @@ def test_a_service_that_stays_down_until_its_id_is_forgotten_opens_again(scene: 
 
 
 @mostly_native
-def test_a_transaction_behind_another_that_is_open_is_told_by_its_marker(scene: Scene, producer: str, one_lane: None) -> None:
+def test_a_transaction_beyond_an_open_one_is_proven_by_its_marker(scene: Scene, producer: str, one_lane: None) -> None:
     """An open transaction holds back the last stable offset; ours, later in the partition, has its marker."""
     scene.write_here(8)  # it makes the topic
     rival = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"rival-{scene.transactional_id}"})
@@ -165,7 +165,7 @@ def test_a_transaction_behind_another_that_is_open_is_told_by_its_marker(scene: 
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)
-def test_what_kafka_aborted_and_forgot_is_lost_with_all_that_people_need(
+def test_a_transaction_aborted_and_forgotten_by_kafka_is_reported_lost_with_its_messages(
     scene: Scene, producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if producer == "native":
@@ -186,7 +186,7 @@ def test_what_kafka_aborted_and_forgot_is_lost_with_all_that_people_need(
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
-def test_a_service_that_was_idle_opens_again_although_kafka_has_forgotten_everything(scene: Scene, producer: str) -> None:
+def test_an_idle_service_opens_again_after_kafka_has_forgotten_everything(scene: Scene, producer: str) -> None:
     """The state of an idle lane is cleared, so nothing has to be proven when neither coordinator nor log know it any more."""
     store = dualwrite.SqlStateStore(scene.engine)
     service = scene.write(1, 3, STAY_IDLE="1")
@@ -207,7 +207,7 @@ def test_a_service_that_was_idle_opens_again_although_kafka_has_forgotten_everyt
 
 
 @mostly_native
-def test_unverified_is_left_for_what_retention_has_taken(scene: Scene, producer: str, one_lane: None) -> None:
+def test_a_transaction_whose_records_retention_deleted_is_unverified(scene: Scene, producer: str, one_lane: None) -> None:
     crashed(scene, "after_kafka_commit")
     wait_until_forgotten(scene)
     admin = AdminClient({"bootstrap.servers": scene.bootstrap})

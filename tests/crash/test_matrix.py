@@ -47,7 +47,7 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
 @pytest.mark.parametrize(("left", "point"), list(product(LEFT, RECOVERY_STEPS)))
-def test_a_recovery_that_dies_leaves_the_next_one_to_finish(
+def test_an_interrupted_recovery_is_finished_by_the_next_one(
     databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)

@@ -115,7 +115,7 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
     assert scene.agree() == [1, 2, 3, 4]
 
 
-def test_what_a_shared_epoch_would_do(scene: Scene, broker: DevCluster) -> None:
+def test_a_shared_epoch_would_mix_transactions(scene: Scene, broker: DevCluster) -> None:
     """Why that must be prevented: the second producer's batch is acknowledged with the first one's offset, and never stored."""
     first, second = (NativeProducer(KafkaConfig.of(scene.bootstrap), f"shared-{scene.transactional_id}") for _ in range(2))
     try:

@@ -260,7 +260,7 @@ class Promise(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("database", DATABASES)
-def test_the_promise_is_kept(databases: Databases, broker: DevCluster, database: str) -> None:
+def test_random_steps_keep_both_sides_consistent(databases: Databases, broker: DevCluster, database: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]  # hypothesis leaves it untyped
         type("Promise", (Promise,), {"make_scene": staticmethod(lambda: databases.scene(database, broker))}),
         settings=settings(

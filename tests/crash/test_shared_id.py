@@ -80,7 +80,7 @@ def test_opening_an_id_in_another_database_aborts_nothing(
 
 
 @native
-def test_status_tells_what_another_database_has_open_under_the_id(databases: Databases, broker: DevCluster) -> None:
+def test_status_shows_what_another_database_has_open_under_the_id(databases: Databases, broker: DevCluster) -> None:
     production = databases.scene("sqlite", broker)
     staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
     crash_writer(production, "after_db_commit")
@@ -94,7 +94,7 @@ def test_status_tells_what_another_database_has_open_under_the_id(databases: Dat
 
 
 @native
-def test_both_go_on_side_by_side(databases: Databases, broker: DevCluster) -> None:
+def test_two_databases_write_under_one_id(databases: Databases, broker: DevCluster) -> None:
     one = databases.scene("sqlite", broker)
     other = replace(databases.scene("sqlite", broker), transactional_id=one.transactional_id)
     for number in range(1, 6, 2):
@@ -141,7 +141,7 @@ def older(databases: Databases, broker: DevCluster) -> Scene:
 
 
 @native
-def test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_moves_on(older: Scene) -> None:
+def test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_updated(older: Scene) -> None:
     assert older.recover()["outcomes"] == ["NOTHING", "COMMITTED"]  # generation 0, whose id is the bare one; generation 1
     assert older.agree() == [1]
     older.write_here(2)
@@ -179,7 +179,7 @@ def original(databases: Databases, broker: DevCluster) -> Scene:
 
 
 @native
-def test_a_copied_file_is_refused_and_becomes_a_store_of_its_own(original: Scene, tmp_path: Path) -> None:
+def test_a_copied_file_is_refused_and_can_become_its_own_store(original: Scene, tmp_path: Path) -> None:
     copy = copied_file(original, tmp_path / "copy.db")
     before = stored_row(copy)
     with pytest.raises(dualwrite.StoreCopiedError, match="new-store-id") as caught:
@@ -202,9 +202,7 @@ def test_a_copied_file_is_refused_and_becomes_a_store_of_its_own(original: Scene
 
 
 @native
-def test_a_file_that_was_renamed_goes_on_and_asks_what_it_is(
-    original: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_renamed_file_is_used_with_a_warning(original: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A copy under the same path on another machine looks just like it."""
     with original.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -244,7 +242,7 @@ def assert_it_asks_what_it_is(scene: Scene, caplog: pytest.LogCaptureFixture) ->
 
 
 @native
-def test_a_file_that_has_moved_to_another_disk_is_the_original_if_its_operator_says_so(original: Scene, tmp_path: Path) -> None:
+def test_a_file_moved_to_another_disk_can_be_declared_the_original(original: Scene, tmp_path: Path) -> None:
     moved = copied_file(original, tmp_path / "moved.db")
     kept = CliRunner().invoke(db.app, ["keep-store-id", "--url", moved.url, "--yes"])
     assert kept.exit_code == 0, kept.output
@@ -283,7 +281,7 @@ def _ended_sessions(server: sa.Connection, database: str | None) -> None:
 
 
 @native
-def test_a_replica_that_takes_over_goes_on_with_a_warning(
+def test_a_replica_that_takes_over_is_used_with_a_warning(
     broker: DevCluster, mariadb_server: MariaDBServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A replica of MariaDB or MySQL has its own identifier, so it can't be distinguished from a copy."""
@@ -343,7 +341,7 @@ def foreign(databases: Databases, broker: DevCluster) -> Iterator[Callable[[Scen
         producer.close()
 
 
-def test_what_is_found_open_while_an_id_is_taken_over_is_reported_aborted(
+def test_transactions_found_open_during_a_takeover_are_reported_aborted(
     databases: Databases, broker: DevCluster, producer: str, foreign: Callable[[Scene, str], NativeProducer]
 ) -> None:
     scene = databases.scene("sqlite", broker)
@@ -363,7 +361,7 @@ def test_what_is_found_open_while_an_id_is_taken_over_is_reported_aborted(
 
 
 @native
-def test_a_writer_that_kafka_fences_while_its_claim_holds_says_who_else_that_is(
+def test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy(
     databases: Databases, broker: DevCluster, foreign: Callable[[Scene, str], NativeProducer]
 ) -> None:
     scene = databases.scene("sqlite", broker)

@@ -145,7 +145,7 @@ def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowle
         assert writer.recovery_report.ok
 
 
-def test_a_writer_may_go_on_with_lost_transactions_reported(left: Callable[[str, str], Left], producer: str) -> None:
+def test_a_writer_may_continue_with_lost_transactions_reported(left: Callable[[str, str], Left], producer: str) -> None:
     scene = left(producer, "may go on").wait_until_timed_out()
     with connected(scene, on_lost="report") as writer:
         ((_, lost),) = writer.recovery_report.unacknowledged
@@ -167,7 +167,9 @@ def test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it(
 
 
 @pytest.mark.parametrize("point", STOPPED_AFTER)
-def test_a_writer_paused_past_its_timeout_finds_out_itself(left: Callable[[str, str], Left], producer: str, point: str) -> None:
+def test_a_writer_paused_past_its_timeout_reports_the_loss_itself(
+    left: Callable[[str, str], Left], producer: str, point: str
+) -> None:
     paused = left(producer, point)
     scene = paused.wait_until_timed_out()
     paused.worker.resume()
@@ -192,7 +194,7 @@ def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sid
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
-def test_a_block_that_takes_too_long_is_rolled_back_on_both_sides(scene: Scene) -> None:
+def test_a_block_that_exceeds_the_timeout_is_rolled_back_on_both_sides(scene: Scene) -> None:
     with connected(scene) as writer:
         with pytest.raises(dualwrite.TransactionTimeoutError) as caught:
             send_slowly(scene, writer)

@@ -75,7 +75,7 @@ def crashed(databases: Databases, short_tempered: DevCluster) -> dict[tuple[str,
 
 
 @pytest.mark.usefixtures("native")
-def test_a_writer_may_take_as_long_as_it_likes(scene: Scene) -> None:
+def test_a_two_phase_transaction_has_no_timeout(scene: Scene) -> None:
     with (
         dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer,
         writer.transaction() as tx,
@@ -87,7 +87,7 @@ def test_a_writer_may_take_as_long_as_it_likes(scene: Scene) -> None:
 
 
 @pytest.mark.usefixtures("native")
-def test_an_id_that_was_plain_goes_on_under_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switching_two_phase_commit_starts_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """EndTxn keeps an id's timeout, so that plain and two-phase transactions never share a Kafka id."""
     expected = []
     for number, two_phase in enumerate(("true", "true", "false", "false", "true"), start=1):
@@ -99,7 +99,7 @@ def test_an_id_that_was_plain_goes_on_under_a_new_generation(unhurried: Scene, m
 
 
 @pytest.mark.usefixtures("native")
-def test_another_timeout_goes_on_under_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_timeout_starts_a_new_generation(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
     for number, (timeout_ms, generation) in enumerate(((30_000, 1), (30_000, 1), (60_000, 2), (60_000, 2)), start=1):
         replace(unhurried, kafka={"transaction.timeout.ms": timeout_ms}).write_here(number)
@@ -109,7 +109,7 @@ def test_another_timeout_goes_on_under_a_new_generation(unhurried: Scene, monkey
 
 
 @pytest.mark.usefixtures("native")
-def test_producers_of_both_kinds_take_an_id_from_each_other(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_of_both_kinds_take_over_an_id_from_each_other(unhurried: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate(("native", "librdkafka", "native", "librdkafka"), start=1):
         monkeypatch.setenv("DUALWRITE_PRODUCER", name)
         worker = unhurried.write(number, 1, "after_db_commit=kill")

@@ -208,7 +208,7 @@ def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
 
 @mostly_native
 @pytest.mark.parametrize("answered", [False, True], ids=["no messages, lost", "no messages, committed"])
-def test_a_transaction_without_messages_is_told_apart_too(proxied: Proxied, answered: bool) -> None:
+def test_the_outcome_of_a_transaction_without_messages_is_found(proxied: Proxied, answered: bool) -> None:
     """It has no prepared state; its number in the row shows the outcome."""
     scene = proxied.scene
     with proxied.connect() as writer:
@@ -253,7 +253,7 @@ def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction
 
 @mostly_native
 @pytest.mark.slow
-def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> None:
+def test_a_silent_connection_that_resumes(proxied: Proxied, later: Later) -> None:
     scene = proxied.scene
 
     def silence(link: Link) -> None:
@@ -268,7 +268,7 @@ def test_a_silent_connection_that_wakes_up(proxied: Proxied, later: Later) -> No
 
 
 @mostly_native
-def test_the_database_stays_out_of_reach_and_comes_back(own_server: PostgresServer, broker: DevCluster) -> None:
+def test_the_database_is_unreachable_and_returns(own_server: PostgresServer, broker: DevCluster) -> None:
     """In doubt: the outcome is not guessed, nothing is open twice, and the next transaction resolves it."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
@@ -396,7 +396,7 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
 
 
 @mostly_native
-def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_successor(proxied: Proxied) -> None:
+def test_a_transaction_without_messages_is_never_reported_rolled_back_if_there_is_a_successor(proxied: Proxied) -> None:
     """It has left nothing at Kafka that could prove it: in doubt."""
     scene = proxied.scene
     with proxied.connect() as writer:
@@ -419,7 +419,7 @@ def test_a_message_less_transaction_is_never_called_rolled_back_beside_a_success
 @mostly_native
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["answered", "before"])
-def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves(
+def test_the_server_is_killed_in_commit_and_restarts_while_the_writer_resolves(
     proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
 ) -> None:
     scene = proxied.scene
@@ -457,7 +457,7 @@ def test_the_server_is_killed_in_commit_and_comes_back_while_the_writer_resolves
         kept=[("before", "next transaction"), ("answered", "recovery")],
     ),
 )
-def test_the_server_stays_down_for_longer_than_a_claim_may_take(
+def test_the_server_is_down_beyond_the_claim_timeout(
     own_server: PostgresServer, broker: DevCluster, when: str, resolved_by: str
 ) -> None:
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
@@ -523,7 +523,7 @@ def wait_for_marker(scene: Scene) -> None:
 
 @pytest.mark.soak  # in CI: it stays down, or comes back after prepare
 @mostly_native
-def test_the_broker_is_killed_before_prepare_and_comes_back(
+def test_the_broker_is_killed_before_prepare_and_restarts(
     frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor
 ) -> None:
     scene = frail
@@ -585,9 +585,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     ),
     indirect=["producer"],
 )
-def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
-    frail: Scene, own_broker: DevCluster, point: str
-) -> None:
+def test_the_broker_is_killed_after_prepare_and_restarts(frail: Scene, own_broker: DevCluster, point: str) -> None:
     scene = frail
 
     def crash() -> None:
@@ -607,9 +605,7 @@ def test_the_broker_is_killed_once_the_transaction_is_prepared_and_comes_back(
 
 @mostly_native
 @pytest.mark.slow
-def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_limit(
-    frail: Scene, own_broker: DevCluster
-) -> None:
+def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(frail: Scene, own_broker: DevCluster) -> None:
     scene = frail
     scene.timeouts = Timeouts(claim=LIMIT, kafka=2, delivery=LIMIT)
     writer = scene.connect()
@@ -635,7 +631,7 @@ def test_the_broker_is_down_between_the_two_commits_for_longer_than_its_time_lim
 
 
 @pytest.mark.soak  # each of the two alone: see above
-def test_both_are_gone_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
+def test_database_and_broker_are_down_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
     """In doubt, with the known fact: the database has committed."""
     with TcpProxy("127.0.0.1", own_server.port) as proxy:
         proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=LIMIT))

@@ -165,7 +165,7 @@ def test_the_commit_never_arrives_at_mariadb_on_a_connection_that_stays(proxied_
 @pytest.mark.parametrize(
     "fault", thinned(["cut before it arrives", "cut when it was answered"], kept=["cut when it was answered"])
 )
-def test_a_database_that_stays_away_leaves_it_in_doubt_and_recovery_finds_it(proxied: Proxied, fault: str) -> None:
+def test_an_unreachable_database_leaves_the_transaction_in_doubt_until_recovery(proxied: Proxied, fault: str) -> None:
     found = FAULTS[fault]
 
     def cut_for_good(link: Link) -> None:

@@ -72,7 +72,7 @@ def coordinator_of(scene: Scene) -> WireTransactionCoordinator:
 
 
 @each
-def test_recovery_on_another_cluster_changes_nothing_and_costs_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
+def test_recovery_on_another_cluster_changes_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
     before = stored_row(scene)
     assert before.prepared_state is not None
@@ -85,7 +85,7 @@ def test_recovery_on_another_cluster_changes_nothing_and_costs_nothing(producer:
 
 
 @mostly_postgresql
-def test_opening_on_another_cluster_changes_nothing_and_costs_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
+def test_opening_on_another_cluster_changes_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
     before = stored_row(scene)
     with pytest.raises(dualwrite.ClusterMismatchError, match="move-cluster") as caught:
@@ -111,7 +111,7 @@ def test_a_live_writer_is_not_fenced_from_another_cluster(scene: Scene, elsewher
 
 
 @mostly_postgresql
-def test_what_a_wrong_cluster_left_unverified_is_committed_by_the_right_one(
+def test_a_transaction_left_unverified_by_a_wrong_cluster_is_committed_on_the_right_one(
     producer: str, scene: Scene, elsewhere: Scene
 ) -> None:
     """A row from an older release names no cluster."""
@@ -128,7 +128,7 @@ def test_what_a_wrong_cluster_left_unverified_is_committed_by_the_right_one(
 
 
 @native
-def test_what_the_right_cluster_has_committed_is_no_longer_unverified(scene: Scene, elsewhere: Scene) -> None:
+def test_a_transaction_committed_on_the_right_cluster_is_no_longer_unverified(scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_kafka_commit")
     as_by_an_older_release(scene)
     assert elsewhere.recover()["outcomes"] == ["UNVERIFIED"]
@@ -137,7 +137,7 @@ def test_what_the_right_cluster_has_committed_is_no_longer_unverified(scene: Sce
 
 
 @native
-def test_a_generation_with_something_unverified_is_not_used_again(scene: Scene, elsewhere: Scene) -> None:
+def test_a_generation_with_an_unverified_transaction_is_not_reused(scene: Scene, elsewhere: Scene) -> None:
     """On another cluster the next transaction could have the same name as the unverified one (rule UG)."""
     crash_writer(scene, "after_db_commit")
     as_by_an_older_release(scene)
@@ -169,7 +169,7 @@ def test_an_id_moves_to_another_cluster_once_it_is_resolved(scene: Scene, elsewh
 
 
 @native
-def test_what_is_given_up_on_a_cluster_is_recorded_and_found_again_there(scene: Scene, elsewhere: Scene) -> None:
+def test_a_transaction_given_up_on_a_cluster_is_recorded_and_found_there_later(scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
     state = stored_row(scene).prepared_state
     old, new = coordinator_of(scene), coordinator_of(elsewhere)

@@ -196,7 +196,7 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
 
 @pytest.mark.slow
 @with_what_is_left(["sqlite", "postgresql", "mariadb", "zookeeper"], RECOVERY_POINTS, ["recover_after_describe"])
-def test_a_recoverer_stopped_on_its_way_changes_nothing_after_it_was_overtaken(
+def test_a_recoverer_stopped_midway_changes_nothing_once_overtaken(
     databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)

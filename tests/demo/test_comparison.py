@@ -104,12 +104,12 @@ def test_message_of_a_flight_that_never_departed_is_a_phantom(perfect: Evidence)
     assert compare(replace(perfect, messages=[*perfect.messages, phantom])) == only(phantom=[3])
 
 
-def test_message_that_is_no_departure_is_a_phantom(perfect: Evidence) -> None:
+def test_message_that_is_not_a_departure_is_a_phantom(perfect: Evidence) -> None:
     messages = [*perfect.messages, Message(0, "N1", None), Message(0, "N1", {"number": "1"})]
     assert compare(replace(perfect, messages=messages)) == only(phantom=[0, 0])
 
 
-def test_flight_done_twice_on_both_sides_is_found(perfect: Evidence) -> None:
+def test_flight_written_twice_on_both_sides_is_found(perfect: Evidence) -> None:
     rows = [*perfect.rows, perfect.rows[0]]
     messages = [*perfect.messages, perfect.messages[0]]
     twice = compare(replace(perfect, rows=rows, messages=messages))
@@ -131,7 +131,7 @@ def test_flight_twice_in_the_database_with_one_message_lost_one(perfect: Evidenc
     ],
     ids=["key", "value", "more", "less"],
 )
-def test_unequal(perfect: Evidence, change: Callable[[Message], Message]) -> None:
+def test_unequal_content(perfect: Evidence, change: Callable[[Message], Message]) -> None:
     place = numbered(perfect, 5)
     messages = [change(each) if p == place else each for p, each in enumerate(perfect.messages)]
     assert compare(replace(perfect, messages=messages)) == only(unequal=[5])
@@ -144,7 +144,7 @@ def test_out_of_order(perfect: Evidence) -> None:
     assert compare(replace(perfect, messages=messages)) == only(out_of_order=[1])
 
 
-def test_another_partition_than_the_aircraft_s_is_out_of_order(perfect: Evidence) -> None:
+def test_a_message_in_another_partition_is_out_of_order(perfect: Evidence) -> None:
     place = numbered(perfect, 7)
     messages = [replace(each, partition=99) if p == place else each for p, each in enumerate(perfect.messages)]
     assert compare(replace(perfect, messages=messages)) == only(out_of_order=[7])

@@ -19,7 +19,7 @@ def test_first_flight_of_the_year() -> None:
     assert not first.cancelled
 
 
-def test_departures_are_counted_and_cancelled_flights_come_along() -> None:
+def test_departures_are_counted_and_cancelled_flights_included() -> None:
     found = list(read_flights(1000))
     assert sum(not each.cancelled for each in found) == 1000
     assert sum(each.cancelled for each in found) == 4
@@ -27,7 +27,7 @@ def test_departures_are_counted_and_cancelled_flights_come_along() -> None:
     assert all(each.delay is None for each in found if each.cancelled)
 
 
-def test_going_on_after_a_flight_leaves_out_those_before_it() -> None:
+def test_continuing_after_a_flight_skips_earlier_ones() -> None:
     assert list(read_flights(1000, after=900)) == list(read_flights(1000))[900:]
     assert list(read_flights(10, after=10)) == []
 
@@ -66,7 +66,7 @@ def test_an_aircraft_belongs_to_one_worker(aircraft: str, workers: int) -> None:
     assert share_of(aircraft, workers) == share_of(aircraft, workers)
 
 
-def test_every_flight_is_in_one_share_and_shares_are_alike() -> None:
+def test_every_flight_is_in_one_share_and_shares_have_similar_sizes() -> None:
     shares = Counter(share_of(flight.aircraft, 4) for flight in read_flights(5000))
     assert set(shares) == {0, 1, 2, 3}
     assert min(shares.values()) > 900

@@ -12,7 +12,7 @@ from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, MAX_POOL_DELAY, p
     seed=st.integers(),
     max_delay=st.sampled_from([MAX_DELAY, MAX_POOL_DELAY]),
 )
-def test_plan(kills: int, transactions: int, seed: int, max_delay: float) -> None:
+def test_plan_of_kills(kills: int, transactions: int, seed: int, max_delay: float) -> None:
     plan = plan_kills(kills, transactions, seed, max_delay=max_delay)
     assert len(plan) == kills
     assert plan == plan_kills(kills, transactions, seed, max_delay=max_delay)

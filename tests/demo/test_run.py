@@ -77,7 +77,7 @@ def topics(kafka: dict[str, Any]) -> set[str]:
         quick=[("native", False), ("native", True)],
     ),
 )
-def test_everything_agrees_and_nothing_is_left(
+def test_both_sides_agree_and_nothing_is_left_behind(
     kafka: dict[str, Any], state_dir: Path, producer: ProducerName, *, pool: bool
 ) -> None:
     before = topics(kafka)
@@ -94,7 +94,7 @@ def test_everything_agrees_and_nothing_is_left(
 
 
 @pytest.mark.slow
-def test_naive_ends_without_the_recipe_and_says_what_it_found(kafka: dict[str, Any]) -> None:
+def test_naive_runs_without_the_recipe_and_reports_what_it_found(kafka: dict[str, Any]) -> None:
     verdict = run_demo(Options(departures=200, kills=3, naive=True, kafka=kafka))
     assert verdict.tally.kills == 3
     assert verdict.rows == 200
@@ -120,7 +120,7 @@ def test_no_kill(kafka: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_keep_leaves_what_is_needed_to_look(kafka: dict[str, Any], tmp_path: Path) -> None:
+def test_keep_leaves_cluster_and_database(kafka: dict[str, Any], tmp_path: Path) -> None:
     verdict = run_demo(Options(departures=10, kills=1, kafka=kafka, data_dir=tmp_path / "data", keep=True))
     assert verdict.all_agree
     assert verdict.places["topic"] in topics(kafka)
@@ -138,7 +138,7 @@ def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
-def test_disagreement_is_exit_code_1_and_tells_where_to_look(
+def test_disagreement_is_exit_code_1_with_the_next_step(
     kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dualwrite.demo.evidence._content", lambda _: None)
@@ -185,7 +185,7 @@ def test_a_worker_that_always_fails_ends_the_demo_with_its_reason(
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_once_is_told_in_the_verdict(kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_once_is_in_the_verdict(kafka: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_FAILPOINTS", "after_db_commit#5=exit:7")
     verdict = run_demo(Options(departures=8, kills=0, workers=1, kafka=kafka))
     assert verdict.findings.agree
@@ -218,7 +218,7 @@ def has_departures(state_dir: Path) -> bool:
         quick=[],
     ),
 )
-def test_ctrl_c_stops_workers_and_broker_and_tells_what_was_done(state_dir: Path, number: signal.Signals, option: str) -> None:
+def test_ctrl_c_stops_workers_and_broker_and_reports_the_progress(state_dir: Path, number: signal.Signals, option: str) -> None:
     with subprocess.Popen(
         [
             sys.executable,

@@ -67,18 +67,18 @@ def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["LOST", "UNVERIFIED"])
-def test_what_recovery_found_lost_is_no_agreement(good: Verdict, outcome: str) -> None:
+def test_a_lost_transaction_is_a_disagreement(good: Verdict, outcome: str) -> None:
     bad = replace(good, tally=replace(good.tally, outcomes=Counter({outcome: 1})))
     assert not bad.all_agree
     assert bad.summary().startswith("NOT RESOLVED")
 
 
-def test_an_id_left_unresolved_or_unacknowledged_is_no_agreement(good: Verdict) -> None:
+def test_an_unresolved_or_unacknowledged_id_is_a_disagreement(good: Verdict) -> None:
     assert replace(good, unresolved=("demo-0",)).summary().startswith("NOT RESOLVED")
     assert not replace(good, tally=replace(good.tally, unacknowledged=1)).all_agree
 
 
-def test_an_incomplete_run_is_no_agreement(good: Verdict) -> None:
+def test_an_incomplete_run_is_a_disagreement(good: Verdict) -> None:
     for bad in (
         replace(good, kills_wanted=4),
         replace(good, rows=0),
@@ -89,13 +89,13 @@ def test_an_incomplete_run_is_no_agreement(good: Verdict) -> None:
     assert "worker 0: FencedError" in printed(replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])))
 
 
-def test_naive_says_what_went_wrong_or_that_it_was_luck(good: Verdict) -> None:
+def test_naive_reports_what_went_wrong_or_that_nothing_did(good: Verdict) -> None:
     unlucky = replace(good, naive=True, findings=Findings(lost=[1, 2], duplicated=[3]))
     assert unlucky.summary().endswith("permanently disagree after 3 kills: 2 lost, 1 duplicated.")
     assert "By luck" in replace(good, naive=True).summary()
 
 
-def test_json_holds_everything(good: Verdict) -> None:
+def test_json_has_every_figure(good: Verdict) -> None:
     data = json.loads(json.dumps(replace(good, findings=Findings(lost=list(range(9)))).to_json()))
     assert data["findings"]["lost"] == 9
     assert data["examples"] == {"lost": [0, 1, 2, 3, 4]}
@@ -103,14 +103,14 @@ def test_json_holds_everything(good: Verdict) -> None:
     assert data["kills_while_opening"] == 1
 
 
-def test_figures_of_next_to_nothing(good: Verdict) -> None:
+def test_figures_of_an_empty_run(good: Verdict) -> None:
     nothing = replace(good, tally=Tally())
     assert nothing.milliseconds == (0, 0)
     assert nothing.per_second == 0
     assert printed(nothing)
 
 
-def test_lines_come_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
+def test_lines_are_shown_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     out = StringIO()
@@ -121,7 +121,7 @@ def test_lines_come_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Ver
     assert out.getvalue() == "104 of 208 flights, 3 killed, 3 recovered\n" * 2
 
 
-def test_the_screen_suits_the_terminal(good: Verdict) -> None:
+def test_the_screen_depends_on_the_terminal(good: Verdict) -> None:
     terminal = Console(file=StringIO(), force_terminal=True)
     kinds: list[tuple[Screen, type]] = [
         (screen_for(Console(file=StringIO()), quiet=False), Lines),

@@ -126,7 +126,7 @@ def test_flights_through_a_pool_keep_their_order_and_share_commits(kafka: dict[s
     assert 1 <= sum(told) < len(flights)
 
 
-def test_after_an_error_no_flight_is_under_way_and_the_way_can_be_used(kafka: dict[str, Any], tmp_path: Path) -> None:
+def test_after_an_error_no_flight_is_in_progress_and_the_way_is_usable(kafka: dict[str, Any], tmp_path: Path) -> None:
     flights = list(read_flights(20))
     told: list[int] = []
     with places_of("error1", None, kafka, tmp_path) as places:

@@ -36,7 +36,7 @@ def archive_of(java: Java | None = None) -> ClassArchive:
     return ClassArchive(DEFAULT_KAFKA_VERSION, java or find_java(), OPTIONS)
 
 
-def test_it_is_made_once_and_nothing_else_is_left(cache: Path, class_list: Path) -> None:
+def test_the_archive_is_created_once_and_nothing_else_is_left(cache: Path, class_list: Path) -> None:
     made = archive_of()
     assert made.read_options == []
     assert made.list_options(class_list) == [f"-XX:DumpLoadedClassList={class_list}"]
@@ -51,7 +51,7 @@ def test_it_is_made_once_and_nothing_else_is_left(cache: Path, class_list: Path)
     assert made.file.stat() == before
 
 
-def test_another_java_or_other_options_have_an_archive_of_their_own(cache: Path) -> None:
+def test_each_java_and_each_set_of_options_has_its_own_archive(cache: Path) -> None:
     java = find_java()
     other = Java(Path("/bin/sh"), java.version, "another")
     files = {
@@ -63,7 +63,7 @@ def test_another_java_or_other_options_have_an_archive_of_their_own(cache: Path)
     assert len(files) == 4
 
 
-def test_a_java_that_makes_none_is_logged_and_not_asked_again(
+def test_a_java_that_creates_no_archive_is_logged_once(
     cache: Path, class_list: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     java = tmp_path / "java"
@@ -80,9 +80,7 @@ def test_a_java_that_makes_none_is_logged_and_not_asked_again(
 
 
 @pytest.mark.parametrize("obstacle", ["a file in the way", "no java"])
-def test_what_stands_in_the_way_is_logged(
-    cache: Path, class_list: Path, caplog: pytest.LogCaptureFixture, obstacle: str
-) -> None:
+def test_obstacles_are_logged(cache: Path, class_list: Path, caplog: pytest.LogCaptureFixture, obstacle: str) -> None:
     if obstacle == "a file in the way":
         cache.parent.mkdir()
         cache.touch()
@@ -93,7 +91,7 @@ def test_what_stands_in_the_way_is_logged(
     assert "Brokers start without a class-data archive" in record.message
 
 
-def test_only_one_of_several_makes_it(cache: Path, tmp_path: Path) -> None:
+def test_only_one_of_several_processes_creates_the_archive(cache: Path, tmp_path: Path) -> None:
     lists = [tmp_path / f"list-{number}" for number in range(4)]
     for path in lists:
         path.write_text(CLASSES)
@@ -107,7 +105,7 @@ def test_only_one_of_several_makes_it(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut off", "a wrong byte", "no file"])
-def test_one_that_is_damaged_is_not_used_and_made_anew(
+def test_a_damaged_archive_is_not_used_but_recreated(
     cache: Path, class_list: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Java 17 and 25 die with SIGSEGV on some of them."""
@@ -157,7 +155,7 @@ def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_temporary_broker_of_another_version_makes_none(cache: Path) -> None:
+def test_a_temporary_broker_of_another_version_creates_no_archive(cache: Path) -> None:
     with DevCluster.temporary(kafka_version="3.9.1", timeout=LIMIT) as cluster:
         assert cluster.status().ready
         assert not cache.exists()

@@ -41,7 +41,7 @@ def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
     assert len(cluster.logs(1, lines=3).splitlines()) == 3
 
 
-def test_the_first_answers_of_its_coordinators_are_no_excuses(cluster: DevCluster) -> None:
+def test_the_coordinators_are_ready_at_once(cluster: DevCluster) -> None:
     topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=LIMIT).topics
     assert len(topics["__transaction_state"].partitions) == 4
     assert len(topics["__consumer_offsets"].partitions) == 4
@@ -64,7 +64,7 @@ def test_two_phase_commit_is_on(cluster: DevCluster) -> None:
         assert answer.error_code == 0  # type: ignore[attr-defined]
 
 
-def test_a_killed_broker_comes_back_with_its_address(cluster: DevCluster) -> None:
+def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
     before = cluster.status()
     cluster.kill(1)
@@ -95,7 +95,7 @@ def test_a_restarted_broker_is_ready_with_its_address(cluster: DevCluster) -> No
     assert after.nodes[0].pid != before.nodes[0].pid
 
 
-def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevCluster) -> None:
+def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevCluster) -> None:
     cluster.pause(1)
     try:
         status = cluster.status()
@@ -110,7 +110,7 @@ def test_a_paused_broker_holds_its_connections_and_says_nothing(cluster: DevClus
     until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may notice the pause only now
 
 
-def test_a_node_that_is_not_there_is_named(cluster: DevCluster) -> None:
+def test_an_unknown_node_is_named(cluster: DevCluster) -> None:
     with pytest.raises(DevClusterError, match=r"no node 7.*Its nodes are 1"):
         cluster.kill(7)
 
@@ -124,7 +124,7 @@ def test_feature_levels_can_be_turned_down() -> None:
 
 
 @pytest.mark.soak  # in CI: test_probe.py's test_a_broker_before_4_0, and test_archive.py
-def test_an_older_kafka_starts_and_does_not_know_the_newer_properties() -> None:
+def test_an_older_kafka_starts_without_the_newer_properties() -> None:
     with DevCluster.temporary(kafka_version="3.9.1") as old:
         assert old.status().kafka_version == "3.9.1"
         commit_one(old)
@@ -142,7 +142,7 @@ def test_the_bundled_java_runs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.soak  # in CI: the tests of tests/crash with three brokers
-def test_three_nodes_go_on_with_two() -> None:
+def test_three_nodes_continue_with_two() -> None:
     with DevCluster.temporary(nodes=3) as three:
         assert three.status().ready
         assert three.bootstrap_servers.count(":") == 3

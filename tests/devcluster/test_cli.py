@@ -11,7 +11,7 @@ import pytest
 from dualwrite.cli import main
 
 
-def test_a_cluster_by_command(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_from_the_command_line(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "up", "--name", "c", "--config", "num.partitions=3"]) == 0
     assert "c: Kafka" in capsys.readouterr().out
     assert main(["dev", "status", "--name", "c", "--json"]) == 0
@@ -29,7 +29,7 @@ def test_a_cluster_by_command(state_dir: Path, capsys: pytest.CaptureFixture[str
     assert not state_dir.exists()
 
 
-def test_an_error_is_a_few_lines_and_code_1(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_a_short_message_with_exit_code_1(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "status"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -39,7 +39,7 @@ def test_an_error_is_a_few_lines_and_code_1(state_dir: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     "arguments", [["dev", "up", "--config", "x"], ["dev", "nothing"], ["nothing"], ["dev", "up", "--nodes", "x"]]
 )
-def test_a_wrong_call_is_code_2(arguments: list[str], state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_has_exit_code_2(arguments: list[str], state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert not state_dir.exists()
 

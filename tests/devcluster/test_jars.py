@@ -24,27 +24,27 @@ def offline(*_args: object, **_kwargs: object) -> None:
     raise requests.ConnectionError("no route to host")
 
 
-def test_a_broker_can_speak_its_mind() -> None:
+def test_the_classpath_has_a_logging_backend() -> None:
     names = {jar.name for jar in jars.classpath(DEFAULT_KAFKA_VERSION)}
     assert f"kafka-clients-{DEFAULT_KAFKA_VERSION}.jar" in names
     assert any(name.startswith("log4j-slf4j-impl-2.25") for name in names)
     assert any(name.startswith("slf4j-api-1.7") for name in names)
 
 
-def test_what_is_known_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_jars_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = jars.classpath(DEFAULT_KAFKA_VERSION)
     monkeypatch.setattr(jgo.util.http, "request", offline)
     assert jars.classpath(DEFAULT_KAFKA_VERSION) == first
 
 
-def test_no_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
     monkeypatch.setattr(jgo.util.http, "request", offline)
     with pytest.raises(DevClusterError, match=r"could not be downloaded.*no route to host.*Check the network"):
         jars.classpath(DEFAULT_KAFKA_VERSION)
 
 
-def test_a_text_that_is_no_version_is_refused() -> None:
+def test_an_invalid_version_is_refused() -> None:
     with pytest.raises(DevClusterError, match="not a Kafka version"):
         jars.classpath("latest")
 
@@ -62,7 +62,7 @@ class Artifact:
         return self.path
 
 
-def test_a_jar_cut_off_in_the_middle_is_downloaded_again(tmp_path: Path) -> None:
+def test_a_truncated_jar_is_downloaded_again(tmp_path: Path) -> None:
     whole = next(jar for jar in jars.classpath(DEFAULT_KAFKA_VERSION) if jar.name.startswith("slf4j-api"))
     path = tmp_path / "slf4j.jar"
     path.write_bytes(whole.read_bytes()[:1000])
@@ -71,7 +71,7 @@ def test_a_jar_cut_off_in_the_middle_is_downloaded_again(tmp_path: Path) -> None
     assert artifact.downloads == 1
 
 
-def test_only_one_of_two_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jar = cache / "a.jar"
     jar.touch()
     calls: list[str] = []

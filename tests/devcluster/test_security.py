@@ -44,12 +44,12 @@ def brokers(cluster: DevCluster, protocol: str, tls: TlsFiles, **extra: str) -> 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_users_get_in_by_every_mechanism(secured: DevCluster, tls: TlsFiles, protocol: str, mechanism: str) -> None:
+def test_users_can_log_in_by_every_mechanism(secured: DevCluster, tls: TlsFiles, protocol: str, mechanism: str) -> None:
     sasl = {"sasl.mechanism": mechanism, "sasl.username": "alice", "sasl.password": "secret"}
     assert brokers(secured, protocol, tls, **sasl) == 1
 
 
-def test_a_wrong_password_does_not_get_in(secured: DevCluster, tls: TlsFiles) -> None:
+def test_a_wrong_password_is_refused(secured: DevCluster, tls: TlsFiles) -> None:
     sasl = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "bob", "sasl.password": "secret"}
     with pytest.raises(KafkaException):
         brokers(secured, "SASL_PLAINTEXT", tls, **sasl)
@@ -61,12 +61,12 @@ def test_tls_alone_and_with_a_client_certificate(secured: DevCluster, tls: TlsFi
     assert brokers(secured, "SSL", tls, **own) == 1
 
 
-def test_the_plain_listener_is_still_there(secured: DevCluster, tls: TlsFiles) -> None:
+def test_the_plain_listener_stays_available(secured: DevCluster, tls: TlsFiles) -> None:
     assert brokers(secured, "PLAINTEXT", tls) == 1
     assert set(secured.status().listeners) == {"PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL"}
 
 
-def test_a_key_that_kafka_can_not_read_is_told_before_a_broker_fails_over_it(tls: TlsFiles, tmp_path: Path) -> None:
+def test_a_key_that_kafka_cannot_read_is_refused_before_a_broker_starts(tls: TlsFiles, tmp_path: Path) -> None:
     key = tmp_path / "ec.pem"
     key.write_text(tls.key.read_text().replace("PRIVATE KEY", "EC PRIVATE KEY"))
     with pytest.raises(DevClusterError, match=r"PKCS#8.*openssl pkcs8"):

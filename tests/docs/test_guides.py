@@ -25,5 +25,5 @@ def test_the_options_of_spark_are_those_of_its_docstring() -> None:
 
 
 @pytest.mark.parametrize("point", failpoints.NAMES)
-def test_every_failpoint_is_told(point: str) -> None:
+def test_every_failpoint_is_documented(point: str) -> None:
     assert f"`{point}`" in (GUIDES / "testing.md").read_text(encoding="utf-8")

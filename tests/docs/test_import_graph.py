@@ -13,14 +13,14 @@ def draw(*place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, PROGRAM, *place], capture_output=True, text=True, check=False)
 
 
-def test_the_package_has_no_circle() -> None:
+def test_the_package_has_no_import_cycle() -> None:
     done = draw()
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("no circle")
     assert done.stdout.lstrip().partition("  ")[2].startswith("cli, spark\n")
 
 
-def test_a_circle_is_found(tmp_path: Path) -> None:
+def test_an_import_cycle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "src" / "dualwrite"
     for room, imports in (("one", "import dualwrite.two.b"), ("two", "import dualwrite.one.a")):
         (package / room).mkdir(parents=True)

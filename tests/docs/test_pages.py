@@ -70,12 +70,12 @@ def test_the_python_of_a_page_compiles(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_nothing_in_a_page_is_overlooked(page: Path) -> None:
+def test_every_mark_in_a_page_is_read(page: Path) -> None:
     assert pages.mistakes(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", pages_that_run())
-def test_a_page_that_runs_says_what_it_leads_to(page: Path) -> None:
+def test_a_page_that_runs_states_its_result(page: Path) -> None:
     assert pages.checks_itself(page.read_text(encoding="utf-8"))
 
 
@@ -129,7 +129,7 @@ def run(text: str, folder: Path, *, messages: list[bytes | None]) -> None:
     pages.check(text, folder, printed, lambda _: [b"of another page", *messages], dict.fromkeys(pages.topics(text), 1))
 
 
-def test_blocks_run_where_they_stand(tmp_path: Path) -> None:
+def test_blocks_run_in_their_order(tmp_path: Path) -> None:
     assert pages.mistakes(PAGE) == []
     assert pages.checks_itself(PAGE)
     run(PAGE, tmp_path, messages=[b"lamp", None])
@@ -172,17 +172,17 @@ def test_a_page_that_is_wrong_fails(right: str, wrong: str, why: str, tmp_path: 
         "<!-- expect nothing: [] -->\n",
     ],
 )
-def test_what_would_not_be_read_is_found(overlooked: str) -> None:
+def test_marks_that_would_be_ignored_are_found(overlooked: str) -> None:
     assert pages.mistakes(overlooked)
 
 
-def test_a_block_that_is_not_python_names_its_line() -> None:
+def test_a_syntax_error_in_a_block_names_its_line() -> None:
     with pytest.raises(SyntaxError) as found:
         pages.compile_all(PAGE.replace("raise SystemExit(1)", "raise raise"), "page.md")
     assert (found.value.filename, found.value.lineno) == ("page.md", 26)
 
 
-def test_only_servers_that_a_page_names_are_asked_for() -> None:
+def test_only_the_servers_that_a_page_names_are_started() -> None:
     text = 'connect("postgresql://shop@127.0.0.1/shop", kafka="127.0.0.1:9092")'
     assert pages.kinds_of_servers(text) == ["broker", "libpq"]
     assert pages.substituted(text, {"broker": "b:1", "libpq": "pg"}) == 'connect("pg", kafka="b:1")'

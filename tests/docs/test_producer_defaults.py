@@ -40,17 +40,17 @@ def ours(setting: str) -> str:
         ("message.timeout.ms", f"{dualwrite.Timeouts().delivery:g} s"),
     ],
 )
-def test_a_default_of_ours_is_the_one_in_the_table(setting: str, value: str) -> None:
+def test_defaults_of_the_native_producer_are_those_in_the_table(setting: str, value: str) -> None:
     assert value in ours(setting)
 
 
 @pytest.mark.parametrize("setting", ["queue.buffering.max.messages", "socket.nagle.disable", "linger.ms"])
-def test_what_the_native_producer_does_not_read_is_said_to_be_so(setting: str) -> None:
+def test_settings_ignored_by_the_native_producer_are_marked(setting: str) -> None:
     assert setting not in KNOWN_NAMES
     assert "not read" in ours(setting)
 
 
-def test_what_is_set_for_librdkafka_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_librdkafka_are_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(librdkafka, "Producer", given.update)
     librdkafka.check_settings(CONFIG)
@@ -71,5 +71,5 @@ def test_what_is_set_for_librdkafka_is_in_the_table(monkeypatch: pytest.MonkeyPa
         f"`topic.metadata.refresh.interval.ms` ({NATIVE.metadata_max_age / 60:g} min)",
     ],
 )
-def test_a_default_that_is_librdkafkas_is_named(shown: str) -> None:
+def test_defaults_of_librdkafka_are_named(shown: str) -> None:
     assert shown in " ".join(GUIDE.split())

@@ -35,11 +35,11 @@ def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes |
     assert pages.rows("sqlite:///shop.db", "SELECT item FROM orders", tmp_path) == [["lamp"]]
 
 
-def test_nothing_in_readme_is_overlooked() -> None:
+def test_every_mark_in_readme_is_read() -> None:
     assert pages.mistakes(README) == []
 
 
-def test_the_two_set_up_commands_stand_there_as_they_are() -> None:
+def test_the_two_set_up_commands_are_as_expected() -> None:
     commands = [block.text for block in pages.blocks(README) if block.language == "sh"]
     assert 'pip install ".[demo]" && dualwrite demo\n' in commands
     assert 'pip install -e ".[test]" && pytest\n' in commands
@@ -54,7 +54,7 @@ def test_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("link", sorted({link for link in _LINK.findall(README) if "://" not in link}))
-def test_a_link_of_readme_leads_to_a_file_and_a_heading_that_are_there(link: str) -> None:
+def test_links_of_readme_lead_to_existing_files_and_headings(link: str) -> None:
     path, _, anchor = link.partition("#")
     file = ROOT / path
     assert file.is_file()
@@ -62,7 +62,7 @@ def test_a_link_of_readme_leads_to_a_file_and_a_heading_that_are_there(link: str
         assert anchor in anchors(file.read_text(encoding="utf-8"))
 
 
-def test_every_page_but_the_tables_of_contents_is_linked() -> None:
+def test_every_page_except_tables_of_contents_is_linked() -> None:
     """The pages of how-it-works are linked from their own index."""
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in _LINK.findall(README) if "://" not in link}
     for folder in ("guides", "operations", "reference"):
@@ -70,7 +70,7 @@ def test_every_page_but_the_tables_of_contents_is_linked() -> None:
             assert page.name == "index.md" or page in linked
 
 
-def test_every_file_that_readme_names_is_there() -> None:
+def test_every_file_named_in_readme_exists() -> None:
     for name in ("docker-compose.yml", "constraints.txt", "examples"):
         assert name in README
         assert (ROOT / name).exists()

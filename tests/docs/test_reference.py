@@ -58,11 +58,11 @@ def test_a_command_has_a_section_with_exactly_its_options(command: str) -> None:
     assert named == long_options(LEAVES[command])
 
 
-def test_no_section_is_about_a_command_that_is_not_there() -> None:
+def test_every_section_is_about_an_existing_command() -> None:
     assert set(re.findall(r"^## `dualwrite ([^`]+)`$", COMMANDS_PAGE, re.MULTILINE)) == LEAVES.keys()
 
 
-def test_the_options_of_the_program_itself_are_named() -> None:
+def test_options_of_the_program_are_named() -> None:
     program = typer.main.get_command(cli._app([]))
     for option in long_options(program):
         assert re.search(rf"`(dualwrite\s)?{option}`", COMMANDS_PAGE)
@@ -116,7 +116,7 @@ KINDS = sorted(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_error_is_there_with_what_to_do_and_whether_to_do_it_again(name: str) -> None:
+def test_every_error_is_listed_with_its_next_step_and_retriability(name: str) -> None:
     found = re.search(
         rf"autoexception:: dualwrite\.errors\.{name}(?:\(\))?\n.*?^Retriable: (yes|no)\. Next step: \S",
         ERRORS_PAGE,

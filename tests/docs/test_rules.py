@@ -54,16 +54,16 @@ def test_every_rule_that_the_code_names_has_its_section() -> None:
     assert not missing
 
 
-def test_every_rule_of_the_page_is_named_where_it_is_kept() -> None:
+def test_every_rule_of_the_page_is_named_in_the_code_that_follows_it() -> None:
     source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
     assert [name for name in SECTIONS if not re.search(rf"\b{name}\b", source)] == []
 
 
-def test_the_page_begins_with_all_of_them() -> None:
+def test_the_page_begins_with_a_list_of_all_rules() -> None:
     assert re.findall(r"^\| \[(\w\w)\]\(#(\w\w)\)", PAGE, re.MULTILINE) == [(name, name.lower()) for name in SECTIONS]
 
 
-def test_the_models_rules_are_those_of_the_page() -> None:
+def test_the_rules_of_the_model_are_those_of_the_page() -> None:
     assert set(RULES) == set(NEEDS) == set(SECTIONS) - WITHOUT_TRACE
 
 
@@ -82,7 +82,7 @@ def test_a_section_names_code_trace_and_test(rule: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in HERE.glob("*.md")))
-def test_what_a_page_points_to_is_there(page: str) -> None:
+def test_links_of_a_page_lead_to_existing_files(page: str) -> None:
     """Also by its plain links, which a repository viewer follows, and its mentions of test files."""
     text = (HERE / page).read_text(encoding="utf-8")
     targets = [HERE / link for link in _LINK.findall(text)]
@@ -95,7 +95,7 @@ def test_every_rule_of_jobs_is_in_their_table() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == list(JOB_RULES)
 
 
-def test_the_map_is_that_of_the_imports() -> None:
+def test_the_map_matches_the_imports() -> None:
     drawn = re.search(r"```mermaid\n(.*?)```", (HERE / "index.md").read_text(encoding="utf-8"), re.DOTALL)
     assert drawn is not None
     program = ROOT / "docs" / "import_graph.py"

@@ -99,7 +99,7 @@ def test_the_plain_service_recovers_itself_after_a_crash(
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
 
-def test_the_plain_service_recovers_departed_instances_and_leaves_living_ones_alone(
+def test_the_plain_service_recovers_dead_instances_but_not_live_ones(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
     topic = new_name("topic")
@@ -139,7 +139,7 @@ def test_an_order_is_a_row_and_an_event(
     assert [json.loads(value or b"") for value in committed(topic)] == [order(1)]
 
 
-def test_an_order_that_can_not_be_written_sends_nothing(
+def test_an_order_that_cannot_be_written_sends_nothing(
     shop: tuple[TestClient, str], url: str, committed: Callable[[str], list[bytes | None]]
 ) -> None:
     client, topic = shop
@@ -150,7 +150,7 @@ def test_an_order_that_can_not_be_written_sends_nothing(
     assert len(committed(topic)) == 1
 
 
-def test_orders_of_many_threads_at_once_all_arrive(
+def test_concurrent_orders_all_arrive(
     shop: tuple[TestClient, str], url: str, committed: Callable[[str], list[bytes | None]]
 ) -> None:
     client, topic = shop
@@ -161,7 +161,7 @@ def test_orders_of_many_threads_at_once_all_arrive(
     assert len(items(url)) == 40
 
 
-def test_a_failure_of_one_order_is_an_answer_and_the_service_goes_on(
+def test_a_failed_order_is_answered_and_the_service_continues(
     shop: tuple[TestClient, str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
     client, topic = shop
@@ -173,7 +173,7 @@ def test_a_failure_of_one_order_is_an_answer_and_the_service_goes_on(
     assert len(committed(topic)) == 1
 
 
-def test_a_writer_whose_id_was_recovered_takes_it_back(shop: tuple[TestClient, str], url: str) -> None:
+def test_a_writer_whose_id_was_recovered_reopens_it(shop: tuple[TestClient, str], url: str) -> None:
     client, _ = shop
     report = dualwrite.recover(prefix="shop.")
     assert {report.transactional_id.partition("~")[0] for report in report.ids} == {f"shop.{number}" for number in (1, 2)}
@@ -182,7 +182,7 @@ def test_a_writer_whose_id_was_recovered_takes_it_back(shop: tuple[TestClient, s
     assert set(codes[:4]) <= {201, 500}
 
 
-def test_the_service_resolves_what_it_left_and_closes_its_writers(
+def test_the_service_resolves_its_transactions_and_closes_its_writers(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
     topic = new_name("topic")

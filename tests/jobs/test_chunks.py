@@ -58,7 +58,7 @@ def test_each_chunk_is_written_once(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
-def test_an_attempt_goes_on_where_the_one_before_failed(job: ChunkScene) -> None:
+def test_an_attempt_continues_where_the_previous_one_failed(job: ChunkScene) -> None:
     with pytest.raises(WorkerDiedError):
         job.attempt(ROWS, job.put_until(chunk=2))
     assert job.found() == (ROWS[:20], ROWS[:20])
@@ -80,7 +80,7 @@ def test_an_empty_partition_writes_nothing(job: ChunkScene) -> None:
     assert job.attempt([]) == PartitionReport(0)
 
 
-def test_partitions_that_begin_at_once(job: ChunkScene) -> None:
+def test_partitions_that_start_at_once(job: ChunkScene) -> None:
     job.partitions = 4
     with ThreadPoolExecutor(4) as threads:
         reports = list(threads.map(lambda number: job.attempt(ROWS[number::4], partition=number), range(4)))
@@ -88,7 +88,7 @@ def test_partitions_that_begin_at_once(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
-def test_a_forgotten_job_is_written_anew(job: ChunkScene) -> None:
+def test_a_forgotten_job_is_written_again(job: ChunkScene) -> None:
     job.attempt(ROWS[:15])
     assert job.forget() == 2
     assert job.forget() == 0
@@ -97,7 +97,7 @@ def test_a_forgotten_job_is_written_anew(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
-def test_jobs_know_nothing_of_each_other(job: ChunkScene, new_name: Callable[[str], str]) -> None:
+def test_jobs_are_independent(job: ChunkScene, new_name: Callable[[str], str]) -> None:
     job.attempt(ROWS[:10])
     first, job.job_id = job.job_id, f"{job.job_id}.0/é Ü"
     assert job.attempt(ROWS[10:], prefix=first).rows == 25
@@ -158,7 +158,7 @@ def test_the_later_of_two_attempts_takes_over(job: ChunkScene, where: str) -> No
         ([], 0, None),
     ],
 )
-def test_a_frame_that_gives_other_rows_is_refused(
+def test_a_frame_with_different_rows_is_refused(
     on_postgres: ChunkScene, again: list[int], chunk: int, rows: int | None
 ) -> None:
     job = on_postgres
@@ -172,14 +172,14 @@ def test_a_frame_that_gives_other_rows_is_refused(
     assert job.attempt(ROWS).rows == 15
 
 
-def test_the_same_rows_of_a_chunk_in_another_order_are_the_same(job: ChunkScene) -> None:
+def test_the_order_of_rows_within_a_chunk_does_not_matter(job: ChunkScene) -> None:
     with pytest.raises(WorkerDiedError):
         job.attempt(ROWS, job.put_until(chunk=1))
     assert job.attempt([*ROWS[9::-1], *ROWS[10:]]).rows == 25
     assert job.found() == (ROWS, ROWS)
 
 
-def test_a_job_that_is_cut_otherwise_is_refused(job: ChunkScene) -> None:
+def test_a_job_with_other_chunks_is_refused(job: ChunkScene) -> None:
     job.partitions = 8
     job.attempt(ROWS[:10])
     job.partitions = 2
@@ -203,7 +203,7 @@ def test_a_partition_beyond_the_plan_is_refused(on_postgres: ChunkScene) -> None
 
 
 @pytest.mark.parametrize("when", ["before", "answered"])
-def test_a_commit_that_is_not_answered(
+def test_a_commit_without_an_answer(
     databases: Databases, on_postgres: ChunkScene, when: str, postgres_server: PostgresServer
 ) -> None:
     """The third chunk's COMMIT or its answer is lost: the attempt resolves it and continues."""
@@ -234,7 +234,7 @@ def test_a_commit_that_is_not_answered(
     ),
     indirect=["job"],
 )
-def test_an_attempt_that_dies_anywhere(job: ChunkScene, point: str) -> None:
+def test_an_attempt_that_dies_at_any_point(job: ChunkScene, point: str) -> None:
     """A failure at each step of the third chunk's commit, which the same process does not resolve."""
     armed = failpoints.only_at(4, failpoints.raises(KeyboardInterrupt()))  # the first transaction records the plan
     with failpoints.armed(point, armed), pytest.raises(KeyboardInterrupt):
@@ -248,7 +248,7 @@ def test_an_attempt_that_dies_anywhere(job: ChunkScene, point: str) -> None:
 # --- stores -------------------------------------------------------------------------------------------------------------
 
 
-def test_connections_of_psycopg(on_postgres: ChunkScene) -> None:
+def test_psycopg_connections(on_postgres: ChunkScene) -> None:
     job = on_postgres
     store = SqlStateStore.from_psycopg(lambda: psycopg.connect(job.events.url.replace("+psycopg", "")))
 
@@ -264,7 +264,7 @@ def test_connections_of_psycopg(on_postgres: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
-def test_a_rocksdb_of_all_types(broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_typed_rocksdb(broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path) -> None:
     from rocksdict import Rdict  # noqa: PLC0415  (one database, one import)
 
     from dualwrite.stores.rocksdb import RocksDBStore  # noqa: PLC0415  (as above)
@@ -286,7 +286,7 @@ def test_a_rocksdb_of_all_types(broker: DevCluster, new_name: Callable[[str], st
     rdict.close()
 
 
-def test_a_database_without_the_table(tmp_path: Path, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+def test_a_database_without_the_chunk_table(tmp_path: Path, broker: DevCluster, new_name: Callable[[str], str]) -> None:
     events = events_at(f"sqlite:///{tmp_path}/old.db")
     migration.upgrade(events.url)
     engine = sa.create_engine(events.url)
@@ -298,7 +298,7 @@ def test_a_database_without_the_table(tmp_path: Path, broker: DevCluster, new_na
         job.attempt(ROWS)
 
 
-def test_a_store_of_somebody_elses() -> None:
+def test_a_third_party_store() -> None:
     class Bare:
         description = "bare://"
 
@@ -313,13 +313,13 @@ def test_a_store_of_somebody_elses() -> None:
 
 
 @pytest.mark.parametrize("job_id", ["", "x" * 201, "a\0b", "a\nb", 5])
-def test_ids_that_no_job_can_have(job_id: str) -> None:
+def test_invalid_job_ids(job_id: str) -> None:
     with pytest.raises(ConfigurationError, match="A job id"):
         JobPlan(job_id)
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5])
-def test_numbers_that_no_plan_can_have(number: int) -> None:
+def test_invalid_numbers_in_a_plan(number: int) -> None:
     with pytest.raises(ConfigurationError, match="rows_per_transaction"):
         JobPlan("job", 1, number)
     with pytest.raises(ConfigurationError, match="partitions"):

@@ -40,7 +40,7 @@ def test_an_abort(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_an_abort_that_knows_no_task(postgres_scene: JobScene) -> None:
+def test_an_abort_without_tasks(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(3), PARTS)
     scene.abort([None, None], batch_id=2)  # not the open batch
@@ -49,7 +49,7 @@ def test_an_abort_that_knows_no_task(postgres_scene: JobScene) -> None:
     scene.assert_holds([])
 
 
-def test_an_abort_of_what_is_committed_completes_it(postgres_scene: JobScene) -> None:
+def test_an_abort_of_a_committed_batch_completes_it(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     scene.commit(outcomes)
@@ -64,7 +64,7 @@ def test_nothing_to_write(postgres_scene: JobScene) -> None:
     assert postgres_scene.table() == []
 
 
-def test_a_task_that_nobody_heard_of(postgres_scene: JobScene) -> None:
+def test_a_missing_task(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     with pytest.raises(BatchRefusedError, match="1 of 5 tasks"):
@@ -83,7 +83,7 @@ def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3])
 
 
-def test_attempts_that_the_engine_does_not_keep_apart(postgres_scene: JobScene) -> None:
+def test_attempts_with_the_same_number(postgres_scene: JobScene) -> None:
     """As when Spark reruns a stage while tasks of its first attempt are still running."""
     scene = postgres_scene
     run = scene.run()
@@ -106,7 +106,7 @@ def test_a_winner_that_was_fenced(postgres_scene: JobScene) -> None:
     scene.assert_holds([])
 
 
-def test_rows_that_are_gone(postgres_scene: JobScene) -> None:
+def test_staged_rows_that_were_deleted(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     with scene.store.engine.begin() as connection:
@@ -165,7 +165,7 @@ def test_a_zombie_after_the_end(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_the_prefix_is_one_jobs(scene: JobScene) -> None:
+def test_a_prefix_belongs_to_one_job(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(job_id="stream"), [[1]]))
     with pytest.raises(PrefixLeasedError, match="held by job 'stream'") as caught:
         scene.write(scene.run(job_id="another"), [[2]])
@@ -174,7 +174,7 @@ def test_the_prefix_is_one_jobs(scene: JobScene) -> None:
     scene.assert_holds([1])
 
 
-def test_a_batch_write_gives_the_prefix_back(scene: JobScene) -> None:
+def test_a_batch_write_releases_its_prefix(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
     scene.commit(scene.write(scene.run(job_id="two", keeps_lease=False), [[2]]))
     scene.assert_holds([1, 2])
@@ -188,7 +188,7 @@ def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
     scene.assert_holds([3])
 
 
-def test_prefixes_that_begin_alike(postgres_scene: JobScene) -> None:
+def test_prefixes_with_a_common_beginning(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     longer = f"{scene.prefix}.eu"
     outcomes = scene.write(scene.run(prefix=longer, job_id="eu"), [[1], [2]])
@@ -198,7 +198,7 @@ def test_prefixes_that_begin_alike(postgres_scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4])
 
 
-def test_fewer_and_more_tasks(postgres_scene: JobScene) -> None:
+def test_runs_with_fewer_and_more_tasks(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), [[1], [2]]))
     scene.write(scene.run(1), [[3], [4], [5], [6], [7]])  # left open, by a driver that died

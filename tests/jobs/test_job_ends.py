@@ -56,7 +56,7 @@ def ended_at(point: str, scene: JobScene) -> Iterator[None]:
         yield
 
 
-def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene: JobScene) -> None:
+def test_a_task_that_starts_after_the_abort_of_an_unopened_run(scene: JobScene) -> None:
     run = scene.run()
     scene.abort([TaskOutcome(run, 0, 0), None])
     with pytest.raises(JobClosedError, match="has been closed"):
@@ -75,7 +75,7 @@ def test_a_task_that_comes_after_the_abort_of_a_run_that_nobody_had_opened(scene
         ("job_before_staged", FencedError),
     ],
 )
-def test_a_run_that_is_ended_while_a_task_is_at_work(postgres_scene: JobScene, point: str, error: type[DualWriteError]) -> None:
+def test_a_run_that_is_ended_while_a_task_runs(postgres_scene: JobScene, point: str, error: type[DualWriteError]) -> None:
     """The task stops, and leaves nothing behind that only a later cleanup would find."""
     scene = postgres_scene
     scene.commit([scene.task(scene.run(), 0, [9])])  # so that the id was used before, and is resolved
@@ -92,7 +92,7 @@ def test_a_run_that_is_ended_once_its_last_task_has_prepared(postgres_scene: Job
     postgres_scene.assert_holds([])
 
 
-def test_staged_rows_that_somebody_has_locked(scene: JobScene) -> None:
+def test_staged_rows_locked_by_another_transaction(scene: JobScene) -> None:
     """They are left to the next cleanup; this is not an error."""
     outcomes = scene.write(scene.run(), PARTS)
     fences = {one.prepared.transactional_id: one.prepared.fence for one in outcomes if one.prepared is not None}
@@ -110,7 +110,7 @@ def test_a_sink_that_loses_a_row(postgres_scene: JobScene, monkeypatch: pytest.M
         postgres_scene.task(postgres_scene.run(), 0, [1, 2])
 
 
-def test_a_task_that_opened_the_run_and_died_before_it_had_swept(postgres_scene: JobScene) -> None:
+def test_a_task_that_opened_the_run_and_died_before_cleanup(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(), [[1], [2], [3], [4]])  # by a driver that died
     run = scene.run()
@@ -120,7 +120,7 @@ def test_a_task_that_opened_the_run_and_died_before_it_had_swept(postgres_scene:
     scene.assert_holds([1, 2, 3, 4])
 
 
-def test_commit_waits_for_whoever_resolves_a_winner_of_the_run_before(postgres_scene: JobScene) -> None:
+def test_commit_waits_for_the_recoverer_of_a_winner_of_the_previous_run(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     decided_only(scene, scene.write(scene.run(), PARTS))
     again = scene.write(scene.run(), PARTS)
@@ -150,7 +150,7 @@ def test_commit_waits_for_whoever_resolves_a_winner_of_the_run_before(postgres_s
     scene.assert_holds([1, 2, 3])
 
 
-def test_a_loss_that_somebody_else_has_found(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
     scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
     outcomes = scene.write(scene.run(), PARTS)
     decided_only(scene, outcomes)

@@ -125,7 +125,7 @@ def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point
     thinned(product(["sqlite", "postgresql", "mariadb"], SOME_POINTS), kept=[*zip(cycle(["sqlite", "mariadb"]), SOME_POINTS)]),
     indirect=["database_url"],
 )
-def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
+def test_a_kill_on_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(scene, tmp_path)
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
     job.run_to_the_end()
@@ -134,7 +134,7 @@ def test_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", thinned(SOME_POINTS, kept=["job_after_prepare", "job_after_commit"]))
-def test_librdkafka(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
+def test_a_kill_with_the_librdkafka_producer(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path, "librdkafka")
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
     job.run_to_the_end()

@@ -67,7 +67,7 @@ def start_again(scene: JobScene, server: PostgresServer) -> None:
     scene.store.engine.dispose()  # its connections are dead
 
 
-def test_kafka_is_gone_once_the_database_has_committed(postgres_scene: JobScene) -> None:
+def test_kafka_is_unreachable_after_the_database_has_committed(postgres_scene: JobScene) -> None:
     outcomes = postgres_scene.write(postgres_scene.run(), PARTS)
     gone = BrokerUnavailableError("No broker answers.")
     with (
@@ -96,7 +96,7 @@ def test_the_answer_to_the_decision_is_lost(proxied_scene: JobScene, postgres_pr
 
 
 @pytest.mark.slow
-def test_the_database_dies_in_the_decision(fragile: tuple[JobScene, PostgresServer]) -> None:
+def test_the_database_crashes_during_the_decision(fragile: tuple[JobScene, PostgresServer]) -> None:
     scene, server = fragile
     outcomes = scene.write(scene.run(), PARTS)
     with (
@@ -114,7 +114,7 @@ def test_the_database_dies_in_the_decision(fragile: tuple[JobScene, PostgresServ
 
 
 @pytest.mark.slow
-def test_the_database_dies_while_a_task_runs(fragile: tuple[JobScene, PostgresServer]) -> None:
+def test_the_database_crashes_while_a_task_runs(fragile: tuple[JobScene, PostgresServer]) -> None:
     scene, server = fragile
     run = scene.run()
     with failpoints.armed("job_after_batch", failpoints.only_at(1, server.kill)), pytest.raises(StoreUnavailableError):
@@ -125,7 +125,7 @@ def test_the_database_dies_while_a_task_runs(fragile: tuple[JobScene, PostgresSe
 
 
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
-def test_a_job_that_takes_longer_than_its_transactions_may(
+def test_a_job_that_exceeds_the_transaction_timeout(
     postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], producer: str
 ) -> None:
     scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), producer=producer, two_phase=False)

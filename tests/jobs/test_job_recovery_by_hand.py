@@ -22,7 +22,7 @@ def run(scene: JobScene, *arguments: str) -> Result:
     return CliRunner().invoke(recover.app, ["--url", scene.url, "--kafka", scene.servers, *arguments])
 
 
-def test_a_driver_that_never_comes_back(scene: JobScene) -> None:
+def test_a_driver_that_never_returns(scene: JobScene) -> None:
     outcomes = scene.write(scene.run(), PARTS)
     assert len(scene.open_ids()) == 3
     result = run(scene, "--prefix", scene.prefix, "--yes")
@@ -34,7 +34,9 @@ def test_a_driver_that_never_comes_back(scene: JobScene) -> None:
     scene.assert_holds([])
 
 
-def test_with_kafka_unreachable_a_job_goes_on(postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_kafka_unreachable_recovery_leaves_a_running_job(
+    postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
@@ -55,7 +57,7 @@ def test_a_dry_run_names_the_run_that_would_be_ended_and_ends_nothing(postgres_s
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_it_is_asked_before_an_open_run_is_ended(postgres_scene: JobScene) -> None:
+def test_ending_an_open_run_needs_confirmation(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(7), PARTS)
     result = run(scene, "--prefix", scene.prefix)
@@ -65,7 +67,7 @@ def test_it_is_asked_before_an_open_run_is_ended(postgres_scene: JobScene) -> No
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_without_a_prefix_a_job_at_work_is_left_alone(postgres_scene: JobScene) -> None:
+def test_without_a_prefix_a_running_job_is_skipped(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     result = run(scene, "--yes")
@@ -76,7 +78,7 @@ def test_without_a_prefix_a_job_at_work_is_left_alone(postgres_scene: JobScene) 
 
 
 @pytest.mark.parametrize("prefix", ["", "shop"])
-def test_a_service_that_starts_beside_a_job_at_work(postgres_scene: JobScene, prefix: str) -> None:
+def test_a_service_that_starts_beside_a_running_job(postgres_scene: JobScene, prefix: str) -> None:
     scene, orders = postgres_scene, "shop.orders"
     outcomes = scene.write(scene.run(prefix="shop.nightly"), PARTS)
     scene.store.claim(orders, "a service that is gone", timeout=LIMIT)
@@ -87,7 +89,7 @@ def test_a_service_that_starts_beside_a_job_at_work(postgres_scene: JobScene, pr
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_tasks_that_are_named_are_recovered(postgres_scene: JobScene) -> None:
+def test_tasks_given_by_id_are_recovered(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     ids = [one.prepared.transactional_id for one in outcomes if one.prepared is not None]
@@ -99,7 +101,7 @@ def test_tasks_that_are_named_are_recovered(postgres_scene: JobScene) -> None:
     scene.assert_holds([])
 
 
-def test_what_a_job_left_that_has_ended_is_recovered(postgres_scene: JobScene) -> None:
+def test_tasks_of_a_committed_batch_are_recovered(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     dies = failpoints.raises(FailpointError("dead"))
@@ -111,7 +113,7 @@ def test_what_a_job_left_that_has_ended_is_recovered(postgres_scene: JobScene) -
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_a_prefix_is_meant_exactly(postgres_scene: JobScene) -> None:
+def test_a_prefix_is_matched_exactly(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(prefix=f"{scene.prefix}.eu"), PARTS)
     result = run(scene, "--prefix", scene.prefix, "--yes")
@@ -128,7 +130,7 @@ def test_a_prefix_is_released(postgres_scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_a_release_that_means_nothing(postgres_scene: JobScene) -> None:
+def test_a_release_of_an_unknown_prefix_is_a_usage_error(postgres_scene: JobScene) -> None:
     unknown = run(postgres_scene, "--prefix", "nobody", "--release", "--yes")
     assert unknown.exit_code == 2
     assert "No job owns the prefix 'nobody'" in unknown.output

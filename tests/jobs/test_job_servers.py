@@ -102,7 +102,7 @@ def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", thinned(["restarted", "killed"], kept=["killed"]))
 @pytest.mark.parametrize("moment", thinned(TASK_MOMENTS + COMMIT_MOMENTS, kept=BROKER_KEPT))
-def test_a_broker_that_goes_away(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
+def test_a_broker_outage(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
     scene = make_scene(postgres_url, fragile)
 
     def trouble() -> None:
@@ -147,7 +147,7 @@ def test_a_database_that_crashes(
 
 
 @pytest.mark.slow
-def test_a_database_that_does_not_come_back_in_time(
+def test_a_database_outage_beyond_the_time_limit(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene
 ) -> None:
     """The outcome is not guessed: transactions stay prepared, and the next run resolves them."""
@@ -172,7 +172,7 @@ def test_a_database_that_does_not_come_back_in_time(
         kept=["job_after_move"],
     ),
 )
-def test_a_broker_that_gives_transactions_up(
+def test_a_broker_that_times_transactions_out(
     postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:
     """Without two-phase commit a transaction has a timeout: after it, nothing is committed on either side."""

@@ -50,7 +50,7 @@ def test_a_driver_on_another_cluster_commits_nothing(scene: JobScene, elsewhere:
     scene.assert_holds([1, 2, 3, 4])
 
 
-def test_what_a_driver_has_decided_is_completed_on_its_own_cluster_only(scene: JobScene, elsewhere: JobScene) -> None:
+def test_a_decided_batch_is_completed_on_its_own_cluster_only(scene: JobScene, elsewhere: JobScene) -> None:
     outcomes = scene.write(scene.run(), PARTS)
     dies = failpoints.armed("job_after_commit", failpoints.raises(FailpointError("dead")))
     with dies, pytest.raises(FailpointError):

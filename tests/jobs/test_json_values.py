@@ -74,11 +74,11 @@ def one(value: Any, kind: pa.DataType) -> str:
          '{"2026-01-31":[{"x":1}]}'),
     ],
 )  # fmt: skip
-def test_a_value_has_the_form_that_spark_gives_it(value: Any, kind: pa.DataType, text: str) -> None:
+def test_a_value_is_encoded_as_by_spark(value: Any, kind: pa.DataType, text: str) -> None:
     assert one(value, kind) == text
 
 
-def test_a_null_field_is_left_out_wherever_it_stands() -> None:
+def test_a_null_field_is_left_out_in_every_position() -> None:
     assert texts(a=pa.array([None, 1, 1, None]), b=pa.array(["x", None, "y", None])) == [
         '{"b":"x"}',
         '{"a":1}',
@@ -91,7 +91,7 @@ def test_a_column_without_a_type_is_left_out() -> None:
     assert texts(a=pa.nulls(2), b=pa.array([1, 2])) == ['{"b":1}', '{"b":2}']
 
 
-def test_columns_come_in_the_given_order_and_others_stay_out() -> None:
+def test_only_the_given_columns_in_the_given_order() -> None:
     batch = pa.record_batch({"a": pa.array([1]), "b": pa.array([2]), "c": pa.array([3])})
     assert json_values(batch, ["c", "a"]).to_pylist() == ['{"c":3,"a":1}']
 
@@ -104,12 +104,12 @@ def test_a_dictionary_column_is_its_values() -> None:
     assert texts(a=pa.array(["x", None, "x"]).dictionary_encode()) == ['{"a":"x"}', "{}", '{"a":"x"}']
 
 
-def test_a_batch_without_rows_gives_none() -> None:
+def test_a_batch_without_rows_gives_no_values() -> None:
     kind = pa.struct([("l", pa.list_(pa.string())), ("m", pa.map_(pa.string(), pa.float64()))])
     assert texts(a=pa.array([], kind), t=pa.array([], pa.timestamp("us", "UTC"))) == []
 
 
-def test_every_column_that_can_not_is_named() -> None:
+def test_every_column_that_cannot_be_encoded_is_named() -> None:
     batch = pa.record_batch({"d": pa.array([timedelta(1)], pa.duration("us"))})
     with pytest.raises(ConfigurationError, match=r"no column 'x'.*column 'd': duration\[us\] can't be written as JSON"):
         json_values(batch, ["x", "d"])
@@ -173,7 +173,7 @@ def parsed(kind: str, value: Any) -> Any:
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_each_row_reads_back_as_what_it_was(data: st.DataObject) -> None:
+def test_each_row_survives_a_round_trip(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=5, unique=True))
     size = data.draw(st.integers(1, 6))
     values = {name: data.draw(st.lists(st.none() | KINDS[name][1], min_size=size, max_size=size)) for name in names}

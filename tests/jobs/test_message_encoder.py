@@ -60,7 +60,7 @@ def test_keys_values_and_tombstones(broker: DevCluster, topic: str, producer: An
     assert found == {b"a": b"1", b"b": None, None: b"", "ž".encode(): b"\xff"}
 
 
-def test_each_row_goes_to_its_topic_in_its_order(broker: DevCluster, producer: Any, new_name: Callable[[str], str]) -> None:
+def test_each_row_is_sent_to_its_topic_in_order(broker: DevCluster, producer: Any, new_name: Callable[[str], str]) -> None:
     topics = [new_name("topic") for _ in range(3)]
     for name in topics:
         make_topic(broker, name)
@@ -77,7 +77,7 @@ def test_each_row_goes_to_its_topic_in_its_order(broker: DevCluster, producer: A
         assert [message.value() for message in read_topic(broker.bootstrap_servers, name)] == expected
 
 
-def test_the_option_goes_before_the_column(broker: DevCluster, topic: str, producer: Any) -> None:
+def test_the_option_takes_precedence_over_the_column(broker: DevCluster, topic: str, producer: Any) -> None:
     batch = pa.record_batch({"topic": pa.array([1, None]), "value": pa.array(["x", "y"])})
     assert send(producer, batch, topic=topic) == 2
     assert len(read_topic(broker.bootstrap_servers, topic)) == 2
@@ -117,7 +117,7 @@ def test_a_value_made_of_columns(broker: DevCluster, topic: str, producer: Any) 
     assert found == {b"k": b'{"n":1,"t":"\\""}', b"l": b'{"t":"b"}'}
 
 
-def test_no_rows_are_no_messages(producer: Any, topic: str) -> None:
+def test_no_rows_give_no_messages(producer: Any, topic: str) -> None:
     assert send(producer, pa.record_batch({"value": pa.array([], pa.string())}), topic=topic) == 0
 
 
@@ -162,11 +162,11 @@ def test_every_problem_is_in_one_error() -> None:
         assert part in text
 
 
-def test_a_topic_must_come_from_somewhere() -> None:
+def test_a_missing_topic_is_refused() -> None:
     assert "neither the option topic nor a column topic" in problems({"value": pa.string()})
 
 
-def test_a_value_comes_from_one_place_only() -> None:
+def test_two_sources_of_a_value_are_refused() -> None:
     assert "would make another" in problems({"value": pa.string(), "a": pa.int8()}, topic="t", value_columns=["a"])
     text = problems({"a": pa.duration("us")}, topic="t", value_columns=["a", "b"])
     assert "'b', but there are 0 columns with this name" in text
@@ -174,12 +174,12 @@ def test_a_value_comes_from_one_place_only() -> None:
     assert "value.columns is empty" in problems({"a": pa.int8()}, topic="t", value_columns=[])
 
 
-def test_a_column_twice() -> None:
+def test_a_duplicate_column() -> None:
     schema = pa.schema([("value", pa.string()), ("value", pa.string())])
     with pytest.raises(ConfigurationError, match="there are 2 columns named value"):
         MessageEncoder(schema, topic="t")
 
 
-def test_what_spark_takes_is_taken() -> None:
+def test_accepts_what_the_kafka_sink_of_spark_accepts() -> None:
     schema = {"key": pa.large_binary(), "value": pa.large_string(), "topic": pa.string(), "headers": HEADERS, "x": pa.int8()}
     MessageEncoder(pa.schema(list(schema.items())))

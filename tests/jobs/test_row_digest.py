@@ -24,14 +24,14 @@ def table(rows: list[tuple[Any, ...]]) -> pa.Table:
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-def test_the_order_does_not_count(rows: list[tuple[Any, ...]], random: Any) -> None:
+def test_the_order_of_rows_does_not_matter(rows: list[tuple[Any, ...]], random: Any) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)
     assert table_digest(table(rows)) == table_digest(table(shuffled))
 
 
 @given(ROWS, ROWS)
-def test_other_rows_have_another_digest(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> None:
+def test_different_rows_have_different_digests(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> None:
     def order(row: tuple[Any, ...]) -> str:
         return repr(row)
 
@@ -40,13 +40,13 @@ def test_other_rows_have_another_digest(one: list[tuple[Any, ...]], other: list[
 
 
 @given(ROWS, st.integers(1, 5))
-def test_neither_do_batches_and_slices(rows: list[tuple[Any, ...]], size: int) -> None:
+def test_batches_and_slices_do_not_matter(rows: list[tuple[Any, ...]], size: int) -> None:
     whole = table([(0, "before", b""), *rows]).slice(1)
     pieces = pa.Table.from_batches(whole.to_batches(max_chunksize=size), SCHEMA)
     assert table_digest(pieces) == table_digest(table(rows))
 
 
-def test_what_lies_under_a_null_does_not_count() -> None:
+def test_bytes_under_a_null_do_not_matter() -> None:
     valid = pa.py_buffer(bytes([0b101]))
     one, other = (pa.py_buffer(b"".join(n.to_bytes(8, "little") for n in (1, hidden, 3))) for hidden in (2, 77))
     arrays = [pa.Array.from_buffers(pa.int64(), 3, [valid, data]) for data in (one, other)]
@@ -71,7 +71,7 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     ],
     ids=str,
 )
-def test_every_type_of_spark_has_one(kind: pa.DataType, values: list[Any]) -> None:
+def test_every_type_of_spark_has_a_digest(kind: pa.DataType, values: list[Any]) -> None:
     digests = [table_digest(pa.table({"column": pa.array([value], kind)})) for value in values]
     assert len(set(digests)) == len(values)
     assert all(len(digest) == 32 for digest in digests)
@@ -83,13 +83,13 @@ def test_times_are_compared_as_instants() -> None:
     assert table_digest(zones[0]) == table_digest(zones[1])
 
 
-def test_columns_do_not_run_into_each_other() -> None:
+def test_column_boundaries_matter() -> None:
     one, other = pa.table({"a": ["1,1:2"], "b": ["3"]}), pa.table({"a": ["1"], "b": ["2,1:3"]})
     assert table_digest(one) != table_digest(other)
     assert table_digest(pa.table({"a": ["x"]})) != table_digest(pa.table({"b": ["x"]}))
 
 
-def test_a_stored_digest_is_still_known() -> None:
+def test_a_stored_digest_still_matches() -> None:
     """Markers of earlier releases are compared with these digests: if this fails, unfinished jobs would be refused."""
     rows = pa.table(
         {
@@ -115,7 +115,7 @@ def test_chunks_have_the_rows_of_a_transaction(sizes: list[int], rows: int | Non
         assert all(0 < each.num_rows <= rows for each in tables)
 
 
-def test_what_the_function_gets_is_made_only_when_asked_for() -> None:
+def test_arguments_of_the_function_are_made_lazily() -> None:
     made: list[int] = []
     batch = pa.record_batch({"n": [1, 2, 3]})
     chunks = list(arrow_chunks([batch], 2, lambda rows: made.append(rows.num_rows)))

@@ -211,7 +211,7 @@ def test_every_type_on_sqlite(sqlite_url: str) -> None:
 AWKWARD = ["", " ", "\\N", "\\.", "a\n\\.\nb", '"', "'", ",", "\r\n", "\\", "NULL", "%s", ":x", "🐎", "\x01", "a\tb", "'; --"]
 
 
-def test_awkward_texts_arrive_as_they_are(engine: sa.Engine) -> None:
+def test_awkward_texts_are_stored_unchanged(engine: sa.Engine) -> None:
     charset = "" if engine.dialect.name in ("postgresql", "sqlite") else " CHARACTER SET utf8mb4"  # the database has latin1
     execute(engine, f"CREATE TABLE t (a text, b text){charset}")
     through(engine, pa.record_batch({"a": pa.array([None, *AWKWARD]), "b": pa.array([*AWKWARD, None])}))
@@ -261,7 +261,7 @@ def test_bytes_beneath_a_null_are_not_written(postgres: sa.Engine) -> None:
     assert sorted(read(postgres, "SELECT b FROM t"), key=repr) == [(None,), (b"a",), (b"c",)]
 
 
-def test_a_number_that_the_database_has_not_is_refused(engine: sa.Engine) -> None:
+def test_a_number_unknown_to_the_database_is_refused(engine: sa.Engine) -> None:
     execute(engine, f"CREATE TABLE t (d {'double precision' if engine.dialect.name == 'postgresql' else 'double'})")
     batch = pa.record_batch({"d": pa.array([1.0, None, float("nan")])})
     if engine.dialect.name == "postgresql":
@@ -295,7 +295,7 @@ def test_exactly_the_given_keys_are_moved(engine: sa.Engine, counted: StagingTab
     assert sorted(read(engine, "SELECT n FROM t")) == [(1,)] * 3 + [(4,)] * 3
 
 
-def test_hundreds_of_keys_in_one_go(engine: sa.Engine, counted: StagingTable) -> None:
+def test_hundreds_of_keys_at_once(engine: sa.Engine, counted: StagingTable) -> None:
     with engine.begin() as connection:
         for number in range(500):
             counted.load(connection, f"orders.{number}.0", number, [numbers(number)])
@@ -328,7 +328,7 @@ def test_a_writer_needs_a_transaction(engine: sa.Engine, counted: StagingTable) 
         counted.writer(connection, ID, 1)
 
 
-def test_a_writer_needs_a_connection_that_does_not_commit_by_itself(postgres: sa.Engine) -> None:
+def test_a_writer_refuses_a_connection_in_autocommit(postgres: sa.Engine) -> None:
     execute(postgres, "CREATE TABLE t (n integer)")
     table = staging(postgres, numbers().schema)
     committing = postgres.execution_options(isolation_level="AUTOCOMMIT")
@@ -337,7 +337,7 @@ def test_a_writer_needs_a_connection_that_does_not_commit_by_itself(postgres: sa
 
 
 @pytest.mark.parametrize("rows_before", [0, 2500])
-def test_a_writer_that_an_error_leaves_has_loaded_nothing(engine: sa.Engine, counted: StagingTable, rows_before: int) -> None:
+def test_a_writer_that_ends_with_an_error_loads_nothing(engine: sa.Engine, counted: StagingTable, rows_before: int) -> None:
     def interrupted() -> None:
         with engine.begin() as connection, counted.writer(connection, ID, 1) as writer:
             writer.add(numbers(*range(rows_before)))
@@ -349,7 +349,7 @@ def test_a_writer_that_an_error_leaves_has_loaded_nothing(engine: sa.Engine, cou
     assert load(engine, counted, numbers(1)) == 1  # over the same pool
 
 
-def test_a_finished_writer_takes_no_more(engine: sa.Engine, counted: StagingTable) -> None:
+def test_a_finished_writer_refuses_rows(engine: sa.Engine, counted: StagingTable) -> None:
     with engine.begin() as connection, counted.writer(connection, ID, 1) as writer:
         writer.add(numbers(*range(2500)))
         assert writer.finish() == writer.finish() == 2500
@@ -359,7 +359,7 @@ def test_a_finished_writer_takes_no_more(engine: sa.Engine, counted: StagingTabl
     assert read(engine, f"SELECT count(*) FROM {counted.name}") == [(2500,)]
 
 
-def test_a_value_that_does_not_fit_is_the_databases_error(postgres: sa.Engine) -> None:
+def test_a_value_that_does_not_fit_raises_the_error_of_the_database(postgres: sa.Engine) -> None:
     execute(postgres, "CREATE TABLE t (v varchar(2))")
     batch = pa.record_batch({"v": ["long"]})
     table = staging(postgres, batch.schema)
@@ -368,7 +368,7 @@ def test_a_value_that_does_not_fit_is_the_databases_error(postgres: sa.Engine) -
     assert load(postgres, table, pa.record_batch({"v": ["ok"]})) == 1
 
 
-def test_a_trigger_that_keeps_rows_out_shows_in_the_count(postgres: sa.Engine) -> None:
+def test_rows_dropped_by_a_trigger_are_not_counted(postgres: sa.Engine) -> None:
     execute(
         postgres,
         "CREATE TABLE t (n integer)",
@@ -406,7 +406,7 @@ def test_upsert_replaces_by_its_keys_and_counts_every_row(engine: sa.Engine, pri
     )
 
 
-def test_an_ambiguous_batch_is_refused_over_all_its_keys(engine: sa.Engine, priced: StagingTable) -> None:
+def test_an_ambiguous_batch_is_refused_with_all_its_keys(engine: sa.Engine, priced: StagingTable) -> None:
     load(engine, priced, prices(*((number, "x", 1) for number in range(6))), key=("orders.0.0", 1))
     load(engine, priced, prices(*((number, "x", 2) for number in range(6))), key=("orders.1.0", 1))
     both = [("orders.0.0", 1), ("orders.1.0", 1)]
@@ -428,7 +428,7 @@ def test_upsert_of_keys_alone(engine: sa.Engine) -> None:
     assert sorted(read(engine, "SELECT n FROM t")) == [(1,), (2,)]
 
 
-def test_keys_are_equal_where_the_target_says_so(mariadb: sa.Engine) -> None:
+def test_keys_are_compared_by_the_collation_of_the_target(mariadb: sa.Engine) -> None:
     execute(
         mariadb,
         "CREATE TABLE t (a varchar(9) PRIMARY KEY, n integer) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci",
@@ -444,7 +444,7 @@ def test_keys_are_equal_where_the_target_says_so(mariadb: sa.Engine) -> None:
 # --- the table ----------------------------------------------------------------------------------------------------------
 
 
-def test_many_make_the_table_at_once(engine: sa.Engine) -> None:
+def test_threads_create_the_table_at_once(engine: sa.Engine) -> None:
     execute(engine, "CREATE TABLE t (n integer)")
     with engine.connect() as connection:
         table = StagingTable(table_columns(connection, "t"), ["n"])
@@ -466,7 +466,7 @@ def test_many_make_the_table_at_once(engine: sa.Engine) -> None:
     assert load(engine, table, numbers(1)) == 1
 
 
-def test_a_maker_that_died_by_half_is_followed_up(engine: sa.Engine, counted: StagingTable) -> None:
+def test_a_half_created_table_is_completed(engine: sa.Engine, counted: StagingTable) -> None:
     with engine.connect() as connection:
         (index,) = sa.inspect(connection).get_indexes(counted.name)
     execute(engine, f"DROP INDEX {index['name']}" + (f" ON {counted.name}" if engine.dialect.name == "mariadb" else ""))
@@ -490,7 +490,7 @@ def test_other_columns_and_other_types_have_a_table_of_their_own(engine: sa.Engi
     StagingTable(long, ["a"]).ensure(engine)
 
 
-def test_columns_that_staging_can_not_have(engine: sa.Engine) -> None:
+def test_columns_that_cannot_be_staged(engine: sa.Engine) -> None:
     execute(engine, "CREATE TABLE t (a integer, dualwrite_id integer)")
     with engine.connect() as connection:
         table = table_columns(connection, "t")
@@ -513,7 +513,7 @@ def test_the_target_may_refuse_null_and_staging_does_not(engine: sa.Engine) -> N
         table.move(connection, [(ID, 1)])
 
 
-def test_a_schema_of_its_own(postgres: sa.Engine) -> None:
+def test_staging_in_another_schema(postgres: sa.Engine) -> None:
     execute(postgres, "CREATE TABLE t (n integer)", 'CREATE SCHEMA IF NOT EXISTS "My staging"')
     table = staging(postgres, numbers().schema, staging_schema="My staging")
     load(postgres, table, numbers(1))
@@ -531,7 +531,7 @@ def test_a_schema_that_is_missing(postgres: sa.Engine) -> None:
         staging(postgres, numbers().schema, staging_schema="nowhere")
 
 
-def test_who_may_not_make_it_is_told_the_sql_for_somebody_who_may(postgres: sa.Engine, postgres_server: PostgresServer) -> None:
+def test_a_missing_privilege_is_reported_with_the_sql_to_run(postgres: sa.Engine, postgres_server: PostgresServer) -> None:
     execute(
         postgres,
         "DROP ROLE IF EXISTS clerk",
@@ -572,7 +572,7 @@ def test_a_crash_of_postgresql_empties_it(own_postgres_server: PostgresServer) -
     engine.dispose()
 
 
-def test_a_zero_stays_a_zero(engine: sa.Engine) -> None:
+def test_negative_zero_is_kept(engine: sa.Engine) -> None:
     """In an AUTO_INCREMENT column, MariaDB by default replaces 0 with the next number."""
     with engine.begin() as connection:
         made = sa.Table("numbered", sa.MetaData(), sa.Column("n", sa.Integer, primary_key=True, autoincrement=True))

@@ -91,11 +91,11 @@ def postgres_types(postgres_url: str) -> TargetTable:
     ],
     ids=lambda value: "_".join(sorted(value)) if isinstance(value, set) else str(value),
 )
-def test_what_fits_on_postgresql(postgres_types: TargetTable, kind: pa.DataType, expected: set[str]) -> None:
+def test_types_that_fit_on_postgresql(postgres_types: TargetTable, kind: pa.DataType, expected: set[str]) -> None:
     assert taken(postgres_types, kind) == expected
 
 
-def test_types_are_written_as_the_server_has_them(postgres_types: TargetTable) -> None:
+def test_types_are_shown_as_the_server_names_them(postgres_types: TargetTable) -> None:
     written = {column.name: column.ddl for column in postgres_types.columns}
     assert (written["price"], written["varchar"], written["ints"]) == ("numeric(10,2)", "character varying(20)", "integer[]")
     assert (written["mood"], written["post"], written["moment"]) == ("mood", "post", "timestamp with time zone")
@@ -130,7 +130,7 @@ MARIADB = """CREATE TABLE t (
     ],
     ids=lambda value: "_".join(sorted(value)) if isinstance(value, set) else str(value),
 )
-def test_what_fits_on_mariadb(mariadb_url: str, kind: pa.DataType, expected: set[str]) -> None:
+def test_types_that_fit_on_mariadb(mariadb_url: str, kind: pa.DataType, expected: set[str]) -> None:
     assert taken(look_up(mariadb_url, "t", MARIADB), kind) == expected
 
 
@@ -152,7 +152,7 @@ SQLITE = """CREATE TABLE t (
     ],
     ids=lambda value: "_".join(sorted(value)) if isinstance(value, set) else str(value),
 )
-def test_what_fits_on_sqlite(sqlite_url: str, kind: pa.DataType, expected: set[str]) -> None:
+def test_types_that_fit_on_sqlite(sqlite_url: str, kind: pa.DataType, expected: set[str]) -> None:
     assert taken(look_up(sqlite_url, "t", SQLITE), kind) == expected
 
 
@@ -202,7 +202,7 @@ def test_upsert_keys_need_a_unique_key_over_them(database_url: str, ddl: str) ->
     assert "over exactly (a); it has (a, b)" in problem
 
 
-def test_an_index_over_some_rows_or_an_expression_is_none(postgres_url: str) -> None:
+def test_partial_and_expression_indexes_are_not_unique_keys(postgres_url: str) -> None:
     table = look_up(
         postgres_url,
         "t",
@@ -213,7 +213,7 @@ def test_an_index_over_some_rows_or_an_expression_is_none(postgres_url: str) -> 
     assert table.unique_keys == ()
 
 
-def test_mariadb_would_replace_by_any_unique_key(mariadb_url: str) -> None:
+def test_on_mariadb_upsert_refuses_other_unique_keys(mariadb_url: str) -> None:
     table = look_up(
         mariadb_url, "t", "CREATE TABLE t (nr int AUTO_INCREMENT PRIMARY KEY, a int, b int, UNIQUE (a), UNIQUE (b))"
     )
@@ -242,7 +242,7 @@ def test_a_schema_and_quoted_names(postgres_url: str) -> None:
     assert look_up(postgres_url, "Public.Orders", "CREATE TABLE orders (n integer)").full_name == "public.orders"
 
 
-def test_a_table_that_is_not_there(database_url: str) -> None:
+def test_a_missing_target_table(database_url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no table 'orders'.*kafka_transaction_state"):
         look_up(database_url, "orders")
 
@@ -256,11 +256,11 @@ def test_a_table_that_is_not_there(database_url: str) -> None:
         ('s."x.y"', ("s", "x.y")),
     ],
 )
-def test_names_as_sql_has_them(text: str, expected: tuple[str | None, str]) -> None:
+def test_table_names_are_parsed_as_in_sql(text: str, expected: tuple[str | None, str]) -> None:
     assert split_name(text, "postgresql") == expected
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a.b.c", "a b", "(SELECT 1) AS t", '"a', 'a"b'])
-def test_what_is_no_name(text: Any) -> None:
+def test_invalid_table_names(text: Any) -> None:
     with pytest.raises(ConfigurationError, match="is not a table name"):
         split_name(text, "postgresql")

@@ -135,7 +135,7 @@ def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
     until(lambda: problem() is None, problem)
 
 
-def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_called_hanging(
+def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_reported_hanging(
     guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
 ) -> None:
     healthy, hanging = new_name("healthy"), new_name("hanging")
@@ -204,7 +204,7 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
     del producer
 
 
-def test_stuck_without_rights(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+def test_stuck_without_acls(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(guarded, topic)
     producer = opened(guarded, new_name("id"), topic)

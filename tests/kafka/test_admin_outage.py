@@ -63,7 +63,7 @@ ASKED = {
 }
 
 
-def test_the_commands_say_that_an_answer_is_not_complete(three: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """In words, in the JSON of the page, and by the exit code.
 
     Two brokers are silent, so that nothing can be taken over. The first of these tests, while all three have ids.
@@ -154,7 +154,7 @@ def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
         assert len(stuck.partitions) + len(stuck.unreadable) == PARTITIONS
 
 
-def test_a_broker_that_was_killed(three: DevCluster) -> None:
+def test_a_killed_broker(three: DevCluster) -> None:
     with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT, broker_timeout=limit(1)) as admin:
         before = coordinators(admin)
         down = before[IDS[0]]
@@ -180,7 +180,7 @@ def test_a_broker_that_was_killed(three: DevCluster) -> None:
         three.start(down)
 
 
-def test_a_group_whose_coordinator_is_gone(three: DevCluster) -> None:
+def test_a_group_whose_coordinator_is_down(three: DevCluster) -> None:
     """It is not said that there is no such group."""
     group = "group"
     with closing(Consumer({"bootstrap.servers": three.bootstrap_servers, "group.id": group})) as consumer:

@@ -122,7 +122,7 @@ def test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coord
     assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [*(b"%d" % n for n in range(7)), b"last"]
 
 
-def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(broker: DevCluster, new_name: NewName) -> None:
+def test_an_abort_does_not_wait_for_requests_in_flight_on_a_shared_connection(broker: DevCluster, new_name: NewName) -> None:
     """A request left unanswered by one lane is neither attributed to another lane nor repeated by it."""
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
@@ -144,7 +144,7 @@ def test_an_abort_does_not_wait_behind_what_is_under_way_on_a_shared_connection(
     assert values(broker, topic) == [b"%d" % n for n in range(5)]
 
 
-def test_a_connection_that_another_call_finds_broken_costs_the_lane_with_requests_under_way_no_message(
+def test_a_connection_found_broken_by_another_call_loses_no_message_of_a_lane_with_requests_in_flight(
     broker: DevCluster, new_name: NewName
 ) -> None:
     """Batches in flight are retried, in order, on the connection that the other call has opened."""
@@ -171,7 +171,7 @@ def test_a_connection_that_another_call_finds_broken_costs_the_lane_with_request
     assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == sent
 
 
-def test_a_lane_that_is_closed_leaves_the_others_connection_alone(broker: DevCluster, new_name: NewName) -> None:
+def test_closing_a_lane_keeps_the_connection_of_the_others(broker: DevCluster, new_name: NewName) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
     warm_topic(broker, topic)
@@ -191,7 +191,7 @@ def test_a_lane_that_is_closed_leaves_the_others_connection_alone(broker: DevClu
 # --- idle, expired, broken -----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anything_is_sent_on_it(
+def test_a_connection_closed_by_the_broker_is_noticed_before_anything_is_sent(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`connections.max.idle.ms`. The sender meets no broken connection, so nothing is retried."""
@@ -206,7 +206,7 @@ def test_a_connection_that_the_broker_has_closed_meanwhile_is_seen_before_anythi
     assert values(strict_host, topic) == [b"before", b"after"]
 
 
-def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
+def test_a_session_is_renewed_on_its_connection_with_requests_in_flight(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName
 ) -> None:
     """KIP-368: over several session lifetimes no connection is replaced, unless the machine stands still for longer than the
@@ -237,7 +237,7 @@ def test_a_session_is_renewed_on_its_connection_with_requests_under_way(
     assert values(strict_host, topic) == [b"%d" % n for n in range(next(numbers))]
 
 
-def test_a_connection_looks_after_its_peer_by_keepalive_unless_that_is_switched_off() -> None:
+def test_a_connection_uses_tcp_keepalive_unless_switched_off() -> None:
     """As for databases: a peer that vanished is detected after a minute, not after two hours."""
     with WireServer() as server:
         for setting, expected in (({}, 1), ({"socket.keepalive.enable": "false"}, 0)):
@@ -275,7 +275,7 @@ def in_child(run: Callable[[], str]) -> str:
 
 
 @forks
-def test_a_producer_is_refused_in_a_forked_child_and_goes_on_in_its_parent(
+def test_a_producer_is_refused_in_a_forked_child_and_works_in_its_parent(
     broker: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
     """The child has the other ends of the parent's connections, and the parent's epoch and sequences."""
@@ -306,7 +306,7 @@ def test_a_producer_is_refused_in_a_forked_child_and_goes_on_in_its_parent(
 
 
 @forks
-def test_a_coordinator_makes_connections_of_its_own_in_a_forked_child(broker: DevCluster) -> None:
+def test_a_coordinator_opens_new_connections_in_a_forked_child(broker: DevCluster) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     assert coordinator.describe("no-such-id") is None
     assert in_child(lambda: str(coordinator.describe("no-such-id"))) == "None"

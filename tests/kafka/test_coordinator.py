@@ -40,7 +40,7 @@ def test_an_unknown_id_has_no_description(coordinator: WireTransactionCoordinato
     assert coordinator.describe(new_name("id")) is None
 
 
-def test_an_ongoing_transaction_is_described_with_what_names_it(
+def test_an_ongoing_transaction_is_described_with_its_identity(
     coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
 ) -> None:
     before = time.time() * 1000
@@ -72,7 +72,7 @@ def test_an_ended_transaction_keeps_its_start_time(
 # --- EndTxn v5 --------------------------------------------------------------------------------------------------------
 
 
-def test_endtxn_v5_is_known_by_the_brokers_features(coordinator: WireTransactionCoordinator) -> None:
+def test_endtxn_v5_is_detected_by_the_features_of_the_broker(coordinator: WireTransactionCoordinator) -> None:
     assert coordinator.ends_by_epoch
 
 
@@ -138,7 +138,7 @@ def test_another_epoch_is_fenced_and_the_transaction_goes_on(
     assert coordinator.describe(name) == found
 
 
-def test_an_id_that_is_unknown_ends_nothing(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
+def test_an_unknown_id_ends_nothing(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
     answer = coordinator.end_transaction(new_name("id"), producer_id=1, epoch=0, commit=True)
     assert not answer.proven
 
@@ -214,7 +214,7 @@ def _init_aborts_and_fences(coordinator: WireTransactionCoordinator, ongoing: Op
     assert not coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True).proven
 
 
-def test_init_producer_id_makes_an_unknown_id(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
+def test_init_producer_id_creates_an_unknown_id(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
     name = new_name("id")
     answer = coordinator.init_producer_id(name)
     assert answer.proven
@@ -236,14 +236,14 @@ def test_listing_gives_the_ids_of_a_prefix_sorted(
     assert coordinator.list_transactions(f"{prefix}-none") == []
 
 
-def test_the_brokers_longest_timeout_is_read(coordinator: WireTransactionCoordinator) -> None:
+def test_the_longest_timeout_of_the_broker_is_read(coordinator: WireTransactionCoordinator) -> None:
     assert coordinator.transaction_max_timeout_ms() == 900_000
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_not_there_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:
+def test_an_unreachable_broker_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.2)
     for ask in (
         lambda: coordinator.describe("x"),
@@ -261,7 +261,7 @@ def test_a_broker_that_is_not_there_is_named_with_the_setting_within_the_time_li
         assert caught.value.retriable
 
 
-def test_what_answers_but_is_no_broker_is_an_error_in_time(silent_server: int) -> None:
+def test_a_server_that_is_not_a_broker_is_an_error_within_the_time_limit(silent_server: int) -> None:
     config = KafkaConfig.of(
         {"bootstrap.servers": f"127.0.0.1:{silent_server}", "socket.connection.setup.timeout.ms": 200, "socket.timeout.ms": 200}
     )
@@ -276,7 +276,7 @@ def test_one_of_the_servers_is_enough(broker: DevCluster, free_port: int, new_na
     coordinator.close()
 
 
-def test_a_closed_coordinator_connects_again_when_it_is_asked(broker: DevCluster, new_name: NewName) -> None:
+def test_a_closed_coordinator_reconnects_on_use(broker: DevCluster, new_name: NewName) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
     assert coordinator.describe(new_name("id")) is None
     coordinator.close()
@@ -285,7 +285,7 @@ def test_a_closed_coordinator_connects_again_when_it_is_asked(broker: DevCluster
     coordinator.close()
 
 
-def test_several_threads_may_ask_at_once(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
+def test_several_threads_may_call_at_once(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
     topic = new_name("topic")
     names = [new_name("id") for _ in range(4)]
     for name in names:

@@ -132,7 +132,7 @@ def describe_in_vain(port: int, **more: Any) -> None:
             coordinator.close()
 
 
-def test_a_host_that_takes_no_packets_is_not_waited_for_beyond_the_limit(black_hole: int) -> None:
+def test_a_host_that_drops_packets_is_not_waited_for_beyond_the_limit(black_hole: int) -> None:
     describe_in_vain(black_hole)
 
 
@@ -184,7 +184,7 @@ def test_a_transaction_that_does_not_end_is_not_waited_for_beyond_the_limit() ->
 
 
 @pytest.mark.parametrize("ask", ["ends_by_epoch", "list_transactions", "transaction_max_timeout_ms", "probe"])
-def test_every_question_keeps_to_its_limit(black_hole: int, ask: str) -> None:
+def test_every_request_keeps_to_its_limit(black_hole: int, ask: str) -> None:
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=LIMIT)
     asks: dict[str, Callable[[], Any]] = {
         "ends_by_epoch": lambda: coordinator.ends_by_epoch,
@@ -214,7 +214,7 @@ def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
     joined(asking)
 
 
-def test_a_server_that_takes_no_packets_does_not_keep_the_others_from_being_asked(broker: DevCluster, black_hole: int) -> None:
+def test_a_server_that_drops_packets_does_not_prevent_requests_to_others(broker: DevCluster, black_hole: int) -> None:
     servers = f"127.0.0.1:{black_hole},{broker.bootstrap_servers}"
     config = KafkaConfig.of({"bootstrap.servers": servers, **TEN_MINUTES})
     coordinator = WireTransactionCoordinator(config, timeout=PATIENCE)
@@ -233,7 +233,7 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
     engine.dispose()
 
 
-def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole: int, store: SqlStateStore) -> None:
+def test_recovery_keeps_to_its_own_limit_for_any_limit_of_the_coordinator(black_hole: int, store: SqlStateStore) -> None:
     claim = store.claim("orders", "test", timeout=LIMIT)
     store.acquire_generation(claim, ProducerKind.NATIVE)
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=600)
@@ -243,7 +243,7 @@ def test_recovery_keeps_to_its_own_limit_whatever_the_coordinators_is(black_hole
     coordinator.close()
 
 
-def test_all_generations_of_an_id_have_one_limit(store: SqlStateStore) -> None:
+def test_all_generations_of_an_id_share_one_limit(store: SqlStateStore) -> None:
     """Each of them ends too late: the limit is over before the second one is described."""
     ended = lambda _: EndTxnResponse(error_code=CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1)  # noqa: E731
     with WireServer({EndTxnRequest: ended, DescribeTransactionsRequest: ongoing}) as server:
@@ -271,7 +271,7 @@ def ongoing(request: Any) -> Any:
 
 
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
-def test_connect_keeps_to_its_limit_where_nothing_answers(black_hole: int, store: SqlStateStore, producer: Any) -> None:
+def test_connect_keeps_to_its_limit_if_nothing_answers(black_hole: int, store: SqlStateStore, producer: Any) -> None:
     settings = {"bootstrap.servers": f"127.0.0.1:{black_hole}", "socket.connection.setup.timeout.ms": 600_000}
     with kept(), pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{black_hole}"):
         dualwrite.connect(store, kafka=settings, transactional_id="orders", producer=producer, timeouts=Timeouts(kafka=LIMIT))
@@ -279,7 +279,7 @@ def test_connect_keeps_to_its_limit_where_nothing_answers(black_hole: int, store
 
 
 @pytest.mark.parametrize("kind", [ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA])
-def test_taking_over_keeps_to_its_limit_where_the_longest_timeout_is_not_told(
+def test_taking_over_keeps_to_its_limit_if_the_longest_timeout_is_unknown(
     released: threading.Event, store: SqlStateStore, kind: ProducerKind
 ) -> None:
     """`transaction.max.timeout.ms`, which the producer takes if the user sets none."""
@@ -346,7 +346,7 @@ def new_producer() -> Iterator[Callable[..., NativeProducer]]:
         yield new
 
 
-def test_a_leader_that_takes_no_packets_keeps_neither_send_nor_prepare_beyond_their_limits(
+def test_send_and_prepare_keep_to_their_limits_with_a_leader_that_drops_packets(
     black_hole: int, new_producer: Callable[..., NativeProducer]
 ) -> None:
     with WireServer() as server:
@@ -359,7 +359,7 @@ def test_a_leader_that_takes_no_packets_keeps_neither_send_nor_prepare_beyond_th
 
 
 @pytest.mark.parametrize("keys", [None, [b"%d" % number for number in range(2000)]])
-def test_many_messages_to_a_leader_that_takes_no_packets_have_one_limit(
+def test_many_messages_to_a_leader_that_drops_packets_share_one_limit(
     black_hole: int, new_producer: Callable[..., NativeProducer], monkeypatch: pytest.MonkeyPatch, keys: list[bytes] | None
 ) -> None:
     """Every full batch waits for the leader, in what the batches before have left of the limit; then the buffer is full."""
@@ -381,7 +381,7 @@ def test_many_messages_to_a_leader_that_takes_no_packets_have_one_limit(
     assert left[-1] < LIMIT / 2
 
 
-def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiting(
+def test_a_leader_that_drops_packets_does_not_block_other_partitions(
     black_hole: int, new_producer: Callable[..., NativeProducer]
 ) -> None:
     with WireServer() as server:
@@ -397,7 +397,7 @@ def test_a_leader_that_takes_no_packets_does_not_keep_the_other_partitions_waiti
         assert b"second" in b"".join(map(bytes, stored))
 
 
-def test_a_prepare_of_librdkafkas_keeps_to_its_limit_where_the_coordinator_takes_no_packets(
+def test_prepare_of_librdkafka_keeps_to_its_limit_with_a_coordinator_that_drops_packets(
     broker: DevCluster, black_hole: int, new_name: Callable[[str], str]
 ) -> None:
     """The messages are stored, but whether the transaction is ours can't be checked."""

@@ -34,7 +34,7 @@ def test_a_topic_and_its_settings(broker: DevCluster, new_name: NewName) -> None
     ]
 
 
-def test_kafkas_own_topic_of_transactions(broker: DevCluster) -> None:
+def test_the_transaction_state_topic(broker: DevCluster) -> None:
     (found,) = describe_topics(broker.bootstrap_servers, [TRANSACTION_STATE_TOPIC])
     assert found.exists
     assert (found.replicas, found.min_insync_replicas) == (1, 1)
@@ -48,7 +48,7 @@ def test_a_missing_topic_stays_missing(broker: DevCluster, strict_broker: DevClu
     assert describe_topics(strict_broker.bootstrap_servers, [name])[0].made_at_first_use is False
 
 
-def test_a_name_that_no_topic_can_have(broker: DevCluster) -> None:
+def test_an_invalid_topic_name(broker: DevCluster) -> None:
     (found,) = describe_topics(broker.bootstrap_servers, ["no topic!"])
     assert (found.exists, found.error) == (False, "INVALID_TOPIC_EXCEPTION")
 
@@ -58,7 +58,7 @@ def test_no_topics_need_no_broker(free_port: int) -> None:
 
 
 @pytest.mark.soak  # in CI with other requests: test_admin_outage.py
-def test_three_brokers_of_which_one_goes_down(new_name: NewName) -> None:
+def test_one_of_three_brokers_goes_down(new_name: NewName) -> None:
     with started(nodes=3) as cluster:
         names = {least: new_name("topic") for least in (1, 2, 3)}
         for least, name in names.items():

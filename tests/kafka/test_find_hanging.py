@@ -133,7 +133,7 @@ def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: Transac
     assert elsewhere.description.partitions == {(scene.topic("elsewhere.also"), 0)}
 
 
-def test_age_alone_makes_nothing_hang(scene: Scene, admin: TransactionAdmin) -> None:
+def test_an_old_transaction_alone_does_not_hang(scene: Scene, admin: TransactionAdmin) -> None:
     assert scene.of(admin.find_hanging(max_transaction_timeout=0)) == HANGING
     assert admin.find_hanging(max_transaction_timeout=2 * HOUR_MS / 1000).hanging == ()
 
@@ -174,7 +174,7 @@ def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> No
         admin.find_hanging(partitions=[0])
 
 
-def test_what_can_not_be_searched_is_told(admin: TransactionAdmin, new_name: NewName) -> None:
+def test_what_cannot_be_searched_is_reported(admin: TransactionAdmin, new_name: NewName) -> None:
     name = new_name("missing")
     search = admin.find_hanging(topic=name)
     assert not search.complete
@@ -197,7 +197,7 @@ def test_the_producers_of_a_partition(scene: Scene, admin: TransactionAdmin) -> 
     assert HOUR_MS <= (producer.age_ms(int(time.time() * 1000)) or 0) < 2 * HOUR_MS
 
 
-def test_partitions_and_brokers_that_are_not_there(scene: Scene, admin: TransactionAdmin, new_name: NewName) -> None:
+def test_missing_partitions_and_brokers(scene: Scene, admin: TransactionAdmin, new_name: NewName) -> None:
     def problem(topic: str, **what: Any) -> BaseException | None:
         (found,) = admin.describe_producers(topic, **what)
         return found.problem

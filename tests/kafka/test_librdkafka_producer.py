@@ -80,7 +80,7 @@ def test_two_transactions_in_a_row_have_different_states(
     assert committed(topic) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_in_place(
+def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_intact(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
 ) -> None:
     producer, topic = new_producer(), new_name("topic")
@@ -99,7 +99,7 @@ def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_in_pl
     assert committed(topic) == [b"kept"]
 
 
-def test_an_abort_before_prepare_waits_for_what_is_under_way(
+def test_an_abort_before_prepare_waits_for_requests_in_flight(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
 ) -> None:
     """An abort with messages in flight would make librdkafka bump its epoch, which destroys the evidence (rule F7)."""
@@ -117,7 +117,7 @@ def test_an_abort_before_prepare_waits_for_what_is_under_way(
 # --- messages that can't be sent --------------------------------------------------------------------------------------
 
 
-def test_a_failed_delivery_costs_the_session(broker: DevCluster, new_producer: NewProducer, new_name: NewName) -> None:
+def test_a_failed_delivery_ends_the_session(broker: DevCluster, new_producer: NewProducer, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(broker, topic, max_message_bytes="2000")
     producer = new_producer()
@@ -132,7 +132,7 @@ def test_a_failed_delivery_costs_the_session(broker: DevCluster, new_producer: N
 # --- before and after a session ---------------------------------------------------------------------------------------
 
 
-def test_without_a_session_it_says_what_is_missing(broker: DevCluster, coordinator: WireTransactionCoordinator) -> None:
+def test_without_a_session_calls_are_refused(broker: DevCluster, coordinator: WireTransactionCoordinator) -> None:
     producer = LibrdkafkaProducer(KafkaConfig.of(broker.bootstrap_servers), "orders", coordinator)
     assert producer.transaction_timeout is None
     with pytest.raises(UsageError, match="call init_transactions first"):
@@ -147,7 +147,7 @@ def test_without_a_session_it_says_what_is_missing(broker: DevCluster, coordinat
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_setting_that_librdkafka_does_not_know_is_named(
+def test_a_setting_unknown_to_librdkafka_is_named(
     broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
 ) -> None:
     config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "no.such.setting": "1"})
@@ -165,7 +165,7 @@ def test_a_value_that_librdkafka_refuses_is_named(
         LibrdkafkaProducer(config, new_name("id"), coordinator).init_transactions(timeout=LIMIT)
 
 
-def test_without_a_timeout_of_the_users_the_brokers_longest_is_taken(new_producer: NewProducer) -> None:
+def test_by_default_the_transaction_timeout_is_the_longest_of_the_broker(new_producer: NewProducer) -> None:
     assert new_producer().transaction_timeout == 900
     assert new_producer(**{"transaction.timeout.ms": 5000}).transaction_timeout == 5
 
@@ -176,7 +176,7 @@ def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_producer
     assert isinstance(caught.value, ConfigurationError)
 
 
-def test_a_timeout_too_short_to_work_with_is_refused(new_producer: NewProducer) -> None:
+def test_a_timeout_that_is_too_short_is_refused(new_producer: NewProducer) -> None:
     with pytest.raises(ConfigurationError, match="must be at least 1000"):
         new_producer(**{"transaction.timeout.ms": 999})
 
@@ -203,7 +203,7 @@ def test_a_transaction_that_recovery_committed_by_endtxn_v5_fences_its_client_an
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(
+def test_a_transaction_aborted_from_outside_cannot_be_prepared(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, attempt: int
 ) -> None:
     """Repeated, since it is a race: with flush() it ended in a SystemError, or in something that no `except` clause catches."""
@@ -219,7 +219,7 @@ def test_a_transaction_that_was_aborted_from_outside_can_not_be_prepared(
     assert producer.must_be_replaced
 
 
-def test_a_transaction_that_grew_too_old_is_not_prepared(new_producer: NewProducer, new_name: NewName) -> None:
+def test_a_transaction_past_its_timeout_is_not_prepared(new_producer: NewProducer, new_name: NewName) -> None:
     producer = new_producer(**{"transaction.timeout.ms": 1000})
     producer.begin_transaction()
     producer.send(new_name("topic"), b"v")

@@ -89,7 +89,7 @@ def proof_of(delivery: Delivery) -> Place:
     return delivery.proof
 
 
-def test_a_producer_knows_where_its_messages_lie(producer: TransactionalProducer, topic: str) -> None:
+def test_a_producer_reports_where_its_messages_are(producer: TransactionalProducer, topic: str) -> None:
     by_topic = isinstance(producer, LibrdkafkaProducer)
     _, first = prepared(producer, topic, 3)
     producer.commit_transaction(timeout=20)
@@ -102,7 +102,7 @@ def test_a_producer_knows_where_its_messages_lie(producer: TransactionalProducer
     producer.abort_transaction(timeout=20)
 
 
-def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProducer, topic: str, cluster: DevCluster) -> None:
+def test_every_topic_of_a_transaction_has_a_place(producer: TransactionalProducer, topic: str, cluster: DevCluster) -> None:
     by_topic = isinstance(producer, LibrdkafkaProducer)
     other = f"{topic}-other"
     make_topic(cluster, other)
@@ -117,7 +117,7 @@ def test_every_topic_of_a_transaction_has_its_place(producer: TransactionalProdu
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_an_ended_transaction_is_told_by_the_log(
+def test_the_outcome_of_an_ended_transaction_is_found_in_the_log(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator, commit: bool
 ) -> None:
     earlier, earlier_delivery = prepared(producer, topic, 2)
@@ -133,7 +133,7 @@ def test_an_ended_transaction_is_told_by_the_log(
     assert coordinator.fate(later, proof_of(later_delivery)) is Fate.COMMITTED
 
 
-def test_a_message_of_somebody_else_proves_nothing(
+def test_a_message_of_another_producer_proves_nothing(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic)
@@ -145,7 +145,7 @@ def test_a_message_of_somebody_else_proves_nothing(
     assert coordinator.fate(state, Place(topic, 1, 1, 1)) is Fate.GONE  # the marker
 
 
-def test_what_retention_or_an_admin_has_taken_is_gone(
+def test_deleted_records_are_reported_as_gone(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic, 2)

@@ -143,7 +143,7 @@ def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be
     assert values(frail, topic) == [b"before", b"after"]
 
 
-def test_a_topic_that_can_not_be_looked_up_costs_the_message_and_not_the_transaction(
+def test_a_topic_that_cannot_be_looked_up_fails_the_message_but_not_the_transaction(
     frail: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
     producer, topic, other = new_native(delivery_timeout=1, **IMPATIENT), new_name("topic"), new_name("other")
@@ -183,7 +183,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
     assert values(frail, topic) == [b"v", b"next"]
 
 
-def test_a_transaction_whose_abort_was_not_answered_can_not_be_committed(
+def test_a_transaction_whose_abort_was_not_answered_cannot_be_committed(
     frail: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
     """It would commit what has been sent so far, and lose the rest."""
@@ -326,7 +326,7 @@ SENDS: dict[str, Callable[[NativeProducer, str, list[bytes]], None]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", SENDS)
-def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_message_of_a_commit(
+def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_committed_message(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """What may be visible after the commit: every accepted message, in order, each at most once."""
@@ -376,7 +376,7 @@ def split_off(found: list[bytes | None], prefix: bytes) -> tuple[list[bytes], li
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["prepare_transaction", "commit_transaction", "abort_transaction"])
-def test_an_interrupt_at_any_moment_of_ending_leaves_a_state_that_tells_the_truth(
+def test_an_interrupt_at_any_moment_of_ending_leaves_a_correct_state(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, call: str
 ) -> None:
     """Any call that the state then allows ends the transaction, and it is visible if and only if a commit returned."""
@@ -499,7 +499,7 @@ def until_granted(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_right_that_is_missing_is_told_with_what_to_grant(guarded: DevCluster, new_name: NewName) -> None:
+def test_a_missing_acl_is_reported_with_the_grant_that_is_needed(guarded: DevCluster, new_name: NewName) -> None:
     topic, group, kafka_id = new_name("topic"), new_name("group"), new_name("id")
     make_topic(guarded, topic)
     settings = {

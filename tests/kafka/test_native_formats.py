@@ -106,7 +106,7 @@ def all_kinds() -> list[Record]:
 
 @pytest.mark.parametrize("level", [None, 9])
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_a_broker_takes_a_batch_and_a_consumer_reads_its_records(
+def test_a_broker_accepts_a_batch_and_a_consumer_reads_its_records(
     broker: DevCluster, new_name: NewName, name: str, level: int | None
 ) -> None:
     compression = compression_by_name(name, None if name == "snappy" else level)
@@ -124,7 +124,7 @@ def test_a_broker_takes_a_batch_and_a_consumer_reads_its_records(
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_a_part_of_a_batch_that_was_too_large_is_a_batch(broker: DevCluster, new_name: NewName, name: str) -> None:
+def test_the_parts_of_a_split_batch_are_batches(broker: DevCluster, new_name: NewName, name: str) -> None:
     compression = compression_by_name(name)
     records: list[Record] = [(b"%d" % n, b"v" * n, [("n", b"%d" % n)], NOW - n) for n in range(500)]
     topic = new_name("topic")
@@ -184,7 +184,7 @@ def partitions_of(
 
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONERS if name != "random"])
-def test_a_key_goes_where_librdkafka_sends_it(broker: DevCluster, seven_partitions: str, name: str) -> None:
+def test_a_key_has_the_partition_of_librdkafka(broker: DevCluster, seven_partitions: str, name: str) -> None:
     sent = keys()
     expected = partitions_of(broker.bootstrap_servers, seven_partitions, name, list(sent))
     partition = partitioner_by_name(name)
@@ -193,7 +193,7 @@ def test_a_key_goes_where_librdkafka_sends_it(broker: DevCluster, seven_partitio
 
 @pytest.mark.parametrize("key", [None, b"", b"key"])
 @pytest.mark.parametrize("name", PARTITIONERS)
-def test_what_has_no_partition_of_its_own_is_what_librdkafka_spreads(
+def test_keys_without_a_fixed_partition_are_those_that_librdkafka_spreads(
     broker: DevCluster, seven_partitions: str, name: str, key: bytes | None
 ) -> None:
     found = partitions_of(broker.bootstrap_servers, seven_partitions, name, [key] * SENT_AGAIN)
@@ -208,7 +208,7 @@ def test_what_has_no_partition_of_its_own_is_what_librdkafka_spreads(
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in PARTITIONERS for key in (None, b"")])
-def test_what_leaves_the_choice_to_the_producer_is_what_librdkafka_sticks_with(
+def test_keys_left_to_the_producer_are_those_that_librdkafka_keeps_on_a_sticky_partition(
     broker: DevCluster, seven_partitions: str, name: str, key: bytes | None
 ) -> None:
     """As above, with librdkafka configured to stick to a partition for longer than the test takes."""

@@ -70,7 +70,7 @@ def described(
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-def test_each_transaction_has_an_epoch_of_its_own_and_is_named_by_it(
+def test_each_transaction_is_named_by_its_own_epoch(
     new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, two_phase: bool
 ) -> None:
     producer, topic = ready(new_native(two_phase=two_phase)), new_name("topic")
@@ -102,7 +102,7 @@ def test_a_transaction_with_nothing_sent_keeps_its_epoch_and_asks_nothing_of_the
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-def test_the_timeout_is_the_one_that_was_asked_for(
+def test_the_timeout_is_the_configured_one(
     new_native: NewProducer, coordinator: WireTransactionCoordinator, two_phase: bool
 ) -> None:
     settings = {} if two_phase else {"transaction_timeout_ms": 5_000}
@@ -112,7 +112,9 @@ def test_the_timeout_is_the_one_that_was_asked_for(
     assert producer.two_phase is two_phase
 
 
-def test_an_abort_does_not_wait_for_what_is_under_way(new_native: NewProducer, new_name: NewName, committed: Committed) -> None:
+def test_an_abort_does_not_wait_for_requests_in_flight(
+    new_native: NewProducer, new_name: NewName, committed: Committed
+) -> None:
     producer, topic = ready(new_native()), new_name("topic")
     for number in range(3):
         producer.begin_transaction()
@@ -179,7 +181,7 @@ def test_an_adopted_id_has_the_timeout_that_its_coordinator_shows(new_native: Ne
     assert producer.transaction_timeout is None
 
 
-def test_init_transactions_aborts_what_an_earlier_holder_left_and_fences_it(
+def test_init_transactions_aborts_the_transaction_of_an_earlier_holder_and_fences_it(
     new_native: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
 ) -> None:
     old, topic = ready(new_native(two_phase=True)), new_name("topic")
@@ -282,7 +284,7 @@ class InterleavedCoordinator(WireTransactionCoordinator):
         return super().end_transaction(*arguments, **more)
 
 
-def test_two_that_take_an_id_at_once_never_share_an_epoch(
+def test_concurrent_claimants_never_share_an_epoch(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed
 ) -> None:
     """Both abort the same epoch and get the same answer: with a shared epoch, a batch would be acknowledged but not stored."""
@@ -320,7 +322,7 @@ class DeafCoordinator(WireTransactionCoordinator):
         return super().end_transaction(*arguments, **more)
 
 
-def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
+def test_a_transaction_whose_abort_failed_is_not_partly_committed(
     broker: DevCluster, new_name: NewName, committed: Committed
 ) -> None:
     """Its first message is stored, the others were never sent: only another abort is allowed."""
@@ -353,7 +355,7 @@ def test_a_transaction_whose_abort_did_not_get_through_is_not_committed_in_part(
 
 
 @pytest.mark.parametrize("kafka_id", ["", None, 5])
-def test_an_id_that_is_none_is_refused(kafka_id: Any) -> None:
+def test_an_invalid_id_is_refused(kafka_id: Any) -> None:
     with pytest.raises(InvalidTransactionalIdError):
         NativeProducer(KafkaConfig.of("127.0.0.1:1"), kafka_id)
 
@@ -450,7 +452,7 @@ def test_any_setting_sends_everything_in_order(
         assert values == [f"{part} {number:03}" for part in range(2) for number in range(partition, 500, 3)]
 
 
-def test_a_message_of_megabytes_is_sent_where_all_three_limits_allow_it(
+def test_a_message_of_megabytes_is_sent_if_all_three_limits_allow_it(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed
 ) -> None:
     topic = new_name("topic")
@@ -465,7 +467,7 @@ def test_a_message_of_megabytes_is_sent_where_all_three_limits_allow_it(
 
 
 @pytest.mark.parametrize("partitioner", ["consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a_random"])
-def test_changing_the_producer_moves_no_key(
+def test_both_producers_send_a_key_to_the_same_partition(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, partitioner: str
 ) -> None:
     """With the same settings for confluent-kafka and the native producer."""
@@ -529,7 +531,7 @@ def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_
 
 @pytest.mark.parametrize("instance", [None, "static-1", "größe"])
 @pytest.mark.parametrize("assigned", [False, True])
-def test_a_consumers_group_is_read_and_written_as_librdkafka_does(
+def test_a_consumer_group_is_serialized_as_by_librdkafka(
     broker: DevCluster, new_name: NewName, instance: str | None, assigned: bool
 ) -> None:
     topic, group = new_name("topic"), new_name("gruppe-ß")

@@ -75,7 +75,7 @@ def test_an_accepted_keep_prepared_txn_with_nothing_prepared_gives_an_epoch() ->
         producer.close()
 
 
-def test_an_answer_to_end_txn_that_says_nothing_leaves_the_outcome_open_and_the_commit_can_be_repeated() -> None:
+def test_an_unclear_answer_to_end_txn_leaves_the_outcome_open_and_the_commit_can_be_repeated() -> None:
     codes = [UNKNOWN, 0]
     ended = lambda _: EndTxnResponse(error_code=codes.pop(0), producer_id=PRODUCER_ID, producer_epoch=1)  # noqa: E731
     with WireServer({EndTxnRequest: ended}) as server:
@@ -94,7 +94,7 @@ def test_an_answer_to_end_txn_that_says_nothing_leaves_the_outcome_open_and_the_
         producer.close()
 
 
-def test_an_id_whose_last_transaction_does_not_end_is_told_in_time() -> None:
+def test_an_id_whose_last_transaction_does_not_end_is_reported_in_time() -> None:
     being_written = lambda _: init_producer_id_answer(error_code=CONCURRENT_TRANSACTIONS)  # noqa: E731
     with WireServer({InitProducerIdRequest: being_written}) as server:
         producer = on_server(server)
@@ -105,7 +105,7 @@ def test_an_id_whose_last_transaction_does_not_end_is_told_in_time() -> None:
         producer.close()
 
 
-def test_a_batch_without_an_answer_is_sent_again_as_it_was() -> None:
+def test_a_batch_without_an_answer_is_resent_unchanged() -> None:
     """A broker that stores a batch, but leaves it out of its answer."""
     answers: list[Any] = []
 
@@ -148,7 +148,7 @@ def described_as(state: str, request: Any) -> Any:
     )
 
 
-def test_a_transaction_state_of_a_newer_broker_is_an_error_of_ours_that_says_what_to_do() -> None:
+def test_an_unknown_transaction_state_is_an_error_with_a_next_step() -> None:
     listed = ListTransactionsResponse.TransactionState
     handlers = {
         DescribeTransactionsRequest: lambda request: described_as("Hibernating", request),
@@ -165,7 +165,7 @@ def test_a_transaction_state_of_a_newer_broker_is_an_error_of_ours_that_says_wha
         coordinator.close()
 
 
-def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() -> None:
+def test_a_coordinator_with_slow_markers_is_asked_a_dozen_times_at_most() -> None:
     """Many writers may share it."""
     unfinished = lambda request: described_as("PrepareCommit", request)  # noqa: E731
     with WireServer({DescribeTransactionsRequest: unfinished}) as server:
@@ -179,7 +179,7 @@ def test_a_coordinator_whose_markers_take_long_is_asked_a_dozen_times_at_most() 
         producer.close()
 
 
-def test_a_coordinator_whose_markers_are_written_soon_is_not_asked_for_every_transaction() -> None:
+def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction() -> None:
     """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
     epochs = iter(range(1, 1000))
     finished = lambda request: described_as("CompleteCommit", request)  # noqa: E731
@@ -196,7 +196,7 @@ def test_a_coordinator_whose_markers_are_written_soon_is_not_asked_for_every_tra
     assert looks < 80
 
 
-def test_brokers_are_given_our_version() -> None:
+def test_brokers_get_the_version_of_dualwrite() -> None:
     """KIP-511: it appears in their metrics and logs."""
     with WireServer() as server:
         coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=LIMIT)
@@ -206,7 +206,7 @@ def test_brokers_are_given_our_version() -> None:
         assert (asked.client_software_name, asked.client_software_version) == ("dualwrite", dualwrite.__version__)
 
 
-def test_an_answer_that_another_call_has_read_counts_also_where_the_connection_broke_after_it() -> None:
+def test_an_answer_read_by_another_call_counts_even_if_the_connection_breaks_afterwards() -> None:
     """A producer and its coordinator share a connection: each gets its own answers, whoever reads them; nothing is repeated."""
     with WireServer() as server:
         server._handlers[MetadataRequest] = lambda request: one_topic(request, server)

@@ -53,7 +53,7 @@ def assert_nothing_left(coordinator: WireTransactionCoordinator, transactional_i
 # --- brokers by their settings ----------------------------------------------------------------------------------------
 
 
-def test_two_phase_commit_is_found_and_nothing_is_left_behind(
+def test_two_phase_commit_is_detected_and_nothing_is_left_behind(
     broker: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_two_phase_commit_is_found_and_nothing_is_left_behind(
     assert_nothing_left(coordinator)
 
 
-def test_an_id_in_use_is_left_as_it_is(
+def test_an_id_in_use_is_not_changed(
     broker: DevCluster, coordinator: WireTransactionCoordinator, ongoing: Callable[..., Producer], new_name: NewName
 ) -> None:
     name = new_name("id")
@@ -104,7 +104,7 @@ def test_a_broker_with_two_phase_commit_switched_off(switched_off: DevCluster, n
 
 
 @pytest.mark.parametrize(("fixture", "code"), [("broker", 0), ("switched_off", FORBIDDEN)])
-def test_what_the_probe_says_is_what_a_producer_gets(
+def test_the_probe_finds_what_a_producer_gets(
     request: pytest.FixtureRequest, new_name: NewName, fixture: str, code: int
 ) -> None:
     servers = request.getfixturevalue(fixture).bootstrap_servers
@@ -117,7 +117,7 @@ def test_what_the_probe_says_is_what_a_producer_gets(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_broker_without_two_phase_commit_is_told_with_the_settings_to_change(
+def test_a_broker_without_two_phase_commit_is_reported_with_the_settings_to_change(
     switched_off: DevCluster, new_name: NewName, keep: bool
 ) -> None:
     producer = NativeProducer(KafkaConfig.of(switched_off.bootstrap_servers), new_name("id"), two_phase=True)
@@ -132,7 +132,7 @@ def test_a_broker_without_two_phase_commit_is_told_with_the_settings_to_change(
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_just_starting_is_waited_for(switched_off: DevCluster) -> None:
+def test_the_probe_waits_for_a_broker_that_is_starting(switched_off: DevCluster) -> None:
     before = probe(switched_off.bootstrap_servers)
     switched_off.kill(1)
     switched_off.start(1, wait=False)
@@ -232,7 +232,7 @@ def guarded() -> Iterator[Guarded]:
 
 
 @pytest.mark.slow
-def test_each_right_that_is_missing_is_told_apart(guarded: Guarded, new_coordinator: Coordinators) -> None:
+def test_each_missing_acl_is_distinguished(guarded: Guarded, new_coordinator: Coordinators) -> None:
     name = "orders#probe"
     with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe") as caught:
         probe(guarded.settings, transactional_id=name)
@@ -261,7 +261,7 @@ def test_each_right_that_is_missing_is_told_apart(guarded: Guarded, new_coordina
         assert_nothing_left(new_coordinator(guarded.cluster.bootstrap_servers), used)
 
 
-def test_a_wrong_password_is_told(strict_broker: DevCluster) -> None:
+def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
     settings = {
         "bootstrap.servers": strict_broker.listeners["SASL_PLAINTEXT"],
         "security.protocol": "SASL_PLAINTEXT",
@@ -276,13 +276,13 @@ def test_a_wrong_password_is_told(strict_broker: DevCluster) -> None:
 # --- unreachable brokers ----------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_not_there_or_silent_is_told_by_address(free_port: int, silent_server: int) -> None:
+def test_an_unreachable_or_silent_broker_is_named_by_its_address(free_port: int, silent_server: int) -> None:
     for port in (free_port, silent_server):
         with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{port}"):
             probe(f"127.0.0.1:{port}", timeout=0.5)
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"security\.protocol"):
         probe({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "TLS"})
 
@@ -301,7 +301,7 @@ def probed(by_two_phase: dict[bool, int], **server: Any) -> tuple[BrokerCapabili
 
 
 @pytest.mark.parametrize("code", [0, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS])
-def test_an_accepted_keep_prepared_txn_is_found_by_a_request_that_would_leave_a_known_id_alone(code: int) -> None:
+def test_keep_prepared_txn_is_probed_with_a_request_that_changes_no_known_id(code: int) -> None:
     found, (request,) = probed({True: code})
     assert found.two_phase
     assert found.two_phase_obstacle is None
@@ -313,20 +313,20 @@ def test_an_accepted_keep_prepared_txn_is_found_by_a_request_that_would_leave_a_
     assert (request.producer_id, request.producer_epoch) == (2**63 - 2, 0)
 
 
-def test_keep_prepared_txn_may_be_had_without_two_phase_commit() -> None:
+def test_keep_prepared_txn_without_two_phase_commit() -> None:
     found, requests = probed({True: FORBIDDEN, False: 0})
     assert (found.two_phase, found.two_phase_obstacle) == (False, TwoPhaseObstacle.OFF_OR_FORBIDDEN)
     assert found.keep_prepared_txn
     assert [request.keep_prepared_txn for request in requests] == [True, True]
 
 
-def test_an_answer_that_nobody_knows_promises_nothing() -> None:
+def test_an_unknown_answer_means_no_support() -> None:
     found, _ = probed({True: INVALID_REQUEST})
     assert (found.two_phase, found.two_phase_obstacle) == (False, TwoPhaseObstacle.UNKNOWN)
     assert not found.keep_prepared_txn
 
 
-def test_without_settings_to_be_seen_a_missing_version_has_two_possible_reasons() -> None:
+def test_a_missing_version_with_hidden_settings_has_two_possible_reasons() -> None:
     found, requests = probed({}, versions={InitProducerIdRequest: (0, 5)})
     assert requests == []
     assert found.two_phase_obstacle is TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6

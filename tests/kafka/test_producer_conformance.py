@@ -85,7 +85,7 @@ class Conformance(ProducerConformance):
             yield scene
 
     @pytest.mark.parametrize("instance", [None, "static member"])
-    def test_a_real_consumers_progress_is_part_of_the_transaction(self, scene: ClusterScene, instance: str | None) -> None:
+    def test_consumer_offsets_are_part_of_the_transaction(self, scene: ClusterScene, instance: str | None) -> None:
         """The group metadata of confluent-kafka's consumer matches what the group's coordinator knows (KIP-447)."""
         producer, source = scene.new_producer(), scene.new_name("source")
         producer.begin_transaction()

@@ -72,7 +72,7 @@ def by_partition(broker: DevCluster, topic: str) -> dict[int, list[tuple[bytes |
         {"batch_size": 5_000, "max_in_flight": 1},
     ],
 )
-def test_keyed_messages_go_where_send_takes_them(
+def test_keyed_messages_go_to_the_partitions_of_send(
     broker: DevCluster, new_native: NewProducer, topic: str, new_name: NewName, by_column: list[int], settings: dict[str, Any]
 ) -> None:
     one_by_one, producer = new_name("topic"), begun(new_native(**settings))
@@ -97,7 +97,7 @@ def test_keyed_messages_go_where_send_takes_them(
 
 
 @pytest.mark.parametrize("keys", [None, pa.array(KEYS), pa.array([None] * COUNT, pa.binary())])
-def test_a_partition_that_is_given_takes_all_in_order(
+def test_a_given_partition_gets_all_messages_in_order(
     broker: DevCluster, new_native: NewProducer, topic: str, by_column: list[int], keys: pa.Array | None
 ) -> None:
     producer = begun(new_native())
@@ -134,7 +134,7 @@ def test_without_keys_batches_go_to_any_partition(
         (pa.array(KEYS[:0], pa.binary()), pa.array(VALUES[:0], pa.binary())),
     ],
 )
-def test_what_is_not_worth_it_goes_one_by_one(
+def test_small_and_unsuitable_columns_are_sent_one_by_one(
     broker: DevCluster, new_native: NewProducer, topic: str, by_column: list[int], keys: pa.Array, values: pa.Array
 ) -> None:
     producer = begun(new_native())
@@ -147,7 +147,7 @@ def test_what_is_not_worth_it_goes_one_by_one(
     assert sorted(found, key=str) == sorted(sent, key=str)
 
 
-def test_a_batch_that_the_topic_does_not_take_comes_apart(
+def test_a_batch_too_large_for_the_topic_is_split(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, by_column: list[int]
 ) -> None:
     topic, producer = new_name("topic"), begun(new_native())
@@ -159,7 +159,7 @@ def test_a_batch_that_the_topic_does_not_take_comes_apart(
     assert found == list(zip(KEYS, VALUES, strict=True))
 
 
-def test_what_can_not_be_sent(broker: DevCluster, new_native: NewProducer, topic: str) -> None:
+def test_columns_that_cannot_be_sent(broker: DevCluster, new_native: NewProducer, topic: str) -> None:
     producer = new_native(message_max_bytes=1_000)
     with pytest.raises(InvalidTransitionError, match="send_columns"):
         producer.send_columns(topic, pa.array(VALUES))

@@ -69,7 +69,7 @@ def test_a_whole_transaction_over_every_protocol(
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.username": "nobody"}])
-def test_a_refused_login_is_told_at_once_by_name_and_without_the_password(
+def test_a_refused_login_is_reported_at_once_by_name_and_without_the_password(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, mechanism: str, wrong: dict[str, str]
 ) -> None:
     login = {"sasl.mechanism": mechanism, **LOGIN, **wrong}
@@ -84,7 +84,7 @@ def test_a_refused_login_is_told_at_once_by_name_and_without_the_password(
     assert login["sasl.password"] not in text.replace("sasl.password", "")
 
 
-def test_a_certificate_of_an_unknown_authority_is_told_at_once(
+def test_a_certificate_of_an_unknown_authority_is_reported_at_once(
     strict_broker: DevCluster, new_coordinator: NewCoordinator
 ) -> None:
     config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "security.protocol": "SSL"})
@@ -92,7 +92,7 @@ def test_a_certificate_of_an_unknown_authority_is_told_at_once(
         new_coordinator(config).describe("x")
 
 
-def test_ssl_ca_location_pins_the_authority_also_where_the_system_trusts_the_broker(
+def test_ssl_ca_location_pins_the_authority_even_if_the_system_trusts_the_broker(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with librdkafka: the system's authorities are used only if neither ssl.ca.location nor ssl.ca.pem is given."""
@@ -120,16 +120,14 @@ def test_a_certificate_that_was_revoked_is_not_trusted(
         new_coordinator(again).describe("no-such-id")
 
 
-def test_the_cipher_suites_of_the_setting_are_the_ones_that_are_used(
-    strict_broker: DevCluster, new_coordinator: NewCoordinator
-) -> None:
+def test_the_configured_cipher_suites_are_used(strict_broker: DevCluster, new_coordinator: NewCoordinator) -> None:
     config = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.cipher.suites": "ECDHE-ECDSA-AES256-GCM-SHA384"}))
     assert new_coordinator(config).describe("no-such-id") is None
 
 
 @pytest.mark.parametrize("name", ["ssl.sigalgs.list", "ssl.curves.list", "ssl.keystore.location"])
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
-def test_a_tls_setting_that_can_not_be_honoured_is_refused_before_the_id_is_claimed(
+def test_an_unsupported_tls_setting_is_refused_before_the_id_is_claimed(
     strict_broker: DevCluster, tmp_path: Path, new_name: NewName, name: str, producer: Any
 ) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'rows.db'}")
@@ -179,7 +177,7 @@ def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
 
 
 @pytest.mark.slow
-def test_an_unknown_topic_is_told_within_seconds_and_the_transaction_can_be_aborted(
+def test_an_unknown_topic_is_reported_within_seconds_and_the_transaction_can_be_aborted(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName
 ) -> None:
     """librdkafka itself would report it only after 30 s."""

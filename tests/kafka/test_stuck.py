@@ -66,7 +66,7 @@ def test_nothing_is_stuck_without_an_open_transaction(
     assert (found.partitions, found.searched, found.complete) == ((), 1, True)
 
 
-def test_an_open_transaction_holds_its_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_an_open_transaction_blocks_its_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
     wait_for_markers(servers)
     began = int(time.time() * 1000)
@@ -89,13 +89,15 @@ def test_an_open_transaction_holds_its_partition(servers: str, admin: Transactio
     assert admin.stuck(topic=topic).partitions == ()
 
 
-def test_a_hanging_transaction_holds_it_forever(servers: str, admin: TransactionAdmin, topic: str) -> None:
+def test_a_hanging_transaction_blocks_its_partition_forever(servers: str, admin: TransactionAdmin, topic: str) -> None:
     write_behind_the_coordinator(servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     holder = only(admin.stuck(topic=topic, longer_than=3599)).holder
     assert (holder.transactional_id, holder.hanging) == (None, Reason.UNKNOWN_PRODUCER)
 
 
-def test_the_oldest_of_several_holds(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_the_oldest_of_several_transactions_blocks(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
     names = [new_name("id") for _ in range(3)]
     producers = [left_open(servers, name, topic) for name in names]
     for name, producer in zip(names, producers, strict=True):
@@ -104,7 +106,7 @@ def test_the_oldest_of_several_holds(servers: str, admin: TransactionAdmin, topi
         wait_for_markers(servers)
 
 
-def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_groups_that_wait_are_listed(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
     wait_for_markers(servers)
     producer = left_open(servers, new_name("id"), topic)
@@ -122,7 +124,7 @@ def test_the_groups_that_wait(servers: str, admin: TransactionAdmin, topic: str,
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_that_waits_from_its_start(
+def test_a_group_without_committed_offsets_that_waits(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, protocol: str
 ) -> None:
     """It has no position, only members with the partition."""
@@ -148,7 +150,7 @@ def test_the_first_offsets_of_a_group_are_pending(servers: str, admin: Transacti
         producer.abort_transaction(LIMIT)
 
 
-def test_groups_that_keep_their_positions_elsewhere(
+def test_groups_that_store_their_positions_elsewhere(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
     """What they have committed to Kafka is for monitors, and older."""
@@ -191,7 +193,7 @@ def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin
     assert admin.stuck(group=group).partitions == ()
 
 
-def test_offsets_that_hang_are_found_and_mended(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     """A position that was sent behind the coordinator's back: the group's members wait forever."""
     group = new_name("group")
     plain = Producer({"bootstrap.servers": servers})
@@ -224,7 +226,7 @@ def test_the_whole_cluster(servers: str, admin: TransactionAdmin, topic: str, ne
     del producer
 
 
-def test_what_can_not_be_looked_at(admin: TransactionAdmin, new_name: NewName) -> None:
+def test_partitions_that_cannot_be_examined(admin: TransactionAdmin, new_name: NewName) -> None:
     name = new_name("missing")
     found = admin.stuck(topic=name)
     assert not found.complete
@@ -232,7 +234,7 @@ def test_what_can_not_be_looked_at(admin: TransactionAdmin, new_name: NewName) -
 
 
 @pytest.mark.parametrize(("group", "expected"), [("", 0), ("a", 47), ("order-service", None), ("\U0001f600", None)])
-def test_where_the_positions_of_a_group_are(group: str, expected: int | None) -> None:
+def test_the_offsets_partition_of_a_group(group: str, expected: int | None) -> None:
     """`Utils.abs(groupId.hashCode()) % partitions`: `"a".hashCode()` is 97."""
     found = partition_of_group(group, 50)
     assert 0 <= found < 50
@@ -240,7 +242,7 @@ def test_where_the_positions_of_a_group_are(group: str, expected: int | None) ->
         assert found == expected
 
 
-def test_the_hash_is_javas(servers: str, admin: TransactionAdmin) -> None:
+def test_the_hash_equals_that_of_java(servers: str, admin: TransactionAdmin) -> None:
     """Known values of `String.hashCode()`: "hello" 99162322, "polygenelubricants" -2147483648, "\\U0001f600" 1772899."""
     large = 2**31
     assert partition_of_group("hello", large) == 99_162_322

@@ -85,7 +85,7 @@ def with_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_filters_give_the_same_whether_the_broker_has_them_or_not(
+def test_filters_give_the_same_result_with_and_without_broker_support(
     broker: DevCluster, scene: Scene, with_version: int
 ) -> None:
     pattern = f"{scene.prefix}\\..*"
@@ -111,7 +111,9 @@ def test_the_filters_give_the_same_whether_the_broker_has_them_or_not(
         assert listed(running_longer_than=3600) == []
 
 
-def test_a_broker_that_can_filter_is_asked_to(broker: DevCluster, with_version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_supports_filters_applies_them(
+    broker: DevCluster, with_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten thousand ids are not sent to be thrown away."""
     sent = []
     real = listing._request
@@ -129,7 +131,7 @@ def test_a_broker_that_can_filter_is_asked_to(broker: DevCluster, with_version: 
     assert request.transactional_id_pattern == ("shop-.*" if with_version >= 2 else None)
 
 
-def test_what_is_no_filter(admin: TransactionAdmin) -> None:
+def test_invalid_filters_are_refused(admin: TransactionAdmin) -> None:
     with pytest.raises(ConfigurationError, match="'Opened' is not a state"):
         admin.list(states=["Opened"])
     with pytest.raises(ConfigurationError, match="not a regular expression"):
@@ -182,7 +184,7 @@ def test_memory_does_not_grow_with_the_number_of_ids(admin: TransactionAdmin, ne
 # --- brokers that are down ----------------------------------------------------------------------------------------------
 
 
-def test_no_broker_at_all(free_port: int) -> None:
+def test_no_reachable_broker(free_port: int) -> None:
     with TransactionAdmin(f"127.0.0.1:{free_port}", timeout=0.5) as admin:
         with pytest.raises(BrokerUnavailableError):
             admin.list()

@@ -52,7 +52,7 @@ def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic
     del producer
 
 
-def test_one_that_is_committed_behind_an_open_transaction(
+def test_a_committed_transaction_after_an_open_one(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
     """It lies beyond the last stable offset; its marker tells how it ended."""
@@ -63,7 +63,7 @@ def test_one_that_is_committed_behind_an_open_transaction(
     del producer
 
 
-def test_one_that_hangs(servers: str, admin: TransactionAdmin, topic: str) -> None:
+def test_a_hanging_transaction(servers: str, admin: TransactionAdmin, topic: str) -> None:
     offset = write_behind_the_coordinator(servers, topic, 4_000_000, 0, int(time.time() * 1000))
     found = admin.transaction_of(topic, 0, offset)
     assert (found.ending, found.transactional_id, found.producer_id) == (Ending.OPEN, None, 4_000_000)
@@ -82,7 +82,7 @@ def test_offsets_without_a_record(servers: str, admin: TransactionAdmin, topic: 
         admin.transaction_of(new_name("missing"), 0, 0)
 
 
-def test_a_record_that_is_deleted_meanwhile(
+def test_a_record_deleted_during_the_search(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the record and that at its transaction's end: it is gone, and nothing is waited for."""
@@ -102,7 +102,7 @@ def test_a_record_that_is_deleted_meanwhile(
     assert len(asked) == 1
 
 
-def test_an_end_that_can_not_be_read(servers: str, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_cannot_be_read(servers: str, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is what happened, not a guess."""
     left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
     wait_for_markers(servers)

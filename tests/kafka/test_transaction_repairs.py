@@ -60,7 +60,7 @@ def found(examined: Examined | None) -> Examined:
 # --- abort ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hanging_transaction_is_aborted_and_consumers_go_on(
+def test_a_hanging_transaction_is_aborted_and_consumers_continue(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
     offset = hang(servers, topic)
@@ -77,7 +77,7 @@ def test_a_hanging_transaction_is_aborted_and_consumers_go_on(
         admin.abort(examined)
 
 
-def test_it_can_be_named_by_its_producer(servers: str, admin: TransactionAdmin, topic: str) -> None:
+def test_a_hanging_transaction_can_be_named_by_its_producer(servers: str, admin: TransactionAdmin, topic: str) -> None:
     hang(servers, topic, epoch=3)
     assert admin.examine(topic, 0, producer_id=PRODUCER_ID, epoch=2) is None
     assert admin.examine(topic, 0, producer_id=PRODUCER_ID + 1, epoch=3) is None
@@ -101,7 +101,7 @@ def test_a_marker_of_an_older_coordinator_is_refused(
     assert admin.examine(topic, 0, producer_id=described.producer_id) is not None
 
 
-def test_a_transaction_that_its_coordinator_will_end_is_left_alone(
+def test_a_transaction_that_its_coordinator_will_end_is_not_aborted(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
     name = new_name("id")
@@ -116,14 +116,14 @@ def test_a_transaction_that_its_coordinator_will_end_is_left_alone(
     assert values(servers, topic) == [b"v"]
 
 
-def test_a_partition_that_is_not_there(admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_a_missing_partition(admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     with pytest.raises(UnknownTopicError, match="There is no partition"):
         admin.examine(topic, 7)
     with pytest.raises(UnknownTopicError, match="There is no topic"):
         admin.examine(new_name("missing"), 0)
 
 
-def test_what_does_not_hang_any_more_is_left_alone(
+def test_a_transaction_that_no_longer_hangs_is_not_aborted(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
     """It was examined long ago: `abort` examines it again."""
@@ -149,7 +149,7 @@ def verdict_of(
 
 @pytest.mark.parametrize("status", [TransactionStatus.COMPLETE_COMMIT, TransactionStatus.PREPARE_COMMIT])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_what_its_coordinator_has_committed_last_needs_force(status: TransactionStatus, epoch: int) -> None:
+def test_a_transaction_that_its_coordinator_committed_last_needs_force(status: TransactionStatus, epoch: int) -> None:
     """Kafka 4.3.0 to 4.4.0 leave out the marker of a partition without a leader (KAFKA-20734)."""
     examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch)
     assert examined.was_committed
@@ -170,7 +170,9 @@ def test_what_its_coordinator_has_committed_last_needs_force(status: Transaction
         (TransactionStatus.DEAD, 3, 7),
     ],
 )
-def test_what_its_coordinator_has_passed_needs_force(status: TransactionStatus, epoch: int, producer_id: int) -> None:
+def test_a_transaction_that_its_coordinator_has_passed_needs_force(
+    status: TransactionStatus, epoch: int, producer_id: int
+) -> None:
     examined = verdict_of(Reason.OTHER_EPOCH, status, epoch, producer_id)
     assert not examined.was_committed
     assert examined.may_have_been_committed
@@ -178,7 +180,7 @@ def test_what_its_coordinator_has_passed_needs_force(status: TransactionStatus, 
     assert examined.refusal(force=True) is None
 
 
-def test_an_abort_of_a_later_transaction_says_nothing_about_this_one() -> None:
+def test_the_abort_of_a_later_transaction_proves_nothing() -> None:
     later = verdict_of(Reason.WITHOUT_PARTITION, TransactionStatus.COMPLETE_ABORT, 4, start_time_ms=2_000)
     assert later.may_have_been_committed
 
@@ -192,20 +194,20 @@ def test_an_abort_of_a_later_transaction_says_nothing_about_this_one() -> None:
         (TransactionStatus.COMPLETE_COMMIT, 2),
     ],
 )
-def test_what_was_not_committed_needs_none(status: TransactionStatus, epoch: int) -> None:
+def test_an_uncommitted_transaction_needs_no_force(status: TransactionStatus, epoch: int) -> None:
     examined = verdict_of(Reason.WITHOUT_PARTITION, status, epoch)
     assert not examined.may_have_been_committed
     assert examined.refusal() is None
 
 
 @pytest.mark.parametrize("reason", [Reason.UNKNOWN_PRODUCER, Reason.UNKNOWN_ID])
-def test_what_no_coordinator_knows_may_have_been_committed_and_needs_none(reason: Reason) -> None:
+def test_a_transaction_unknown_to_coordinators_may_have_committed_and_needs_no_force(reason: Reason) -> None:
     examined = Examined(OPENED, HangingTransaction(OPENED, reason), None)
     assert examined.may_have_been_committed
     assert examined.refusal() is None
 
 
-def test_what_could_not_be_decided_needs_force() -> None:
+def test_an_undecided_transaction_needs_force() -> None:
     examined = Examined(OPENED, HangingTransaction(OPENED, Reason.NOT_LISTED), None)
     assert "could not be decided" in str(examined.refusal())
     assert examined.refusal(force=True) is None
@@ -239,7 +241,9 @@ def test_an_open_transaction_is_aborted_and_its_producer_fenced(
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
 
 
-def test_the_transaction_of_a_successor_goes_on(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
+def test_the_transaction_of_a_successor_is_not_aborted(
+    servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
+) -> None:
     name = new_name("id")
     producer = left_open(servers, name, topic)
     seen = described(admin, name)
@@ -252,7 +256,7 @@ def test_the_transaction_of_a_successor_goes_on(servers: str, admin: Transaction
     del producer
 
 
-def test_a_transaction_that_changes_between_look_and_request(
+def test_a_transaction_that_changes_between_check_and_request(
     servers: str,
     admin: TransactionAdmin,
     topic: str,
@@ -291,7 +295,7 @@ def test_a_prepared_transaction_is_aborted(
     assert values(servers, topic) == []
 
 
-def test_an_id_that_is_not_there(admin: TransactionAdmin, new_name: NewName) -> None:
+def test_an_unknown_id(admin: TransactionAdmin, new_name: NewName) -> None:
     with pytest.raises(TransactionChangedError, match="does not know the id"):
         admin.force_terminate(new_name("unknown"), producer_id=1, epoch=0)
 
@@ -315,7 +319,7 @@ def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     del producer, successor
 
 
-def test_a_successor_that_begins_between_abort_and_fencing_goes_on(
+def test_a_successor_that_begins_between_abort_and_fencing_is_not_fenced(
     broker_v4: DevCluster, new_name: NewName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, name, topic = broker_v4.bootstrap_servers, new_name("id"), new_name("topic")

@@ -74,7 +74,7 @@ def test_the_size_changes_while_coroutines_use_the_pool(scene: Scene) -> None:
     assert scene.agree() == list(range(10, 40))
 
 
-def test_a_coroutine_that_is_cancelled_takes_its_unit_back(scene: Scene) -> None:
+def test_cancelling_a_coroutine_withdraws_its_queued_unit(scene: Scene) -> None:
     async def main() -> None:
         async with opened(scene, size=1) as pool:
             async with held(pool):
@@ -89,7 +89,7 @@ def test_a_coroutine_that_is_cancelled_takes_its_unit_back(scene: Scene) -> None
     assert scene.agree() == [2]
 
 
-def test_a_unit_that_has_begun_is_finished_even_if_its_coroutine_is_cancelled(scene: Scene) -> None:
+def test_a_unit_that_has_started_is_finished_even_if_its_coroutine_is_cancelled(scene: Scene) -> None:
     begun = threading.Event()
 
     def slow(tx: Transaction) -> None:
@@ -109,7 +109,7 @@ def test_a_unit_that_has_begun_is_finished_even_if_its_coroutine_is_cancelled(sc
     assert scene.agree() == [1]
 
 
-def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
+def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
     def slow(tx: Transaction) -> int:
         time.sleep(limit(0.6))
         return both(tx, scene, 2)
@@ -127,7 +127,7 @@ def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-def test_the_loop_goes_on_while_units_run(scene: Scene) -> None:
+def test_the_event_loop_runs_during_units(scene: Scene) -> None:
     async def main() -> None:
         ticked = threading.Event()
         async with opened(scene) as pool:
@@ -197,7 +197,7 @@ def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
     assert here not in closed_by
 
 
-def test_misuse_is_explained(scene: Scene) -> None:
+def test_misuse_is_refused_with_an_explanation(scene: Scene) -> None:
     async def unit(_: aio.AsyncTransaction) -> None:
         pass
 

@@ -118,7 +118,7 @@ def test_a_connection(scene: Scene, database: str) -> None:  # noqa: PLR0915  (o
         in_loop(main())
 
 
-def test_the_transaction_can_t_be_ended(scene: Scene) -> None:
+def test_a_unit_cannot_end_the_transaction(scene: Scene) -> None:
     async def unit(tx: aio.AsyncTransaction[aio.AsyncConnection]) -> None:
         db, session = tx.db, tx.session
         for refused in (db.commit, db.rollback, db.close, db.aclose, db.invalidate, db.__aenter__):
@@ -243,7 +243,7 @@ def test_a_session(scene: Scene, database: str) -> None:  # noqa: PLR0915  (one 
     assert scene.messages() == [1]
 
 
-def test_the_users_session_class(scene: Scene) -> None:
+def test_the_session_class_of_the_user(scene: Scene) -> None:
     committed: list[str] = []
     sessions = sessionmaker(expire_on_commit=False)
     sa.event.listen(sessions, "after_commit", lambda _: committed.append("after_commit"))
@@ -264,7 +264,7 @@ def test_the_users_session_class(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("database", ["rocksdb", "zookeeper"])
-def test_stores_that_collect_changes_have_the_same_handle(scene: Scene, database: str) -> None:
+def test_stores_with_batches_have_the_same_handle(scene: Scene, database: str) -> None:
     del database
 
     async def unit(tx: aio.AsyncTransaction) -> int:
@@ -295,7 +295,7 @@ async def opened_on_psycopg(scene: Scene) -> AsyncIterator[aio.AsyncWriterPool]:
         store.close()
 
 
-def test_psycopg_connections_are_for_the_thread(scene: Scene) -> None:
+def test_psycopg_connections_are_used_in_the_thread(scene: Scene) -> None:
 
     def with_psycopg(tx: Transaction, number: int) -> int:
         assert isinstance(tx.db, psycopg.Connection)
@@ -387,7 +387,7 @@ def public_names(name: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_nothing_of_sqlalchemys_class_is_missing(name: str) -> None:
+def test_the_handle_has_all_methods_of_the_sqlalchemy_class(name: str) -> None:
     theirs = public_names(name)
     ours: Any = OURS[name]
     assert {each for each in theirs if not hasattr(ours, each)} - LEFT_OUT[name] == set()

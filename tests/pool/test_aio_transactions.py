@@ -74,7 +74,7 @@ def test_many_transactions_wait_for_writers(scene: Scene) -> None:
     assert scene.agree() == list(range(70))
 
 
-def test_the_error_of_the_commit_is_the_blocks(scene: Scene) -> None:
+def test_an_error_of_the_commit_is_raised_by_the_block(scene: Scene) -> None:
     async def main() -> None:
         async with opened(scene) as pool:
             with (
@@ -98,7 +98,7 @@ async def block(pool: Pool, scene: Scene, number: int, ended: list[int]) -> int:
     return number
 
 
-def test_cancelled_at_every_await_neither_side_is_open(scene: Scene) -> None:
+def test_a_transaction_cancelled_at_any_await_leaves_neither_side_open(scene: Scene) -> None:
     """A block that is cancelled has been rolled back when the error leaves it; a commit that has begun is finished."""
     told: set[int] = set()
     ended: list[int] = []
@@ -153,7 +153,7 @@ def test_cancelled_during_a_commit_that_fails(scene: Scene) -> None:
     assert scene.agree() == []
 
 
-def test_who_waits_for_a_writer_too_long_is_told_for_what(scene: Scene) -> None:
+def test_a_timeout_names_what_holds_the_writer(scene: Scene) -> None:
     async def main() -> None:
         async with opened(scene, size=1) as pool, pool.transaction() as tx:
             with pytest.raises(PoolTimeoutError, match="a transaction of its own"):
@@ -165,7 +165,7 @@ def test_who_waits_for_a_writer_too_long_is_told_for_what(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-def test_a_block_that_does_not_end_is_cancelled_when_the_pool_closes(scene: Scene) -> None:
+def test_closing_the_pool_cancels_a_block_that_does_not_end(scene: Scene) -> None:
     async def stuck(pool: Pool, begun: asyncio.Event) -> None:
         async with pool.transaction(timeout=LIMIT) as tx:
             await both_here(tx, scene, 1)
@@ -206,7 +206,7 @@ async def in_a_transaction(pool: Pool, scene: Scene, begun: asyncio.Event) -> No
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the coroutine, which is never continued
 @pytest.mark.parametrize("code", [in_a_unit, in_a_transaction])
-def test_a_loop_that_is_closed_in_the_middle(scene: Scene, code: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_closed_during_a_transaction(scene: Scene, code: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Without cancelling its tasks: the thread leaves, and nothing stays open."""
 
     async def begin(threads: WriterPool[Any]) -> asyncio.Task[None]:
@@ -246,7 +246,7 @@ def test_a_loop_whose_tasks_are_cancelled_at_its_end(scene: Scene, code: Any) ->
     assert scene.agree() == [2]
 
 
-def test_a_loop_that_has_stopped_does_not_keep_the_pool_from_closing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_can_be_closed_after_its_loop_has_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
 
     async def begin(threads: WriterPool[Any]) -> asyncio.Task[None]:

@@ -89,7 +89,7 @@ def test_a_unit_runs_in_the_task_of_its_caller(scene: Scene) -> None:
     in_loop(main())
 
 
-def test_the_loop_goes_on_while_a_statement_runs(scene: Scene) -> None:
+def test_the_event_loop_runs_during_a_statement(scene: Scene) -> None:
     async def unit(tx: aio.AsyncTransaction) -> int:
         ticks = 0
         statement = asyncio.ensure_future(tx.db.exec_driver_sql("SELECT pg_sleep(0.5)"))
@@ -105,7 +105,7 @@ def test_the_loop_goes_on_while_a_statement_runs(scene: Scene) -> None:
     in_loop(main())
 
 
-def test_everything_that_can_be_called_is_recognised(scene: Scene) -> None:
+def test_every_kind_of_callable_is_recognized(scene: Scene) -> None:
     class Callable_:  # noqa: N801  (a unit that is an object)
         async def __call__(self, tx: aio.AsyncTransaction, number: int) -> int:
             return await both_here(tx, scene, number)
@@ -191,7 +191,7 @@ async def many_awaits(tx: aio.AsyncTransaction, scene: Scene, number: int, ended
     return number
 
 
-def test_cancelled_at_every_await_a_unit_is_undone_alone(scene: Scene) -> None:
+def test_a_unit_cancelled_at_any_await_is_rolled_back_alone(scene: Scene) -> None:
     """From waiting for its turn to waiting for the group's commit. The other units of the group are not affected."""
     told: set[int] = set()
     ended: list[int] = []
@@ -267,7 +267,7 @@ def test_many_coroutines_cancelled_at_random(scene: Scene) -> None:
     assert found - told <= {*ended, 999}
 
 
-def test_a_cancelled_statement_has_ended_before_the_unit_goes_on(scene: Scene) -> None:
+def test_a_cancelled_statement_ends_before_the_unit_continues(scene: Scene) -> None:
     """So a time limit inside the unit leaves the transaction in a known state."""
 
     async def unit(tx: aio.AsyncTransaction) -> int:
@@ -285,7 +285,7 @@ def test_a_cancelled_statement_has_ended_before_the_unit_goes_on(scene: Scene) -
     assert scene.agree() == [1]
 
 
-def test_a_coroutine_that_left_is_not_waited_for_when_its_group_runs_again(scene: Scene) -> None:
+def test_a_rerun_of_a_group_does_not_wait_for_a_cancelled_coroutine(scene: Scene) -> None:
     """It was cancelled after its end; then COMMIT failed, and its unit can't run again."""
     committing, go = threading.Event(), threading.Event()
     commits = 0
@@ -323,7 +323,7 @@ def test_a_coroutine_that_left_is_not_waited_for_when_its_group_runs_again(scene
 # --- limits -------------------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_a_coroutine_is_told_for_which(scene: Scene) -> None:
+def test_a_timeout_names_the_coroutine_that_was_waited_for(scene: Scene) -> None:
     async def stuck(tx: aio.AsyncTransaction, begun: asyncio.Event, release: asyncio.Event) -> int:
         begun.set()
         await release.wait()
@@ -344,7 +344,7 @@ def test_who_waits_for_a_coroutine_is_told_for_which(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-def test_a_coroutine_that_does_not_end_is_cancelled_when_the_pool_closes(scene: Scene) -> None:
+def test_closing_the_pool_cancels_a_coroutine_that_does_not_end(scene: Scene) -> None:
     async def stuck(tx: aio.AsyncTransaction, begun: asyncio.Event) -> None:
         await both_here(tx, scene, 1)
         begun.set()
@@ -362,7 +362,7 @@ def test_a_coroutine_that_does_not_end_is_cancelled_when_the_pool_closes(scene: 
     assert scene.agree() == []
 
 
-def test_a_coroutine_that_ignores_that_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_pool_abandons_a_coroutine_that_ignores_cancellation(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
     seen: list[type] = []
 
@@ -395,7 +395,7 @@ def test_a_coroutine_that_ignores_that_is_given_up(scene: Scene, monkeypatch: py
 # --- misuse -------------------------------------------------------------------------------------------------------------
 
 
-def test_misuse_is_explained(scene: Scene) -> None:
+def test_misuse_is_refused_with_an_explanation(scene: Scene) -> None:
     kept: list[aio.AsyncTransaction] = []
 
     async def nested(_: aio.AsyncTransaction, pool: Pool) -> None:
@@ -467,7 +467,7 @@ def test_a_task_of_a_unit_may_use_the_pool_once_the_unit_has_ended(scene: Scene)
     assert scene.agree() == [1, 2]
 
 
-def test_an_error_of_the_database_is_the_units_own(scene: Scene) -> None:
+def test_a_database_error_is_raised_in_its_unit(scene: Scene) -> None:
     async def wrong(tx: aio.AsyncTransaction) -> None:
         await both_here(tx, scene, 1)
         await tx.db.exec_driver_sql("SELECT * FROM nowhere")

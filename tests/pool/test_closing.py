@@ -42,7 +42,7 @@ def stuck(pool: WriterPool[Any], scene: Scene, number: int) -> Iterator[Any]:
         release.set()
 
 
-def test_a_stuck_unit_is_named_and_the_calls_behind_it_never_run(scene: Scene) -> None:
+def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
     pool = open_pool(scene)
     with ThreadPoolExecutor(1) as threads:
         with stuck(pool, scene, 1) as unit:
@@ -63,7 +63,7 @@ def test_a_stuck_unit_is_named_and_the_calls_behind_it_never_run(scene: Scene) -
     assert assert_true(scene) == {1}
 
 
-def test_a_transaction_of_its_own_that_does_not_end(scene: Scene) -> None:
+def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
     pool = open_pool(scene, size=1)
     with pool.transaction() as tx:
         waits = pool.submit(both, scene, 1)
@@ -92,7 +92,7 @@ def test_a_commit_that_hangs_in_kafka(scene: Scene) -> None:
     assert assert_true(scene) == {1}
 
 
-def test_a_long_queue_is_finished_all_the_same(scene: Scene) -> None:
+def test_a_long_queue_is_finished(scene: Scene) -> None:
     """By default the limit is for a pool that does not get on."""
 
     def slow(tx: Transaction, number: int) -> None:
@@ -106,7 +106,7 @@ def test_a_long_queue_is_finished_all_the_same(scene: Scene) -> None:
     assert scene.agree() == list(range(12))
 
 
-def test_coroutines_behind_a_stuck_unit_are_told(scene: Scene) -> None:
+def test_coroutines_queued_behind_a_stuck_unit_get_an_error(scene: Scene) -> None:
     async def here(tx: aio.AsyncTransaction) -> None:
         tx.send(scene.topic, "9")
 

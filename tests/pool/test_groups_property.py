@@ -276,12 +276,14 @@ def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.Da
     assert set(scene.rows()) - before == told
 
 
-def test_both_sides_hold_exactly_what_was_told(pool: WriterPool[Any], scene: Scene) -> None:
+def test_both_sides_hold_exactly_the_reported_outcomes(pool: WriterPool[Any], scene: Scene) -> None:
     check(pool, scene, BEHAVIOURS)
     assert scene.agree()
 
 
-def test_both_sides_hold_exactly_what_was_told_though_answers_come_late(psycopg_pool: WriterPool[Any], scene: Scene) -> None:
+def test_both_sides_hold_exactly_the_reported_outcomes_with_pipelined_answers(
+    psycopg_pool: WriterPool[Any], scene: Scene
+) -> None:
     check(psycopg_pool, scene, LATE)
     assert scene.agree()
 
@@ -294,7 +296,7 @@ def test_both_sides_hold_exactly_what_was_told_though_answers_come_late(psycopg_
         (exceeds_the_statement_timeout, psycopg.errors.QueryCanceled),
     ],
 )
-def test_units_fail_for_the_reason_that_they_are_named_after(
+def test_units_fail_for_the_reason_in_their_name(
     pool: WriterPool[Any], scene: Scene, behaviour: Any, expected: type[Exception]
 ) -> None:
     with pytest.raises(sa.exc.DBAPIError) as caught:

@@ -95,7 +95,7 @@ def test_pools_of_one_prefix_use_different_ids(scene: Scene) -> None:
 
 
 @every_database
-def test_closing_gives_the_ids_back(scene: Scene) -> None:
+def test_closing_releases_the_ids(scene: Scene) -> None:
     with open_pool(scene) as first, open_pool(scene) as second:
         first.run(both, scene, 1)
         first.close()
@@ -152,7 +152,7 @@ def test_ids_whose_leases_have_ended_are_leased_again(scene: Scene) -> None:
 
 
 @shared_databases
-def test_a_live_pool_recovers_what_a_dead_one_has_prepared(scene: Scene) -> None:
+def test_a_live_pool_recovers_the_transactions_of_a_dead_one(scene: Scene) -> None:
     """The database has committed, Kafka's transaction is prepared: a read_committed consumer waits for a live pool."""
     with open_pool(scene, size=1, options=SHORT) as pool:
         dies = pool_worker(scene, 0, 60, "after_db_commit#3=kill", LEASE="1")
@@ -186,7 +186,7 @@ def test_ids_of_pools_without_leases_are_recovered(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_an_id_that_is_used_without_a_lease_is_left_alone(scene: Scene) -> None:
+def test_an_id_used_without_a_lease_is_not_recovered(scene: Scene) -> None:
     """As long as its writer is at work."""
     options = PoolOptions(timeout=LIMIT, lease=3.0)
     name = f"{scene.transactional_id}.7"
@@ -205,7 +205,7 @@ def test_an_id_that_is_used_without_a_lease_is_left_alone(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_pools_that_are_killed_again_and_again(scene: Scene) -> None:
+def test_pools_killed_repeatedly(scene: Scene) -> None:
     """Nobody runs `dualwrite recover`: the pools that live do it, and the ids are used again."""
     with open_pool(scene, size=1, options=SHORT) as pool:
         dead = []
@@ -241,7 +241,7 @@ PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit
         quick=[("postgresql", "after_db_commit", "recovered")],
     ),
 )
-def test_a_pool_that_is_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) -> None:
+def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) -> None:
     """Others recover its ids, or use them. When it wakes up it is fenced; it leases ids again, and goes on.
 
     Both points are followed by a request to Kafka: a process with threads is not stopped at once, and must not get as far as
@@ -313,7 +313,7 @@ def test_a_unit_that_was_fenced_runs_again(scene: Scene) -> None:
     assert scene.agree() == list(range(12))
 
 
-def test_a_writer_without_a_lease_keeps_the_id_that_it_has_claimed(scene: Scene) -> None:
+def test_a_writer_without_a_lease_keeps_its_claimed_id(scene: Scene) -> None:
     """The pool uses another one: it does not take the id back from it."""
     name = f"{scene.transactional_id}.1"
     with open_pool(scene, size=1, options=SHORT) as pool:
@@ -332,7 +332,7 @@ def test_a_writer_without_a_lease_keeps_the_id_that_it_has_claimed(scene: Scene)
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["nobody took the ids", "another pool took the ids"])
-def test_a_pool_that_could_not_renew_its_leases_goes_on(scene: Scene, taken: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: bool, caplog: pytest.LogCaptureFixture) -> None:
     address = sa.make_url(scene.url)
     numbers = iter(range(100, 10_000))
     assert address.host is not None
@@ -363,7 +363,7 @@ def test_a_pool_that_could_not_renew_its_leases_goes_on(scene: Scene, taken: boo
     assert {1, *([2] if taken else [])} < set(scene.agree())
 
 
-def test_a_database_that_is_not_upgraded(tmp_path: Any) -> None:
+def test_a_database_without_the_lease_table(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path / 'older.db'}"
     migration.upgrade(url, "0005")
     with pytest.raises(StateTableMissingError, match=r"kafka_transaction_lease.*missing(.|\n)*db upgrade"):
@@ -405,7 +405,7 @@ def test_a_smaller_pool_waits_for_transactions(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_a_size_that_can_not_be_reached_is_explained(scene: Scene) -> None:
+def test_a_size_that_cannot_be_reached_is_reported(scene: Scene) -> None:
     with open_pool(scene, options=PoolOptions(timeout=limit(1), max_size=3)) as pool:
         with pool.transaction(), pool.transaction(), pytest.raises(PoolTimeoutError, match="No writer of the pool was free"):
             pool.resize(1)
@@ -445,7 +445,7 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
 # --- parts --------------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_that_can_not_be_opened_are_avoided(tmp_path: Any) -> None:
+def test_ids_that_cannot_be_opened_are_avoided(tmp_path: Any) -> None:
     ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
     assert ids.acquire(2) == ["shop.1", "shop.2"]
     ids.avoid("shop.1")
@@ -462,7 +462,7 @@ def memory_leases(folder: Any) -> LeaseStore:
     return RocksDBStore(folder / "rocksdb").leases
 
 
-def test_fixed_ids_are_used_again() -> None:
+def test_fixed_ids_are_reused() -> None:
     ids = FixedIds("shop")
     assert ids.acquire(3) == ["shop.1", "shop.2", "shop.3"]
     ids.release("shop.2")
@@ -471,7 +471,7 @@ def test_fixed_ids_are_used_again() -> None:
     assert ids.acquire(1) == ["shop.1"]
 
 
-def test_who_waits_while_no_writer_can_be_opened_is_told_why(tmp_path: Any) -> None:
+def test_a_checkout_timeout_reports_why_no_writer_can_be_opened(tmp_path: Any) -> None:
     writers = Writers("shop", LeasedIds(memory_leases(tmp_path), "shop", seconds=600))
     with ThreadPoolExecutor(1) as thread:
 

@@ -66,7 +66,7 @@ def test_many_threads_get_their_results(scene: Scene) -> None:
 
 
 @both_producers
-def test_a_unit_that_raises_takes_nothing_of_the_others_with_it(scene: Scene) -> None:
+def test_a_unit_that_raises_does_not_affect_the_others(scene: Scene) -> None:
     error = ValueError("no")
     with open_pool(scene) as pool:
         futures = grouped(
@@ -121,7 +121,7 @@ def _rows(tx: Transaction, scene: Scene) -> list[int]:
     return list(tx.db.scalars(query, {"w": scene.transactional_id}))
 
 
-def test_a_statement_that_fails_is_its_callers_error(scene: Scene) -> None:
+def test_a_failed_statement_is_raised_to_its_caller(scene: Scene) -> None:
     with open_pool(scene) as pool:
         futures = grouped(
             pool,
@@ -134,7 +134,7 @@ def test_a_statement_that_fails_is_its_callers_error(scene: Scene) -> None:
     assert scene.agree() == [1, 2]
 
 
-def test_exit_of_a_unit_is_its_callers(scene: Scene) -> None:
+def test_sys_exit_in_a_unit_is_raised_to_its_caller(scene: Scene) -> None:
     """`sys.exit()` in a unit must not end a thread of the pool."""
     with open_pool(scene, size=1) as pool:
         with pytest.raises(SystemExit):
@@ -143,7 +143,7 @@ def test_exit_of_a_unit_is_its_callers(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-def test_the_callers_context_comes_with_the_unit(scene: Scene) -> None:
+def test_a_unit_runs_in_the_context_of_its_caller(scene: Scene) -> None:
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
 
     def unit(tx: Transaction, number: int) -> tuple[int, str]:
@@ -204,7 +204,7 @@ def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
 
 @both_producers
 @pytest.mark.parametrize("topic", ["no such topic", "events"])
-def test_a_message_that_can_not_be_sent_is_its_callers_error(scene: Scene, topic: str) -> None:
+def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, topic: str) -> None:
     def bad(tx: Transaction) -> None:
         both(tx, scene, 2)
         tx.send(scene.topic if topic == "events" else topic, b"x" * 1_100_000)
@@ -219,7 +219,7 @@ def test_a_message_that_can_not_be_sent_is_its_callers_error(scene: Scene, topic
 
 
 @pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
-def test_a_unit_can_not_end_the_transaction_of_all(scene: Scene) -> None:
+def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
     def ends(tx: Transaction) -> None:
         both(tx, scene, 2)
         tx.db.commit()
@@ -232,7 +232,7 @@ def test_a_unit_can_not_end_the_transaction_of_all(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-def test_units_do_not_run_again_after_one_has_ended_the_transaction_behind_our_back(scene: Scene) -> None:
+def test_units_do_not_rerun_after_one_has_ended_the_transaction(scene: Scene) -> None:
     """What they wrote is committed without messages: running them again would write it twice."""
     runs: list[int] = []
 
@@ -268,7 +268,7 @@ def test_callers_share_no_exception(scene: Scene) -> None:
     assert scene.agree() == []
 
 
-def test_a_pool_takes_its_ids_back_from_a_recoverer(scene: Scene) -> None:
+def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
     """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
     with open_pool(scene) as pool:
         for number in range(4):
@@ -325,7 +325,7 @@ def _numbered(tx: Transaction, scene: Scene, key: int, number: int) -> None:
     tx.send(scene.topic, f"{key}:{number}", partition=0)
 
 
-def test_a_cancelled_call_does_not_keep_its_key(scene: Scene) -> None:
+def test_a_cancelled_call_releases_its_key(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool:
         keyed = pool.with_options(key="customer")
         with held(pool):
@@ -338,7 +338,7 @@ def test_a_cancelled_call_does_not_keep_its_key(scene: Scene) -> None:
 # --- limits -------------------------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
+def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool:
         with held(pool):
             with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold") as caught:
@@ -351,7 +351,7 @@ def test_who_waits_too_long_is_told_for_what(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-def test_a_unit_that_has_begun_is_waited_for(scene: Scene) -> None:
+def test_a_unit_that_has_started_is_waited_for(scene: Scene) -> None:
     """Its outcome would be unknown otherwise."""
 
     def slow(tx: Transaction) -> int:
@@ -365,7 +365,7 @@ def test_a_unit_that_has_begun_is_waited_for(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-def test_a_call_that_was_cancelled_does_not_run(scene: Scene) -> None:
+def test_a_cancelled_call_does_not_run(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool:
         with held(pool):
             future = pool.submit(both, scene, 1)
@@ -464,7 +464,7 @@ def test_visible_returns_when_consumers_can_read(scene: Scene) -> None:
 # --- misuse -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_unit_can_not_use_its_own_pool(scene: Scene) -> None:
+def test_a_unit_cannot_use_its_own_pool(scene: Scene) -> None:
     """It would wait for itself."""
     with open_pool(scene) as pool:
 
@@ -498,12 +498,12 @@ def test_an_async_unit_is_refused(scene: Scene) -> None:
     assert scene.rows() == []
 
 
-def test_a_unit_can_not_send_offsets(scene: Scene) -> None:
+def test_a_unit_cannot_send_offsets(scene: Scene) -> None:
     with open_pool(scene) as pool, pytest.raises(UsageError, match=r"pool\.transaction"):
         pool.run(lambda tx: tx.send_offsets(object()))
 
 
-def test_bad_messages_are_refused_where_they_are_sent(scene: Scene) -> None:
+def test_invalid_messages_are_refused_by_send(scene: Scene) -> None:
     with open_pool(scene) as pool:
         for wrong in ({"topic": ""}, {"value": 3}, {"key": 3}, {"partition": -1}, {"timestamp": 1.5}, {"headers": 7}):
             with pytest.raises(dualwrite.InvalidMessageError):
@@ -517,7 +517,7 @@ def test_bad_messages_are_refused_where_they_are_sent(scene: Scene) -> None:
 # --- transactions of their own ------------------------------------------------------------------------------------------------
 
 
-def test_transactions_of_their_own_beside_groups(scene: Scene) -> None:
+def test_separate_transactions_beside_groups(scene: Scene) -> None:
     def own(number: int) -> None:
         with pool.transaction() as tx:
             both(tx, scene, number)
@@ -536,7 +536,7 @@ def test_transactions_of_their_own_beside_groups(scene: Scene) -> None:
 # --- closing ------------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_finishes_what_waits(scene: Scene) -> None:
+def test_closing_finishes_queued_calls(scene: Scene) -> None:
     pool = open_pool(scene, size=1)
     with held(pool):
         futures = [pool.submit(both, scene, number) for number in range(100)]
@@ -554,7 +554,7 @@ def test_closing_finishes_what_waits(scene: Scene) -> None:
         pass
 
 
-def test_closing_waits_for_transactions_of_their_own(scene: Scene) -> None:
+def test_closing_waits_for_separate_transactions(scene: Scene) -> None:
     pool = open_pool(scene)
     with ThreadPoolExecutor(1) as thread, pool.transaction() as tx:
         closing = thread.submit(pool.close)
@@ -565,7 +565,7 @@ def test_closing_waits_for_transactions_of_their_own(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-def test_a_call_without_its_name() -> None:
+def test_the_name_of_a_call_of_a_partial() -> None:
     """For errors: a partial has no name."""
     assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
 
@@ -627,7 +627,7 @@ pool = dualwrite.create_pool({scene.url!r}, kafka={scene.settings!r}, prefix={sc
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def test_what_waits_is_finished_when_the_program_ends(scene: Scene) -> None:
+def test_queued_calls_are_finished_at_the_end_of_the_program(scene: Scene) -> None:
     """Nobody has called close()."""
     ended = program("futures = [pool.submit(unit, number, 0.01) for number in range(50)]", scene)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -680,7 +680,7 @@ def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-def test_a_forked_child_is_told_to_make_its_own(scene: Scene) -> None:
+def test_a_forked_child_must_create_its_own_pool(scene: Scene) -> None:
     ended = program(
         """
         pool.run(unit, 1)

@@ -75,7 +75,7 @@ WAYS = {
         quick=[("pipeline", "group_after_units"), ("all", "before_kafka_commit")],
     ),
 )
-def test_a_process_that_dies_in_a_group_that_runs_another_way(scene: Scene, way: str, point: str) -> None:
+def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str, point: str) -> None:
     """On psycopg's pipeline, with callers that go on before Kafka has committed, with units that fail, one by one."""
     dies = pool_worker(scene, 1, UNITS, f"{point}#6=kill", **WAYS[way])
     dies.killed()
@@ -140,7 +140,7 @@ def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(sc
 
 
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
-def test_kills_at_any_moment(scene: Scene, database: str) -> None:
+def test_kills_at_random_moments(scene: Scene, database: str) -> None:
     """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""
     del database
     chance = random.Random(4711)

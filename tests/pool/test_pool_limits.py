@@ -49,7 +49,7 @@ def stuck_in_a_group(pool: WriterPool[Any], *calls: Callable[[], Future[Any]]) -
         done(first)
 
 
-def test_a_limit_holds_while_no_writer_is_free(scene: Scene) -> None:
+def test_the_timeout_applies_while_no_writer_is_free(scene: Scene) -> None:
     """All are in transactions of their own, when a thread of the pool has taken the call already."""
     with open_pool(scene) as pool:
         with pool.transaction(), pool.transaction():
@@ -62,7 +62,7 @@ def test_a_limit_holds_while_no_writer_is_free(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-def test_a_limit_holds_behind_a_unit_of_the_same_group(scene: Scene) -> None:
+def test_the_timeout_applies_while_another_unit_of_the_group_runs(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool, ThreadPoolExecutor(1) as threads:
         with stuck_in_a_group(
             pool,
@@ -78,7 +78,7 @@ def test_a_limit_holds_behind_a_unit_of_the_same_group(scene: Scene) -> None:
     assert scene.agree() == [3]
 
 
-def test_a_call_that_gave_up_releases_its_key(scene: Scene) -> None:
+def test_a_call_that_timed_out_releases_its_key(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool:
         keyed = pool.with_options(key="customer", timeout=0.1)
         with pool.transaction():
@@ -89,7 +89,7 @@ def test_a_call_that_gave_up_releases_its_key(scene: Scene) -> None:
     assert scene.agree() == [3]
 
 
-def test_a_unit_runs_exactly_if_its_caller_did_not_give_up(scene: Scene) -> None:
+def test_a_unit_runs_unless_its_call_timed_out(scene: Scene) -> None:
     """Cancelled by another thread at the moment when it may begin: one of the two happens, never both, never none."""
     ran: list[int] = []
 
@@ -109,7 +109,7 @@ def test_a_unit_runs_exactly_if_its_caller_did_not_give_up(scene: Scene) -> None
     assert scene.agree() == sorted(set(range(400)) - set(cancelled))
 
 
-def test_a_call_begins_once_or_never() -> None:
+def test_a_call_starts_at_most_once() -> None:
     call = Call(both, (), {}, None)
     assert call.begin()
     assert call.begin()
@@ -122,7 +122,7 @@ def test_a_call_begins_once_or_never() -> None:
     assert call.future.cancelled()
 
 
-def test_kafka_is_blamed_for_its_own_delay(scene: Scene) -> None:
+def test_a_delay_in_kafka_is_not_attributed_to_a_unit(scene: Scene) -> None:
     """When the units have run, none of them is named as what the others wait for."""
     reached, release = threading.Event(), threading.Event()
 
@@ -248,7 +248,7 @@ async def here(tx: aio.AsyncTransaction, scene: Scene, number: int) -> None:
     tx.send(scene.topic, str(number))
 
 
-def test_coroutines_give_up_in_time(scene: Scene) -> None:
+def test_the_timeout_applies_to_coroutines(scene: Scene) -> None:
     async def main() -> None:
         async with opened(scene) as pool:
             async with pool.transaction(), pool.transaction():
@@ -261,7 +261,7 @@ def test_coroutines_give_up_in_time(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
-def test_coroutines_give_up_in_time_behind_a_unit_of_their_group(scene: Scene) -> None:
+def test_the_timeout_applies_to_coroutines_while_another_unit_of_the_group_runs(scene: Scene) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         threads = open_pool(scene, size=1)

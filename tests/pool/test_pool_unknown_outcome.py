@@ -143,7 +143,7 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterP
         quick=[("psycopg", "answered")],
     ),
 )
-def test_the_database_stays_away(proxied: Proxied, pool: WriterPool[Any], when: str) -> None:
+def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any], when: str) -> None:
     """In doubt are those that succeeded; who has failed is told its own error, since its part was undone for certain."""
     with proxied.break_the_next_commit(when, for_good=True):
         futures = grouped(

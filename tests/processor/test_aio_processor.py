@@ -51,7 +51,7 @@ async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
-def test_each_message_takes_effect_once(scene: ProcessorScene, offsets: Any) -> None:
+def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> None:
     """Two processors share a pool, and stop."""
 
     async def main() -> None:
@@ -81,7 +81,7 @@ def test_each_message_takes_effect_once(scene: ProcessorScene, offsets: Any) -> 
     assert scene.agree() == list(range(100))
 
 
-def test_a_handler_that_fails_stops_it(scene: ProcessorScene) -> None:
+def test_a_failing_handler_stops_the_processor(scene: ProcessorScene) -> None:
     async def fail(messages: Sequence[Any], tx: aio.AsyncTransaction[Any]) -> None:
         for message in messages:
             await book(scene, message, tx)
@@ -100,7 +100,7 @@ def test_a_handler_that_fails_stops_it(scene: ProcessorScene) -> None:
     assert 5 not in scene.agree()
 
 
-def test_a_cancelled_one_rolls_back_and_leaves(scene: ProcessorScene) -> None:
+def test_cancellation_rolls_back_and_leaves_the_group(scene: ProcessorScene) -> None:
     """In the middle of a handler that would never end; the next processor begins at the same message."""
 
     async def main() -> None:
@@ -173,7 +173,7 @@ def test_a_cancellation_waits_for_the_handler(scene: ProcessorScene, new_name: C
 
 
 @pytest.mark.parametrize("stop", ["stop", "cancel"])
-def test_one_that_is_stopped_before_its_thread_has_begun(scene: ProcessorScene, stop: str) -> None:
+def test_a_stop_before_the_thread_has_started(scene: ProcessorScene, stop: str) -> None:
     """The thread begins late, as on a machine that is busy."""
     release = threading.Event()
 
@@ -207,7 +207,7 @@ def test_one_that_is_stopped_before_its_thread_has_begun(scene: ProcessorScene, 
         asyncio.run(main())
 
 
-def test_what_it_can_not_be_made_of(scene: ProcessorScene) -> None:
+def test_invalid_arguments(scene: ProcessorScene) -> None:
     async def main() -> None:
         async with pool_of(scene) as pool:
             with pytest.raises(ConfigurationError, match="either handle or handle_batch"):

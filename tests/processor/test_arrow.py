@@ -64,7 +64,7 @@ def produce(scene: ProcessorScene, values: list[bytes | None]) -> None:
     assert producer.flush(LIMIT) == 0
 
 
-def test_a_table_has_what_the_messages_say(scene: ProcessorScene) -> None:
+def test_a_table_has_the_fields_of_the_messages(scene: ProcessorScene) -> None:
     produce(scene, [b"\0lamp", None, b"chair"])
     table = pa.concat_tables(processed(scene, scene.source, to_arrow))
     assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]

@@ -109,7 +109,7 @@ def produce_until(scene: ProcessorScene, numbers: Iterator[int], happened: Calla
         quick=[("database", "classic"), ("kafka", "classic")],
     ),
 )
-def test_what_comes_after_the_start_is_kept_for_the_next_one(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
+def test_messages_after_the_first_start_are_kept_for_the_next_start(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
     """The first consumer ends before it has committed anything."""
     scene.produce(range(8))
     options = replace(FAST, offsets=offsets, start="latest")
@@ -129,7 +129,7 @@ def test_what_comes_after_the_start_is_kept_for_the_next_one(scene: ProcessorSce
 
 
 @pytest.mark.parametrize("offsets", RECIPES)
-def test_what_was_there_before_the_start_is_never_processed(scene: ProcessorScene, offsets: Any) -> None:
+def test_messages_before_the_first_start_are_never_processed(scene: ProcessorScene, offsets: Any) -> None:
     """Nothing has come in three of the partitions when it starts for the second time."""
     scene.produce(range(8))
     options = replace(FAST, offsets=offsets, start="latest")
@@ -166,7 +166,7 @@ def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
         quick=[("database", "cooperative"), ("kafka", "consumer")],
     ),
 )
-def test_a_partition_that_is_added_begins_at_its_first_message(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
+def test_an_added_partition_begins_at_its_first_message(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
     scene.produce(range(8))
     settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
     with scene.running(options=replace(FAST, offsets=offsets, start="latest"), **settings):
@@ -187,7 +187,7 @@ def test_a_partition_that_is_added_begins_at_its_first_message(scene: ProcessorS
 
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
-def test_positions_that_are_forgotten_while_it_runs(scene: ProcessorScene, positions: Positions, *, is_busy: bool) -> None:
+def test_positions_forgotten_while_the_processor_runs(scene: ProcessorScene, positions: Positions, *, is_busy: bool) -> None:
     scene.produce(range(8))
     with scene.running(options=FAST) as running:
         scene.wait_for(range(8))
@@ -200,7 +200,7 @@ def test_positions_that_are_forgotten_while_it_runs(scene: ProcessorScene, posit
     assert scene.agree() == list(range(8))
 
 
-def test_recipes_are_switched_by_handing_the_positions_over(scene: ProcessorScene, new_name: NewName) -> None:
+def test_switching_where_positions_are_stored(scene: ProcessorScene, new_name: NewName) -> None:
     """To Kafka and back; the group's offsets at Kafka are never those that monitors have seen last."""
     url = scene.events.database.url.render_as_string(hide_password=False)
     forget = ["offsets", "forget", "--group", scene.group, "--url", url, "--kafka", scene.broker.bootstrap_servers, "--yes"]
@@ -246,7 +246,7 @@ def put_back(scene: ProcessorScene, offset: int = 0) -> None:
         quick=[("database", "classic", 16), ("database", "consumer", 4)],
     ),
 )
-def test_a_topic_that_is_made_again_while_it_runs(scene: ProcessorScene, offsets: Any, protocol: str, messages: int) -> None:
+def test_a_topic_recreated_while_the_processor_runs(scene: ProcessorScene, offsets: Any, protocol: str, messages: int) -> None:
     """With fewer messages than were read, or more: it stops."""
     scene.produce(range(8))
     with scene.running(options=replace(FAST, offsets=offsets), **PROTOCOLS[protocol]) as running:
@@ -261,7 +261,7 @@ def test_a_topic_that_is_made_again_while_it_runs(scene: ProcessorScene, offsets
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_topic_that_is_made_again_is_read_from_its_first_message(
+def test_a_recreated_topic_is_read_from_its_first_message(
     scene: ProcessorScene, looks_often: list[Mapping[Partition, int]], protocol: str
 ) -> None:
     """If none of its messages can have been taken for messages of the one before."""
@@ -282,7 +282,7 @@ def test_a_topic_that_is_made_again_is_read_from_its_first_message(
 
 
 @pytest.mark.parametrize("offsets", RECIPES)
-def test_messages_that_are_deleted_before_it_starts(scene: ProcessorScene, offsets: Any) -> None:
+def test_messages_deleted_before_the_start(scene: ProcessorScene, offsets: Any) -> None:
     options = replace(FAST, offsets=offsets)
     scene.produce(range(8))
     with scene.running(options=options):
@@ -298,7 +298,7 @@ def test_messages_that_are_deleted_before_it_starts(scene: ProcessorScene, offse
     assert scene.agree() == [*range(8), *range(12, 16)]
 
 
-def test_messages_behind_the_offset_of_a_consumer_before_this_one(scene: ProcessorScene) -> None:
+def test_messages_beyond_the_offset_of_an_earlier_consumer(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     put_back(scene)
     delete_until(scene, 1)
@@ -318,7 +318,7 @@ def test_messages_behind_the_offset_of_a_consumer_before_this_one(scene: Process
         quick=[("stop", "classic"), ("skip", "consumer")],
     ),
 )
-def test_a_position_that_is_out_of_range_while_it_runs(
+def test_a_position_out_of_range_while_the_processor_runs(
     scene: ProcessorScene, positions: Positions, on_gap: Any, protocol: str
 ) -> None:
     """It is moved to where retention has deleted messages: what reading too slowly leads to."""
@@ -338,7 +338,7 @@ def test_a_position_that_is_out_of_range_while_it_runs(
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])
-def test_a_log_that_has_lost_what_was_read(scene: ProcessorScene, positions: Positions, on_gap: Any) -> None:
+def test_a_log_that_ends_before_the_position_in_the_database(scene: ProcessorScene, positions: Positions, on_gap: Any) -> None:
     scene.produce(range(8))
     with scene.running(options=FAST):
         scene.wait_for(range(8))
@@ -359,7 +359,7 @@ def test_a_log_that_has_lost_what_was_read(scene: ProcessorScene, positions: Pos
 
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("offsets", RECIPES)
-def test_markers_that_are_deleted_are_no_messages(scene: ProcessorScene, offsets: Any, new_name: NewName) -> None:
+def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets: Any, new_name: NewName) -> None:
     """A partition that was read to its end: the position is behind the markers, and behind what was aborted."""
     options = replace(FAST, offsets=offsets)
     producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers, "transactional.id": new_name("id")})
@@ -388,7 +388,7 @@ def test_markers_that_are_deleted_are_no_messages(scene: ProcessorScene, offsets
 
 
 @pytest.mark.usefixtures("looks_often")
-def test_the_end_is_no_position_while_messages_are_retried(scene: ProcessorScene) -> None:
+def test_the_end_is_not_committed_while_messages_are_retried(scene: ProcessorScene) -> None:
     """It has read to the end, and is stopped before the messages have taken effect."""
     scene.produce(range(8))
     calls = count()

@@ -73,7 +73,7 @@ def scene(broker: DevCluster, new_name: NewName) -> KafkaScene:
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
-def test_each_message_takes_effect_once(scene: KafkaScene, producer: Any) -> None:
+def test_each_message_is_processed_once(scene: KafkaScene, producer: Any) -> None:
     scene.produce(range(30))
     with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as writer:
         running = Running(scene.processor(writer))
@@ -90,7 +90,7 @@ def test_each_message_takes_effect_once(scene: KafkaScene, producer: Any) -> Non
     assert scene.answers() == list(range(70))
 
 
-def test_a_message_that_can_not_be_processed(scene: KafkaScene) -> None:
+def test_a_message_that_cannot_be_processed(scene: KafkaScene) -> None:
     """What its batch has sent is aborted."""
     scene.produce(range(8))
 
@@ -112,7 +112,7 @@ def test_a_message_that_can_not_be_processed(scene: KafkaScene) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("producer", PRODUCERS)
-def test_the_broker_dies_in_the_commit(
+def test_the_broker_is_killed_during_the_commit(
     brisk: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, producer: Any
 ) -> None:
     """And comes back after the writer's limit: the offsets say what became of the transaction."""
@@ -161,7 +161,7 @@ def test_another_process_with_the_same_id_fences_it(scene: KafkaScene, producer:
     assert scene.answers() == list(range(20))
 
 
-def test_there_is_no_database(scene: KafkaScene) -> None:
+def test_a_transaction_has_no_database(scene: KafkaScene) -> None:
     with KafkaWriter(scene.servers, transactional_id=scene.id) as writer, writer.transaction() as tx:
         with pytest.raises(UsageError, match="has no database"):
             _ = tx.db
@@ -169,7 +169,7 @@ def test_there_is_no_database(scene: KafkaScene) -> None:
             _ = tx.session
 
 
-def test_what_it_can_not_be_used_for(scene: KafkaScene) -> None:
+def test_invalid_uses(scene: KafkaScene) -> None:
     writer = KafkaWriter(scene.servers, transactional_id=scene.id)
     with pytest.raises(WriterClosedError), writer.transaction():
         pass
@@ -183,7 +183,7 @@ def test_what_it_can_not_be_used_for(scene: KafkaScene) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
-def test_one_that_is_killed_again_and_again(brisk: DevCluster, new_name: NewName, producer: Any) -> None:
+def test_a_writer_killed_repeatedly(brisk: DevCluster, new_name: NewName, producer: Any) -> None:
     """In the middle of its transactions; the next process goes on where the last committed one has ended."""
     scene = KafkaScene(brisk, new_name)
     scene.produce(range(60))

@@ -108,7 +108,7 @@ def test_status_of_a_database_of_an_earlier_release(tmp_path: Path, capsys: pyte
     assert "consumer group" not in capsys.readouterr().out
 
 
-def test_list_shows_a_topic_that_was_made_again(stored: str, run: Run, broker: DevCluster) -> None:
+def test_list_shows_a_recreated_topic(stored: str, run: Run, broker: DevCluster) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     admin.delete_topics([stored])[stored].result(LIMIT)
     until(lambda: stored not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
@@ -139,13 +139,13 @@ def test_reset(stored: str, run: Run, url: str, arguments: tuple[str, ...], expe
 
 
 @pytest.mark.parametrize("to", ["6", "yesterday", "-1"])
-def test_reset_to_what_is_not_there(stored: str, run: Run, url: str, to: str) -> None:
+def test_reset_to_an_offset_out_of_range(stored: str, run: Run, url: str, to: str) -> None:
     code, _, _ = run("reset", "--group", "billing", "--topic", stored, "--to", to, "--yes")
     assert code == 2
     assert positions(url) == {0: 3}
 
 
-def test_reset_in_a_topic_that_is_not_there(run: Run, new_name: NewName) -> None:
+def test_reset_in_a_missing_topic(run: Run, new_name: NewName) -> None:
     code, _, err = run("reset", "--group", "billing", "--topic", new_name("missing"), "--to", "earliest", "--yes")
     assert code == 1
     assert "There is no topic" in err
@@ -158,7 +158,7 @@ def test_reset_needs_kafka(stored: str, run: Run, monkeypatch: pytest.MonkeyPatc
     assert "--kafka" in err
 
 
-def test_reset_of_positions_that_move_meanwhile(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_of_positions_that_move_concurrently(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group consumes: it commits between the command's look and its write, a few times."""
     reset, moves = SqlPositions.reset, iter([4, 5])
 
@@ -176,7 +176,7 @@ def test_reset_of_positions_that_move_meanwhile(stored: str, run: Run, url: str,
     assert positions(url) == {0: 0, 1: 0}
 
 
-def test_reset_of_positions_that_never_stand_still(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_gives_up_on_positions_that_keep_moving(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def later(positions: SqlPositions, group: str, wanted: list[Move]) -> None:
         raise PositionMovedError("moved")
 
@@ -193,7 +193,7 @@ def offsets_at_kafka(broker: DevCluster, topic: str) -> dict[int, int]:
     return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
-def test_forget_hands_the_positions_over(stored: str, run: Run, url: str, broker: DevCluster) -> None:
+def test_forget_commits_the_positions_to_kafka(stored: str, run: Run, url: str, broker: DevCluster) -> None:
     code, _, err = run("forget", "--group", "billing")
     assert code == 2
     assert "Forget 1 position" in err
@@ -236,7 +236,7 @@ def test_forget_needs_kafka(stored: str, run: Run, url: str, monkeypatch: pytest
     assert positions(url) == {0: 3}
 
 
-def test_forget_leaves_out_a_topic_that_was_made_again(run: Run, url: str, topic: str, broker: DevCluster) -> None:
+def test_forget_skips_a_recreated_topic(run: Run, url: str, topic: str, broker: DevCluster) -> None:
     """Its positions mean messages of the topic before."""
     with store_from_url(url) as store:
         assert store.positions is not None

@@ -78,7 +78,7 @@ def test_a_prepared_transaction_keeps_the_group_waiting_until_recovery(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_member_whose_generation_is_over_is_fenced(
+def test_a_member_of_an_old_generation_is_fenced(
     brisk: DevCluster, url: str, source: str, new_name: NewName, protocol: str
 ) -> None:
     """Under KIP-848, the generation is the member's epoch; the coordinator compares it in the same way."""

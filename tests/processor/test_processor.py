@@ -56,7 +56,7 @@ def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
         quick=[("sqlite", "database"), ("sqlite", "kafka")],
     ),
 )
-def test_each_message_takes_effect_once(make_scene: Callable[[str], ProcessorScene], database: str, offsets: Any) -> None:
+def test_each_message_is_processed_once(make_scene: Callable[[str], ProcessorScene], database: str, offsets: Any) -> None:
     scene = make_scene(database)
     scene.produce(range(50))
     options = replace(FAST, offsets=offsets)
@@ -88,7 +88,7 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
     assert scene.agree() == list(range(250))
 
 
-def test_monitors_see_the_progress(scene: ProcessorScene) -> None:
+def test_committed_offsets_show_the_progress(scene: ProcessorScene) -> None:
     """The group's offsets at Kafka follow, also while nothing more comes and when it stops."""
     with scene.running(options=FAST):
         scene.produce(range(8))
@@ -100,7 +100,7 @@ def test_monitors_see_the_progress(scene: ProcessorScene) -> None:
     assert scene.shown() == dict.fromkeys(range(PARTITIONS), 6)
 
 
-def test_monitors_see_what_a_member_has_done_that_gives_up_its_partitions(scene: ProcessorScene) -> None:
+def test_committed_offsets_are_updated_when_partitions_are_revoked(scene: ProcessorScene) -> None:
     scene.produce(range(40))
     with scene.running(options=FAST) as first:
         scene.wait_for(range(40))
@@ -159,7 +159,7 @@ def test_processors_share_a_commit(scene: ProcessorScene) -> None:
     assert len(found) < len(numbers)
 
 
-def test_a_message_that_can_not_be_processed_stops_it(scene: ProcessorScene) -> None:
+def test_a_message_that_cannot_be_processed_stops_the_processor(scene: ProcessorScene) -> None:
     scene.produce(range(8))
 
     def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
@@ -179,7 +179,7 @@ def test_a_message_that_can_not_be_processed_stops_it(scene: ProcessorScene) -> 
     assert scene.agree() == list(range(8))
 
 
-def test_it_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
+def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
     dead = new_name("dead")
     make_topic(scene.broker, dead)
     producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
@@ -197,7 +197,7 @@ def test_it_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewNa
     assert (headers["dualwrite.attempts"], headers["dualwrite.error"]) == (b"2", b"ValueError")
 
 
-def test_a_dead_letter_that_is_refused_stops_it(scene: ProcessorScene, new_name: NewName) -> None:
+def test_a_refused_dead_letter_stops_the_processor(scene: ProcessorScene, new_name: NewName) -> None:
     """Nothing is lost: the message stays where it is, and goes to a topic that takes it."""
     small, dead = new_name("small"), new_name("dead")
     make_topic(scene.broker, small, max_message_bytes="100")
@@ -236,7 +236,7 @@ def test_batches(scene: ProcessorScene) -> None:
     assert max(sizes) <= FAST.batch
 
 
-def test_a_paused_consumer_can_not_commit(scene: ProcessorScene) -> None:
+def test_a_paused_consumer_cannot_commit(scene: ProcessorScene) -> None:
     """It loses its partitions while it works on a batch: what it has written is rolled back."""
     scene.produce(range(PARTITIONS))
     slow: list[int] = []
@@ -256,7 +256,7 @@ def test_a_paused_consumer_can_not_commit(scene: ProcessorScene) -> None:
     assert scene.agree() == list(range(4 * PARTITIONS))
 
 
-def test_a_topic_that_was_made_again_is_noticed(scene: ProcessorScene) -> None:
+def test_a_recreated_topic_is_detected(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     with scene.running(options=FAST):
         scene.wait_for(range(8))
@@ -272,7 +272,7 @@ def test_a_topic_that_was_made_again_is_noticed(scene: ProcessorScene) -> None:
     assert scene.agree() == list(range(16))
 
 
-def test_a_position_that_is_reset_while_it_runs(scene: ProcessorScene) -> None:
+def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> None:
     """Forwards: what is in between is never processed. Backwards, while nothing comes: it is processed again."""
     scene.produce(range(8))
     with scene.writer("operator") as operator, scene.running(options=FAST):
@@ -288,7 +288,7 @@ def test_a_position_that_is_reset_while_it_runs(scene: ProcessorScene) -> None:
     assert scene.agree() == expected
 
 
-def test_a_position_that_is_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
+def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     with scene.writer("operator") as operator, scene.running(options=FAST):
         scene.wait_for(range(8))
@@ -307,7 +307,7 @@ def test_a_position_that_is_reset_while_another_partition_is_busy(scene: Process
     assert {number: times for number, times in found.items() if times > 1} == {0: 2, 4: 2}
 
 
-def test_a_position_that_has_moved_and_can_not_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails, as if the database had gone away just then; the next attempt looks again."""
     scene.produce([0, 4, 8])
     look, failures = StoredProgress.catch_up, iter([StoreUnavailableError("away")])
@@ -334,7 +334,7 @@ def test_a_position_that_has_moved_and_can_not_be_read(scene: ProcessorScene, mo
     assert next(failures, None) is None
 
 
-def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:
+def test_a_database_outage(scene: ProcessorScene) -> None:
     scene.produce(range(20))
     with scene.running(options=FAST):
         scene.wait_for(range(20))
@@ -358,7 +358,7 @@ def test_the_database_goes_away_for_a_while(scene: ProcessorScene) -> None:
         ({"handle": print, "topics": ["orders", "^payments.*"]}, "is a pattern"),
     ],
 )
-def test_what_it_can_not_be_made_of(scene: ProcessorScene, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(scene: ProcessorScene, arguments: dict[str, Any], message: str) -> None:
     given = {"topics": [scene.source], "consumer": scene.settings(), **arguments}
     with scene.writer() as writer, pytest.raises(ConfigurationError, match=message):
         DualProcessor(writer, given.pop("consumer"), given.pop("topics"), **given)
@@ -373,7 +373,7 @@ def test_what_it_can_not_be_made_of(scene: ProcessorScene, arguments: dict[str, 
         ("isolation.level", "read_uncommitted"),
     ],
 )
-def test_settings_that_are_ours(scene: ProcessorScene, setting: str, value: Any) -> None:
+def test_settings_that_the_processor_controls_are_refused(scene: ProcessorScene, setting: str, value: Any) -> None:
     with scene.running(**{setting: value}) as running:
         error = running.ended()
     assert isinstance(error, ConfigurationError)

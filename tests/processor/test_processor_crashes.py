@@ -184,7 +184,7 @@ def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], databas
         kept=[("postgresql", "after_send"), ("sqlite", "after_prepare"), ("postgresql", "after_db_commit")],
     ),
 )
-def test_one_that_is_killed_with_offsets_at_kafka(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
+def test_a_kill_with_offsets_at_kafka(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
     kill_and_restart(crashing(database), database, point, AT_KAFKA)
 
 
@@ -210,7 +210,9 @@ def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> 
         kept=[("postgresql", "before_db_commit"), ("sqlite", "after_db_commit")],
     ),
 )
-def test_one_that_writes_the_database_only(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
+def test_a_kill_of_a_processor_that_writes_only_to_the_database(
+    crashing: Callable[[str], Crashing], database: str, point: str
+) -> None:
     """Kafka has no part in its transactions."""
     scene = crashing(database)
     scene.produce(30)
@@ -227,7 +229,7 @@ def test_one_that_writes_the_database_only(crashing: Callable[[str], Crashing], 
 
 
 @pytest.mark.parametrize("more", RECIPES, ids=["in the database", "at Kafka"])
-def test_one_that_is_killed_between_two_attempts(
+def test_a_kill_between_two_attempts(
     crashing: Callable[[str], Crashing], new_name: NewName, brisk: DevCluster, more: tuple[str, ...]
 ) -> None:
     """The next process begins to count again, and gives the message up once."""
@@ -259,7 +261,7 @@ def test_one_that_is_killed_between_two_attempts(
     ("protocol", "more"),
     thinned(product(PROTOCOLS, RECIPES), kept=[("classic", ()), ("consumer", ()), ("consumer", (AT_KAFKA,))]),
 )
-def test_one_that_is_paused_past_its_session_and_wakes_up(
+def test_a_processor_paused_beyond_its_session_timeout(
     crashing: Callable[[str], Crashing], protocol: str, more: tuple[str, ...]
 ) -> None:
     """SIGSTOP in the middle of a transaction, takeover by another member, SIGCONT: it can't commit what it had begun."""
@@ -284,7 +286,9 @@ def test_one_that_is_paused_past_its_session_and_wakes_up(
 @pytest.mark.parametrize("more", RECIPES, ids=["in the database", "at Kafka"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "zookeeper", "sqlite"])
-def test_chaos(urls: Callable[[str], str], new_name: NewName, database: str, protocol: str, more: tuple[str, ...]) -> None:
+def test_random_kills_and_pauses_of_processors_and_broker(
+    urls: Callable[[str], str], new_name: NewName, database: str, protocol: str, more: tuple[str, ...]
+) -> None:
     """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute."""
     chance = random.Random(7)
     more = (*more, *PROTOCOLS[protocol])

@@ -113,7 +113,7 @@ POISON = [flush, deferred, swallowed, too_slow]
         quick=[(flush, "writer")],
     ),
 )
-def test_what_a_message_causes_after_the_handler_is_counted(
+def test_errors_after_the_handler_count_as_attempts(
     scene: ProcessorScene, dead: str, poison: Callable[..., None], runner: str
 ) -> None:
     tried = Counter[int]()
@@ -134,7 +134,7 @@ def test_what_a_message_causes_after_the_handler_is_counted(
     assert 2 <= tried[BAD] <= 2 + 1, "in its batch, and by itself"
 
 
-def test_without_a_dead_letter_topic_it_stops(scene: ProcessorScene) -> None:
+def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene) -> None:
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         scene.book(message, tx)
         flush(scene, int(message.value()), tx)
@@ -150,7 +150,7 @@ def test_without_a_dead_letter_topic_it_stops(scene: ProcessorScene) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
-def test_a_message_that_takes_longer_than_the_transaction_may(scene: ProcessorScene, dead: str, producer: Any) -> None:
+def test_a_message_that_exceeds_the_transaction_timeout(scene: ProcessorScene, dead: str, producer: Any) -> None:
     """Without two-phase commit Kafka would abort what the database commits."""
 
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
@@ -217,7 +217,7 @@ TRANSIENT = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped,
         quick=[(cut, "writer")],
     ),
 )
-def test_what_says_nothing_about_the_message_is_not_counted(
+def test_errors_not_caused_by_the_message_are_not_counted(
     scene: ProcessorScene, dead: str, trouble: Callable[..., None], runner: str
 ) -> None:
     """One attempt only, and a dead-letter topic: a connection that was cut does not make a dead letter of a good message."""
@@ -237,7 +237,7 @@ def test_what_says_nothing_about_the_message_is_not_counted(
 
 
 @pytest.mark.slow
-def test_a_message_that_another_has_processed_between_two_attempts(
+def test_a_message_processed_by_another_member_between_two_attempts(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first waits for its next attempt, it loses its partitions, and gets them back with their new positions."""
@@ -296,7 +296,7 @@ def test_dead_letters_with_offsets_at_kafka(scene: ProcessorScene, dead: str, ru
 
 
 @pytest.mark.slow
-def test_zookeeper_tells_a_node_that_was_changed_from_one_that_exists(
+def test_on_zookeeper_a_changed_node_is_a_conflict_and_an_existing_one_an_error(
     databases: Databases, broker: DevCluster, new_name: NewName, dead: str
 ) -> None:
     """Both are refused at the commit: the one is a conflict, and the other the message's fault."""

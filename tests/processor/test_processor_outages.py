@@ -29,7 +29,7 @@ AWAY = limit(3)
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
-def test_the_broker_dies_between_the_two_commits(
+def test_the_broker_is_killed_between_the_two_commits(
     databases: Databases, brisk: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, offsets: Any
 ) -> None:
     scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)

@@ -56,7 +56,7 @@ class Reading:
         monkeypatch.setattr(StoredProgress, "begin", away)
 
 
-def test_it_can_be_stopped_while_the_positions_of_an_assignment_can_not_be_read(
+def test_a_processor_can_be_stopped_while_positions_cannot_be_read(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = Reading(monkeypatch)
@@ -66,7 +66,7 @@ def test_it_can_be_stopped_while_the_positions_of_an_assignment_can_not_be_read(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_an_assignment_waits_for_the_database_for_longer_than_the_group_waits_for_it(
+def test_an_assignment_waits_for_the_database_beyond_the_poll_interval(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """Past max.poll.interval.ms the member has left the group; it joins again, and goes on."""
@@ -119,7 +119,7 @@ def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_
 
 
 @pytest.mark.slow
-def test_retries_for_longer_than_the_group_waits_keep_the_assignment(scene: ProcessorScene) -> None:
+def test_retries_beyond_the_poll_interval_keep_the_assignment(scene: ProcessorScene) -> None:
     """The consumer is polled between two attempts: its membership is the same in all of them."""
     scene.produce([0])
     members: list[GroupMetadata] = []
@@ -199,7 +199,7 @@ def test_offsets_of_a_consumer_without_a_membership_are_refused(
     assert "no member of the group" in caplog.text
 
 
-def test_a_topic_that_is_unknown_is_named(scene: ProcessorScene, new_name: NewName, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_topic_is_named(scene: ProcessorScene, new_name: NewName, caplog: pytest.LogCaptureFixture) -> None:
     """And read as soon as it exists."""
     known, scene.source = scene.source, new_name("later")
     del known

@@ -121,7 +121,7 @@ def registry(new_name: NewName) -> SchemaRegistryClient:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_sent_is_read(scene: ProcessorScene, registry: SchemaRegistryClient, kind: str) -> None:
+def test_serialized_messages_are_read_back(scene: ProcessorScene, registry: SchemaRegistryClient, kind: str) -> None:
     make, order = KINDS[kind]
     topic = make(scene.source, registry)
     with scene.writer("sender") as writer, writer.transaction() as tx:
@@ -166,7 +166,7 @@ def test_a_serializer_that_fails_fails_its_unit_only(scene: ProcessorScene, regi
     assert sorted(order.amount for order in values) == written
 
 
-def test_what_can_not_be_deserialized_goes_to_the_dead_letter_topic_as_it_was(
+def test_an_undeserializable_message_goes_to_the_dead_letter_topic_unchanged(
     scene: ProcessorScene, registry: SchemaRegistryClient, new_name: NewName
 ) -> None:
     dead = new_name("dead")
@@ -192,7 +192,7 @@ def test_what_can_not_be_deserialized_goes_to_the_dead_letter_topic_as_it_was(
     assert dict(letter.headers())["dualwrite.error"] == b"DeserializationError"
 
 
-def test_a_registry_that_is_away_costs_no_attempt(scene: ProcessorScene) -> None:
+def test_an_unreachable_registry_costs_no_attempt(scene: ProcessorScene) -> None:
     """A stand-in for its client: nothing listens there for a while."""
     refused = iter([ConnectionRefusedError("nobody listens")] * 5)
 

@@ -158,19 +158,19 @@ _SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[Hea
 
 @_SETTINGS
 @given(script=steps(BYTES, BYTES))
-def test_a_batch_of_bytes_is_a_dict(raw_scene: Scene, script: list[Any]) -> None:
+def test_a_raw_batch_behaves_like_a_dict(raw_scene: Scene, script: list[Any]) -> None:
     raw_scene.run(script)
 
 
 @_SETTINGS
 @given(script=steps(KEYS, VALUES))
-def test_a_batch_of_pythons_types_is_a_dict(typed_scene: Scene, script: list[Any]) -> None:
+def test_a_typed_batch_behaves_like_a_dict(typed_scene: Scene, script: list[Any]) -> None:
     typed_scene.run(script)
 
 
 @_SETTINGS
 @given(keys=st.lists(st.one_of(KEYS, st.floats()), unique_by=lambda key: repr((type(key), key))))
-def test_the_order_of_keys_is_the_databases(typed_scene: Scene, keys: list[Any]) -> None:
+def test_keys_are_ordered_as_in_the_database(typed_scene: Scene, keys: list[Any]) -> None:
     typed_scene.empty()
     family = typed_scene.families["default"]
     for key in keys:
@@ -209,7 +209,7 @@ def raw(path: Path) -> Iterator[TransactionBatch]:
 
 
 @pytest.mark.parametrize("given_", ["text", 1, 1.5, True, None, bytearray(b"x"), memoryview(b"x"), ["x"]])
-def test_raw_mode_takes_bytes_only(raw: TransactionBatch, given_: Any) -> None:
+def test_raw_mode_accepts_bytes_only(raw: TransactionBatch, given_: Any) -> None:
     for use in (
         lambda: raw.put(given_, b"1"),
         lambda: raw.put(b"1", given_),
@@ -224,13 +224,13 @@ def test_raw_mode_takes_bytes_only(raw: TransactionBatch, given_: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [None, (1, 2), ["a"], bytearray(b"x"), object()])
-def test_keys_that_rocksdict_does_not_have(typed: TransactionBatch, key: Any) -> None:
+def test_keys_that_rocksdict_does_not_support(typed: TransactionBatch, key: Any) -> None:
     for use in (lambda: typed.put(key, 1), lambda: typed.get(key), lambda: typed.delete(key)):
         with pytest.raises(UsageError, match="can't be a"):
             use()
 
 
-def test_what_can_not_be_stored_is_refused_when_it_is_put(typed: TransactionBatch) -> None:
+def test_put_refuses_values_that_cannot_be_stored(typed: TransactionBatch) -> None:
     with pytest.raises(UsageError, match="UTF-8"):
         typed.put("\ud800", 1)
     with pytest.raises(UsageError, match="UTF-8"):
@@ -240,7 +240,7 @@ def test_what_can_not_be_stored_is_refused_when_it_is_put(typed: TransactionBatc
     assert "a" not in typed
 
 
-def test_a_value_is_taken_as_it_is_when_it_is_put(typed: TransactionBatch) -> None:
+def test_a_value_is_encoded_when_it_is_put(typed: TransactionBatch) -> None:
     value = [1]
     typed["a"] = value
     value.append(2)
@@ -269,7 +269,7 @@ def test_none_is_a_value(typed: TransactionBatch) -> None:
         _ = typed["b"]
 
 
-def test_a_dict_like_use(raw: TransactionBatch) -> None:
+def test_the_dict_interface(raw: TransactionBatch) -> None:
     raw[b"a"] = b"1"
     assert b"a" in raw
     assert raw[b"a"] == b"1"
@@ -287,7 +287,7 @@ def test_a_dict_like_use(raw: TransactionBatch) -> None:
         _ = orders[b"before"]
 
 
-def test_an_iteration_shows_the_changes_from_before_it_began(raw: TransactionBatch) -> None:
+def test_an_iteration_shows_changes_made_before_it_began(raw: TransactionBatch) -> None:
     raw[b"a"] = raw[b"b"] = b"1"
     items = raw.items()
     raw[b"c"] = b"1"
@@ -295,7 +295,7 @@ def test_an_iteration_shows_the_changes_from_before_it_began(raw: TransactionBat
     assert list(items) == [(b"a", b"1"), (b"b", b"1")]
 
 
-def test_an_order_that_is_not_known_is_refused() -> None:
+def test_an_unknown_order_is_refused() -> None:
     encoding = Encoding(raw=True, dumps=lambda _: b"", loads=lambda _: None)
     with pytest.raises(UsageError, match="a custom order"):
         list(merged(iter([(b"b", b""), (b"a", b"")]), {}, encoding))

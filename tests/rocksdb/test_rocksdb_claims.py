@@ -17,7 +17,7 @@ from fixtures.pace import LIMIT, happened
 # --- transactions of the same id ------------------------------------------------------------------------------------------
 
 
-def test_a_claim_gives_up_in_time_and_names_the_blocker(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
+def test_a_claim_times_out_and_names_the_blocker(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     with pytest.raises(ClaimTimeoutError) as caught:
         rival.claim(ID, "theirs", timeout=0.2)
@@ -29,7 +29,7 @@ def test_a_claim_gives_up_in_time_and_names_the_blocker(store: RocksDBStore, riv
     assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
 
 
-def test_everything_that_writes_a_row_waits_only_so_long(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
+def test_every_write_of_a_row_times_out(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     blocked = rival.begin(claim)
     for use in (
@@ -62,7 +62,7 @@ def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
     assert rival.claim(ID, "theirs", timeout=0).fence == 3
 
 
-def test_a_zombie_thread_finds_out_and_leaves_nothing(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
+def test_a_zombie_thread_is_fenced_and_leaves_nothing(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def zombie() -> None:
@@ -99,9 +99,7 @@ def test_a_thread_that_ends_with_an_open_transaction_can_be_rolled_back_by_anoth
     assert rival.claim(ID, "theirs", timeout=0).fence == 2
 
 
-def test_a_transaction_that_is_dropped_without_an_end_gives_the_lock_back(
-    store: RocksDBStore, rival: RocksDBStore, claim: Claim
-) -> None:
+def test_a_garbage_collected_transaction_releases_its_lock(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     handle = recorded(store, claim).handle
     gc.collect()
     assert rival.claim(ID, "theirs", timeout=0).fence == 2

@@ -75,7 +75,7 @@ def commit_on_a_full_disk(store: RocksDBStore, claim: Claim) -> StoreCommitUnkno
 # --- unknown --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_io_error_is_unknown_and_the_next_claim_tells(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+def test_after_an_io_error_the_outcome_is_unknown_until_the_next_claim(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     error = commit_on_a_full_disk(fresh, fresh_claim)
     assert "File too large" in error.cause
     assert error.transactional_id == ID
@@ -88,7 +88,7 @@ def test_an_io_error_is_unknown_and_the_next_claim_tells(fresh: RocksDBStore, fr
     assert stored(fresh) == b"1"
 
 
-def test_a_claim_tries_again_until_the_disk_is_mended(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+def test_a_claim_retries_until_the_disk_has_room(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     commit_on_a_full_disk(fresh, fresh_claim)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     mend = threading.Timer(1.0, resource.setrlimit, (resource.RLIMIT_FSIZE, (soft, hard)))
@@ -106,7 +106,7 @@ def test_a_claim_gives_up_on_a_disk_that_stays_full(fresh: RocksDBStore, fresh_c
     assert fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence).fence == 2
 
 
-def test_the_next_transaction_opens_the_database_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+def test_the_next_transaction_reopens_the_database(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     commit_on_a_full_disk(fresh, fresh_claim)
     recorded(fresh, fresh_claim, 2).commit()
     assert stored(fresh) == b"2"
@@ -120,7 +120,7 @@ def test_short_writes_survive_an_io_error(fresh: RocksDBStore, fresh_claim: Clai
     assert fresh.read_claimed(fresh_claim).resolved_generation == 0
 
 
-def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+def test_a_transaction_recorded_before_the_database_was_reopened(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     """Between closing and opening, another process may have claimed the id: the check of the fence is no longer valid."""
     other = fresh.claim("other", "tests", timeout=LIMIT)
     transaction = recorded(fresh, other)
@@ -132,7 +132,7 @@ def test_a_transaction_recorded_before_the_database_was_opened_again(fresh: Rock
     recorded(fresh, other).commit()
 
 
-def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
+def test_a_database_of_the_user_is_not_reopened(path: Path) -> None:
     rdict = make_database(path, raw=True)
     with RocksDBStore(rdict) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -152,7 +152,7 @@ def test_a_database_of_the_users_is_not_opened_again(path: Path) -> None:
 # --- interrupts -----------------------------------------------------------------------------------------------------------
 
 
-def test_interrupts_at_any_moment_leave_a_readable_truth(fresh: RocksDBStore, fresh_claim: Claim) -> None:
+def test_after_an_interrupt_at_any_moment_the_row_shows_the_outcome(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     """Real signals, from a timer, during record and commit; then the row shows the outcome, and no lock is left behind."""
     interrupted = committed = 0
     for number in range(1, 301):
@@ -248,7 +248,7 @@ def test_a_column_family_that_was_dropped_meanwhile(store: RocksDBStore, claim: 
 
 
 @pytest.mark.parametrize("access", ["read_only", "secondary"])
-def test_a_database_that_is_open_for_reading_only(path: Path, tmp_path: Path, access: str) -> None:
+def test_a_database_opened_read_only(path: Path, tmp_path: Path, access: str) -> None:
     make_database(path, raw=True).close()
     kind = AccessType.read_only() if access == "read_only" else AccessType.secondary(str(tmp_path / "secondary"))
     rdict = Rdict(str(path), access_type=kind)
@@ -338,7 +338,7 @@ def test_each_write_is_synced(path: Path) -> None:
         }
 
 
-def test_a_copy_of_the_files_has_all_that_was_committed(fresh: RocksDBStore, fresh_claim: Claim, tmp_path: Path) -> None:
+def test_a_copy_of_the_files_has_all_committed_data(fresh: RocksDBStore, fresh_claim: Claim, tmp_path: Path) -> None:
     """A copy made while the database is open, after the last commit: what a crash at that moment would leave."""
     import shutil  # noqa: PLC0415
 
@@ -351,7 +351,7 @@ def test_a_copy_of_the_files_has_all_that_was_committed(fresh: RocksDBStore, fre
             assert store.read_claimed(fresh_claim).transaction_number == number
 
 
-def test_durability_in_memory_says_so(path: Path) -> None:
+def test_durability_of_an_in_memory_database(path: Path) -> None:
     from rocksdict import Env, Options  # noqa: PLC0415
 
     options = Options()

@@ -57,7 +57,7 @@ def agreed(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_a_writer_killed_again_and_again(path: Path, tmp_path: Path) -> None:
+def test_a_writer_killed_repeatedly(path: Path, tmp_path: Path) -> None:
     chance = random.Random(939)
     total = transactions = 0
     for kill in range(KILLS):

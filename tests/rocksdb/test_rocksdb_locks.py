@@ -25,12 +25,12 @@ def test_one_holder_at_a_time() -> None:
     assert len(most) == 300
 
 
-def test_ids_do_not_disturb_each_other() -> None:
+def test_locks_of_different_ids_are_independent() -> None:
     locks = IdLocks()
     assert [locks.acquire(Hold(name, "", ""), 0) for name in "ab"] == [None, None]
 
 
-def test_a_hold_that_was_taken_is_taken() -> None:
+def test_acquiring_a_held_lock_again() -> None:
     locks, hold, other = IdLocks(), Hold("id", "owner", "working"), Hold("id", "", "")
     assert locks.acquire(hold, 0) is None
     assert locks.acquire(hold, 0) is None
@@ -42,7 +42,7 @@ def test_a_hold_that_was_taken_is_taken() -> None:
     assert locks.acquire(other, 0) is None
 
 
-def test_a_hold_released_before_it_was_taken_holds_nothing() -> None:
+def test_a_hold_released_before_it_was_acquired() -> None:
     locks, hold = IdLocks(), Hold("id", "", "")
     hold.release()
     assert locks.acquire(hold, 0) is None

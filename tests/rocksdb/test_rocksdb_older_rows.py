@@ -13,7 +13,7 @@ from fixtures.older import OLDER_ROW, see_it_move_on
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_row_of_an_older_release_is_read_and_moves_on(path: Path, raw: bool) -> None:
+def test_a_row_of_an_older_release_is_read_and_updated(path: Path, raw: bool) -> None:
     rdict = Rdict(str(path), Options(raw_mode=raw))
     family = rdict.create_column_family(STATE_FAMILY, Options(raw_mode=raw))
     family[ID.encode() if raw else ID] = OLDER_ROW.encode() if raw else OLDER_ROW

@@ -44,7 +44,7 @@ HOLD = """if True:
 # --- addresses ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_address_names_a_path_and_opens_nothing(path: Path) -> None:
+def test_a_url_names_a_path_and_opens_nothing(path: Path) -> None:
     with store_from_url(f"rocksdb:///{path}") as store:
         assert isinstance(store, RocksDBStore)
         assert store.description == f"rocksdb:///{path}"
@@ -53,7 +53,7 @@ def test_an_address_names_a_path_and_opens_nothing(path: Path) -> None:
         assert path.exists()
 
 
-def test_three_slashes_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_slashes_mean_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with RocksDBStore.from_url("rocksdb:///some db") as store:
         store.check()
@@ -64,12 +64,12 @@ def test_three_slashes_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "url", ["rocksdb:", "rocksdb://", "rocksdb:///", "rocksdb://host/path", "rocksdb:////path?a=b", "rocksdb:////path#a"]
 )
-def test_addresses_that_can_not_be_read(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"rocksdb:////path/to/folder|is not a URL"):
         store_from_url(url)
 
 
-def test_a_rdict_has_its_options(path: Path) -> None:
+def test_a_rdict_keeps_its_options(path: Path) -> None:
     rdict = make_database(path, raw=True)
     with pytest.raises(ConfigurationError, match="Rdict"):
         RocksDBStore(rdict, options=Options())
@@ -83,7 +83,7 @@ def test_a_rdict_has_its_options(path: Path) -> None:
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("damage", ["nothing", "no options", "no config", "empty config"])
-def test_an_existing_database_is_opened_as_it_is(path: Path, raw: bool, damage: str) -> None:
+def test_an_existing_database_is_opened_unchanged(path: Path, raw: bool, damage: str) -> None:
     make_database(path, raw=raw).close()
     if damage == "no options":
         for file in path.glob("OPTIONS-*"):
@@ -121,7 +121,7 @@ def test_settings_of_an_existing_database_are_kept(path: Path) -> None:
     assert (sizes["default"], sizes["orders"]) == (1 << 20, 2 << 20)
 
 
-def test_a_database_that_was_killed_while_it_was_made(path: Path) -> None:
+def test_a_process_killed_while_it_creates_a_database(path: Path) -> None:
     make_database(path, raw=True).close()
     for file in [path / "CURRENT", *path.glob("*.log"), *path.glob("*.sst")]:  # what comes last
         file.unlink()
@@ -129,7 +129,7 @@ def test_a_database_that_was_killed_while_it_was_made(path: Path) -> None:
         store.check()
 
 
-def test_the_wrong_mode_leaves_the_database_as_it_was(path: Path) -> None:
+def test_the_wrong_mode_leaves_the_database_unchanged(path: Path) -> None:
     make_database(path, raw=False).close()
     before = (path / "rocksdict-config.json").read_bytes()
     with RocksDBStore(path, options=Options(raw_mode=True)) as store, pytest.raises(StoreUnavailableError, match="raw_mode"):
@@ -149,7 +149,7 @@ def test_a_path_that_is_a_file(path: Path, call: str) -> None:
     assert path.read_text() == "no database"
 
 
-def test_a_folder_of_something_else(path: Path) -> None:
+def test_a_folder_with_other_files(path: Path) -> None:
     path.mkdir()
     (path / "thesis.txt").write_text("ten years")
     with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match=r"thesis\.txt"):
@@ -157,7 +157,7 @@ def test_a_folder_of_something_else(path: Path) -> None:
     assert [file.name for file in path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_missing_folder_above(tmp_path: Path) -> None:
+def test_a_missing_parent_folder(tmp_path: Path) -> None:
     with RocksDBStore(tmp_path / "a" / "b") as store:
         with pytest.raises(StoreUnavailableError, match="parent folder") as caught:
             store.check()
@@ -166,7 +166,7 @@ def test_a_missing_folder_above(tmp_path: Path) -> None:
         store.check()
 
 
-def test_a_database_that_is_not_to_be_made(path: Path) -> None:
+def test_a_database_that_must_not_be_created(path: Path) -> None:
     with RocksDBStore(path, create_if_missing=False) as store, pytest.raises(StoreUnavailableError, match="create_if_missing"):
         store.check()
     assert not path.exists()
@@ -181,7 +181,7 @@ def test_a_damaged_database(path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.parametrize("mode", [0o000, 0o500])
-def test_a_missing_right(path: Path, mode: int) -> None:
+def test_a_missing_permission(path: Path, mode: int) -> None:
     make_database(path, raw=True).close()
     path.chmod(mode)
     try:
@@ -210,7 +210,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("call", ["claim", "read", "check"])
-def test_a_second_process_is_told_who_has_it(path: Path, holder: subprocess.Popen[str], call: str) -> None:
+def test_a_second_process_is_refused_with_the_holder(path: Path, holder: subprocess.Popen[str], call: str) -> None:
     with RocksDBStore(path) as store:
         with pytest.raises(StoreUnavailableError) as caught:
             EVERY_CALL[call](store)
@@ -236,7 +236,7 @@ def test_a_process_that_is_killed_leaves_no_lock(path: Path, holder: subprocess.
     assert lock_holder(str(path)) is None
 
 
-def test_a_rdict_that_the_store_does_not_know(path: Path) -> None:
+def test_a_rdict_opened_elsewhere(path: Path) -> None:
     rdict = make_database(path, raw=True)
     with RocksDBStore(path) as store:
         with pytest.raises(StoreUnavailableError, match="RocksDBStore\\(rdict\\)"):
@@ -268,14 +268,14 @@ def test_stores_on_one_path_share_the_open_database(path: Path, tmp_path: Path) 
     one.close()
 
 
-def test_a_store_that_is_dropped_does_not_keep_the_others_out(path: Path) -> None:
+def test_a_garbage_collected_store_does_not_lock_the_database(path: Path) -> None:
     RocksDBStore(path).check()
     with RocksDBStore(path) as store:
         store.check()
     Rdict(str(path)).close()
 
 
-def test_a_folder_that_was_removed_and_made_anew(path: Path) -> None:
+def test_a_folder_that_was_removed_and_recreated(path: Path) -> None:
     with RocksDBStore(path) as store:
         store.claim(ID, "tests", timeout=LIMIT)
     shutil.rmtree(path)
@@ -315,7 +315,7 @@ def test_a_forked_child_is_refused(fresh: RocksDBStore, fresh_claim: Claim, call
     assert stored(fresh) == b"1"
 
 
-def test_what_a_forked_child_has_of_its_parents(store: RocksDBStore, claim: Claim, tmp_path: Path) -> None:
+def test_transactions_of_the_parent_in_a_forked_child(store: RocksDBStore, claim: Claim, tmp_path: Path) -> None:
     transaction = recorded(store, claim)
     batch = transaction.handle
     assert "UsageError" in in_a_fork(lambda: batch.get(b"a"))
@@ -369,7 +369,7 @@ def test_a_spawned_child_may_use_it_when_the_parent_does_not(path: Path) -> None
     results.close()
 
 
-def test_looking_makes_no_database(tmp_path: Path) -> None:
+def test_reading_creates_no_database(tmp_path: Path) -> None:
     path = tmp_path / "mistyped"
     with RocksDBStore(path) as store:
         assert store.list() == []

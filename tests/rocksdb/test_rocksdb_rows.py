@@ -21,7 +21,7 @@ UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, 
 # --- what is in the database ----------------------------------------------------------------------------------------------
 
 
-def test_other_clients_can_read_the_rows_of_a_database_of_ours(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:
+def test_other_clients_can_read_the_rows(fresh: RocksDBStore, fresh_claim: Claim, path: Path) -> None:
     recorded(fresh, fresh_claim).commit()
     fresh.close()
     (path / "rocksdict-config.json").unlink()  # other clients don't write it: rocksdict assumes raw mode then

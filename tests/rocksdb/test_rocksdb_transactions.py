@@ -98,7 +98,7 @@ def test_a_refused_call_leaves_the_transaction_as_it_was(store: RocksDBStore, cl
     assert store.read_claimed(claim).prepared_state == STATE
 
 
-def test_the_column_family_of_the_state_is_refused(store: RocksDBStore, claim: Claim) -> None:
+def test_the_column_family_of_the_state_table_is_refused(store: RocksDBStore, claim: Claim) -> None:
     batch = store.begin(claim).handle
     for use in (
         lambda: batch.put(b"orders", b"{}", cf=STATE_FAMILY),
@@ -125,7 +125,7 @@ def test_an_unknown_column_family(store: RocksDBStore, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_handles_are_of_no_use_after_the_end(store: RocksDBStore, claim: Claim, end: str) -> None:
+def test_handles_are_refused_after_the_end(store: RocksDBStore, claim: Claim, end: str) -> None:
     transaction = recorded(store, claim)
     batch = transaction.handle
     family = batch.column_family("orders")
@@ -158,7 +158,7 @@ def test_handles_are_of_no_use_after_the_end(store: RocksDBStore, claim: Claim, 
 # --- the user's own Rdict -------------------------------------------------------------------------------------------------
 
 
-def test_a_rdict_stays_open_and_its_write_options_are_not_ours(path: Path) -> None:
+def test_a_rdict_of_the_user_stays_open_and_keeps_its_write_options(path: Path) -> None:
     from rocksdict import WriteOptions  # noqa: PLC0415
 
     rdict = make_database(path, raw=True)
@@ -177,7 +177,7 @@ def test_a_rdict_stays_open_and_its_write_options_are_not_ours(path: Path) -> No
     reopened.close()
 
 
-def test_stores_around_one_rdict_share_their_locks_also_by_its_families(path: Path) -> None:
+def test_stores_on_one_rdict_or_its_families_share_their_locks(path: Path) -> None:
     rdict = make_database(path, raw=True)
     family = rdict.get_column_family("orders")
     with RocksDBStore(rdict) as one, RocksDBStore(family) as two, RocksDBStore(path) as three:
@@ -223,7 +223,7 @@ def test_column_families_are_made_on_request(path: Path) -> None:
         assert stored(store) == b"1"
 
 
-def test_a_commit_in_one_thread_is_over_before_a_rollback_in_another(store: RocksDBStore, claim: Claim) -> None:
+def test_a_rollback_waits_for_a_commit_in_another_thread(store: RocksDBStore, claim: Claim) -> None:
     for number in range(1, 30):
         transaction = recorded(store, claim, number)
         both = threading.Barrier(2)

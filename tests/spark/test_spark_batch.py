@@ -24,14 +24,14 @@ def refused(scene: SparkScene, frame: DataFrame, **options: str) -> str:
     return str(caught.value)
 
 
-def test_a_frame(scene: SparkScene) -> None:
+def test_a_frame_is_written(scene: SparkScene) -> None:
     scene.write(scene.orders(range(1000), 4))
     scene.assert_holds(range(1000))
     scene.write(scene.orders(range(1000, 1500), 2))
     scene.assert_holds(range(1500))
 
 
-def test_our_tables_in_another_schema(scene: SparkScene) -> None:
+def test_state_tables_in_another_schema(scene: SparkScene) -> None:
     scene.execute("DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own")
     migration.upgrade(scene.url, schema="own")
     scene.execute("DROP TABLE kafka_transaction_state")  # the one of the default schema: whoever looks there fails
@@ -190,7 +190,7 @@ def test_an_empty_frame(scene: SparkScene) -> None:
 
 
 @pytest.mark.slow
-def test_a_jdbc_address(scene: SparkScene) -> None:
+def test_a_jdbc_url(scene: SparkScene) -> None:
     address = scene.store.engine.url
     jdbc = f"jdbc:postgresql://{address.host}:{address.port}/{address.database}" if address.host else scene.url
     scene.write(scene.orders(range(10)), url=jdbc, **({"user": address.username or ""} if address.host else {}))

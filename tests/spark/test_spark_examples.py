@@ -129,7 +129,7 @@ def assert_equal_everywhere(flights: list[Flight], amount: int, url: str, server
 
 
 @amounts
-def test_the_batch_is_written_once_however_often_it_is_run(
+def test_the_batch_example_writes_once_over_several_runs(
     request: pytest.FixtureRequest,
     flights: list[Flight],
     amount: int,
@@ -157,7 +157,7 @@ def test_the_batch_is_written_once_however_often_it_is_run(
 
 
 @amounts
-def test_the_stream_is_written_once_though_it_is_killed(
+def test_the_stream_example_writes_once_over_kills(
     request: pytest.FixtureRequest,
     flights: list[Flight],
     amount: int,

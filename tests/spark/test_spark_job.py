@@ -82,7 +82,7 @@ def test_python_workers_end_with_the_jvm(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_all_ends_with_the_driver(start: Start, tmp_path: Path) -> None:
+def test_all_processes_end_with_the_driver(start: Start, tmp_path: Path) -> None:
     with start(write=tmp_path / "never") as job:
         said(job, "write")
         job.kill(Role.DRIVER)
@@ -98,7 +98,7 @@ def test_leaving_the_block_kills_all(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_job_dies_with_the_process_that_started_it(tmp_path: Path, spark_environment: dict[str, str]) -> None:
+def test_a_job_ends_with_the_process_that_started_it(tmp_path: Path, spark_environment: dict[str, str]) -> None:
     starter = f"""
 import os, signal
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_a_driver_that_dies(driven: DrivenScene, spark: SparkSession, dies: Role
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_before_staged", "job_after_prepare", "job_after_move", "recover_after_end_txn"])
-def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
+def test_a_paused_driver_that_resumes_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
     """All its processes are paused, as on a suspended machine; another driver has done everything when it resumes."""
     ids = driven.add_files(4)
     with driven.stream_driver() as asleep:
@@ -68,7 +68,7 @@ def test_a_whole_driver_that_wakes_up_late(driven: DrivenScene, spark: SparkSess
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["job_after_claim", "job_after_prepare", "job_before_commit", "job_after_commit"])
-def test_an_orphaned_worker_that_wakes_up_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
+def test_an_orphaned_worker_that_resumes_late(driven: DrivenScene, spark: SparkSession, point: str) -> None:
     """The worker outlives its JVM, since the daemon that would have ended it is killed first."""
     ids = driven.add_files(4)
     with driven.stream_driver() as job:

@@ -62,7 +62,7 @@ def test_there_is_no_java(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_before_spark_fails(run: Run, tmp_path: Path) -> None:
     for name in ("bash", "dirname", "ps"):  # what Spark's launch script needs besides Java
         found = shutil.which(name)
         if found is not None:
@@ -73,7 +73,7 @@ def test_it_is_told_before_spark_fails(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_java_home_that_is_none(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_java_home(run: Run, tmp_path: Path) -> None:
     told = run(JAVA_HOME=str(tmp_path / "nowhere"), PATH=os.environ["PATH"])  # then Spark ignores PATH
     assert f"Spark will not start: JAVA_HOME is '{tmp_path / 'nowhere'}', which has no bin/java." in told
 
@@ -113,7 +113,7 @@ def without_java(_: int) -> tuple[str | None, int]:
         os.environ.update(kept)
 
 
-def test_workers_are_not_told(spark: SparkSession) -> None:
+def test_workers_do_not_check_java(spark: SparkSession) -> None:
     ((problem, told),) = spark.sparkContext.parallelize([0], 1).map(without_java).collect()
     assert problem is not None
     assert told == 0

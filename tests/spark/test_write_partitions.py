@@ -177,7 +177,7 @@ def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["raise", "kill"])
-def test_a_task_that_dies_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
+def test_a_task_killed_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
     report = replace(job, trouble=trouble).run(frame(spark))
     assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 2)
     assert job.found() == ALL
@@ -214,7 +214,7 @@ def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> N
 
 
 @pytest.mark.slow
-def test_a_job_that_failed_goes_on(spark: SparkSession, job: Job) -> None:
+def test_a_failed_job_is_continued(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
 
     with pytest.raises(PythonException, match="DiedError"):
@@ -258,7 +258,7 @@ def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) 
 
 
 @pytest.mark.slow
-def test_a_frame_that_is_not_deterministic_is_refused(spark: SparkSession, job: Job) -> None:
+def test_a_nondeterministic_frame_is_refused(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
     once = numbered(spark).where("rand(1) < 0.5")
@@ -326,7 +326,7 @@ def test_every_type_of_a_row_comes_as_collect_gives_it(spark: SparkSession, job:
 
 
 @pytest.mark.slow
-def test_what_can_not_be_written(spark: SparkSession, job: Job) -> None:
+def test_arguments_that_are_refused(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 
     with pytest.raises(UsageError, match=r"streaming frame.*foreachBatch"):

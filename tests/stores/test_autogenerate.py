@@ -92,7 +92,7 @@ needs_plugins = pytest.mark.skipif(ALEMBIC < (1, 18), reason="alembic has plugin
 
 @needs_plugins
 @pytest.mark.parametrize("options", ["", "include_schemas=True", "compare_type=True, render_as_batch=True"])
-def test_autogenerate_proposes_what_is_the_users_and_nothing_of_ours(project: Project, options: str) -> None:
+def test_autogenerate_proposes_tables_of_the_user_but_none_of_dualwrite(project: Project, options: str) -> None:
     execute(project.url, "CREATE TABLE left_over (id integer)", "CREATE INDEX left_index ON left_over (id)")
     if "schemas" in options and project.url.startswith("postgresql"):
         execute(project.url, "CREATE SCHEMA app", "CREATE TABLE app.kafka_transaction_state (id integer)")
@@ -105,7 +105,7 @@ def test_autogenerate_proposes_what_is_the_users_and_nothing_of_ours(project: Pr
 
 
 @needs_plugins
-def test_an_index_on_our_table_is_left_alone_as_well(project: Project) -> None:
+def test_autogenerate_ignores_an_index_on_a_table_of_dualwrite(project: Project) -> None:
     execute(project.url, "CREATE INDEX mine ON kafka_transaction_state (owner)")
     project.configure("")
     assert "mine" not in project.proposed()
@@ -119,7 +119,7 @@ def test_alembic_check_finds_nothing(project: Project) -> None:
 
 
 @needs_plugins
-def test_the_users_own_table_of_that_name_is_compared_as_ever(project: Project) -> None:
+def test_a_table_of_the_user_with_that_name_is_compared_as_usual(project: Project) -> None:
     """A user who has our table in their own metadata wants to have it compared."""
     (project.folder / "models.py").write_text(
         f'{MODELS}\nsa.Table("kafka_transaction_state", metadata, sa.Column("transactional_id", sa.String(255)))\n'
@@ -128,7 +128,7 @@ def test_the_users_own_table_of_that_name_is_compared_as_ever(project: Project) 
     assert "drop_column('kafka_transaction_state', 'fence')" in project.proposed()
 
 
-def test_by_hand_for_an_alembic_without_plugins(project: Project) -> None:
+def test_manual_set_up_for_an_alembic_without_plugins(project: Project) -> None:
     exclude = 'autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.dualwrite"]' if ALEMBIC >= (1, 18) else ""
     env = project.folder / "migrations" / "env.py"
     as_made = env.read_text()
@@ -143,6 +143,6 @@ def test_by_hand_for_an_alembic_without_plugins(project: Project) -> None:
     assert "kafka_transaction_state" not in proposed
 
 
-def test_it_imports_nothing_of_dualwrite(tmp_path: Path) -> None:
+def test_the_plugin_imports_nothing_from_dualwrite(tmp_path: Path) -> None:
     program = "import sys, alembic.command; sys.exit(any(name.split('.')[0] == 'dualwrite' for name in sys.modules))"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

@@ -49,7 +49,7 @@ from dualwrite.stores.sql.control_text import control_statement, implicit_commit
         (" " * 100_000, None),
     ],
 )
-def test_what_would_end_the_transaction(sql: str, found: str | None) -> None:
+def test_statements_that_would_end_the_transaction(sql: str, found: str | None) -> None:
     assert control_statement(sql) == found
 
 
@@ -88,6 +88,6 @@ def test_what_would_end_the_transaction(sql: str, found: str | None) -> None:
         (" " * 100_000, None),
     ],
 )
-def test_what_mariadb_would_commit_by(sql: str, found: str | None) -> None:
+def test_statements_with_an_implicit_commit_on_mariadb(sql: str, found: str | None) -> None:
     assert (implicit_commit(sql) or "").startswith(found or "")
     assert (implicit_commit(sql) is None) == (found is None)

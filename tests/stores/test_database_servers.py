@@ -65,7 +65,7 @@ def is_stopped(pid: int | None) -> bool:
         pytest.param(downloaded_programs, lambda found: MariaDBServer(programs=found), id="mariadb downloaded"),
     ],
 )
-def test_a_life(find: Callable[[], Any], make: Callable[[Any], Server]) -> None:
+def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Any], make: Callable[[Any], Server]) -> None:
     programs = find()
     if programs is None:
         pytest.skip(f"{find.__name__}: none on this machine")
@@ -87,7 +87,7 @@ def test_a_life(find: Callable[[], Any], make: Callable[[Any], Server]) -> None:
     server.stop()
 
 
-def test_all_of_a_paused_postgres_is_stopped() -> None:
+def test_pausing_postgresql_stops_all_of_its_processes() -> None:
     with PostgresServer() as server, psycopg.connect(conninfo(server.url)) as connection:
         server.pause()
         pids = server._all_pids()
@@ -99,7 +99,7 @@ def test_all_of_a_paused_postgres_is_stopped() -> None:
         assert connection.execute("SELECT 2").fetchone() == (2,)
 
 
-def test_a_paused_mariadb_answers_nothing_on_an_open_connection() -> None:
+def test_a_paused_mariadb_does_not_answer_on_an_open_connection() -> None:
     with MariaDBServer() as server:
         address = sa.make_url(server.url)
         connection = pymysql.connect(host="127.0.0.1", port=server.port, user=address.username, read_timeout=0.3)
@@ -125,7 +125,7 @@ def test_a_server_that_does_not_start_shows_its_log(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_dies_with_its_parent(kind: Kind) -> None:
+def test_a_server_ends_with_its_parent(kind: Kind) -> None:
     made = kind.server
     program = (
         f"from {made.__module__} import {made.__name__}\n"
@@ -145,7 +145,7 @@ def test_it_dies_with_its_parent(kind: Kind) -> None:
 
 
 @pytest.mark.slow
-def test_programs_that_the_servers_account_can_not_reach_are_copied(tmp_path: Path) -> None:
+def test_programs_that_the_server_account_cannot_reach_are_copied(tmp_path: Path) -> None:
     """As root the server runs as another user, which may not enter a virtual environment in a private folder."""
     binaries = bundled_binaries()
     assert binaries is not None
@@ -164,19 +164,19 @@ def test_programs_that_the_servers_account_can_not_reach_are_copied(tmp_path: Pa
 # --- MariaDB ------------------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_as_durable_as_in_production(mariadb_server: MariaDBServer) -> None:
+def test_a_server_is_as_durable_as_in_production(mariadb_server: MariaDBServer) -> None:
     flush, doublewrite = asked(mariadb_server.url, "SELECT @@innodb_flush_log_at_trx_commit, @@innodb_doublewrite")
     assert flush == 1
     assert doublewrite in (1, "ON")
 
 
-def test_a_program_that_can_not_be_run(tmp_path: Path, mariadb_server: MariaDBServer) -> None:
+def test_a_program_that_cannot_be_run(tmp_path: Path, mariadb_server: MariaDBServer) -> None:
     broken = MariaDBPrograms(tmp_path / "mariadbd", mariadb_server._programs.share)
     with pytest.raises(MariaDBStartError, match="can't be run"), MariaDBServer(programs=broken):
         pass
 
 
-def test_another_platform_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_other_platforms_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(MissingDependencyError, match="riscv64") as caught:
         downloaded_programs()

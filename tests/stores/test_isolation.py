@@ -133,7 +133,7 @@ def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, l
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_claim_in_between_is_told_as_such(open_store: Open, level: str) -> None:
+def test_a_newer_claim_is_reported_as_fencing(open_store: Open, level: str) -> None:
     """With a snapshot it causes a serialization failure of the UPDATE; but a second attempt would not resolve this conflict."""
     store = open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -176,7 +176,7 @@ def _wait_for_event(store: SqlStateStore, event: str) -> None:
 
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
-def test_record_after_a_change_of_its_row_that_is_no_claim(open_store: Open, level: str) -> None:
+def test_record_after_a_change_of_its_row_other_than_a_claim(open_store: Open, level: str) -> None:
     """By recovery's resolution or an acknowledgement, for example: the fence is ours, so it is a retriable conflict."""
     store = open_store(level)
     claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -204,7 +204,7 @@ def test_a_read_only_transaction_is_refused_before_commit(postgres_url: str, lev
 
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
-def test_many_writers_that_conflict_all_the_time(open_store: Open, level: str) -> None:
+def test_many_writers_that_conflict_constantly(open_store: Open, level: str) -> None:
     """Each adds 1 to the same number, again after a conflict; at the end nothing is lost and nothing counted twice."""
     stores = [open_store(level) for _ in range(3)]
     with stores[0].engine.begin() as connection:

@@ -92,7 +92,7 @@ def test_a_statement_that_would_commit_by_itself_is_refused_before_it_runs(
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
 
 
-def test_temporary_tables_are_the_block_s_own(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+def test_a_block_may_use_temporary_tables(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
     transaction = mariadb_store.begin(mariadb_claim)
     for statement in ("CREATE TEMPORARY TABLE mine (id int)", "INSERT INTO mine VALUES (1)", "DROP TEMPORARY TABLE mine"):
         transaction.handle.exec_driver_sql(statement)
@@ -121,7 +121,7 @@ def test_a_statement_that_commits_by_itself_is_found(
     assert_nothing_is_checked_out(mariadb_store)
 
 
-def test_what_follows_a_statement_that_commits_is_rolled_back_also_on_an_engine_with_autocommit(mariadb_url: str) -> None:
+def test_statements_after_one_that_commits_are_rolled_back_on_an_engine_with_autocommit(mariadb_url: str) -> None:
     with users_own(mariadb_url, isolation_level="AUTOCOMMIT") as store:
         transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
         past_the_guard(transaction, "CREATE TABLE another (id int)")
@@ -162,7 +162,7 @@ def test_a_deadlock_that_the_block_swallowed_is_found(mariadb_store: SqlStateSto
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state is None
 
 
-def test_a_lock_wait_that_timed_out_takes_back_its_statement_only(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+def test_a_lock_wait_timeout_rolls_back_its_statement_only(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
     with mariadb_store.engine.begin() as connection:
         connection.execute(insert(orders).values(id=1, item="chair"))
     transaction = mariadb_store.begin(mariadb_claim)
@@ -180,7 +180,7 @@ def test_a_lock_wait_that_timed_out_takes_back_its_statement_only(mariadb_store:
 
 
 @pytest.mark.slow
-def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
+def test_a_lock_wait_timeout_that_rolls_back_everything_is_found() -> None:
     with MariaDBServer(settings={"innodb-rollback-on-timeout": "ON"}) as server:
         migration.upgrade(server.url)
         with SqlStateStore.from_url(server.url) as store:
@@ -204,7 +204,7 @@ def test_a_lock_wait_that_rolls_everything_back_is_found() -> None:
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
-def test_a_newer_claim_is_found_behind_the_snapshot(mariadb_url: str, mariadb_store: SqlStateStore, isolation: str) -> None:
+def test_a_newer_claim_than_the_snapshot_is_found(mariadb_url: str, mariadb_store: SqlStateStore, isolation: str) -> None:
     """The UPDATE checks the newest committed row, not the one in the transaction's snapshot."""
     with users_own(mariadb_url, isolation_level=isolation) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
@@ -250,7 +250,7 @@ def test_a_newer_claim_is_found_under_snapshot_isolation(mariadb_url: str, maria
         assert_nothing_is_checked_out(store)
 
 
-def test_a_change_that_is_no_claim_may_be_tried_again_under_snapshot_isolation(mariadb_url: str) -> None:
+def test_a_change_other_than_a_claim_is_retriable_under_snapshot_isolation(mariadb_url: str) -> None:
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION innodb_snapshot_isolation = ON"}) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
@@ -281,7 +281,7 @@ def test_ids_are_compared_byte_by_byte(mariadb_store: SqlStateStore) -> None:
     assert mariadb_store.list("\U0001f600") == ["\U0001f600"]
 
 
-def test_times_are_utc_whatever_the_sessions_time_zone_is(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
+def test_times_are_in_utc_in_every_session_time_zone(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with users_own(mariadb_url, connect_args={"init_command": "SET SESSION time_zone = '+09:00'"}) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         here, there = store.read_claimed(claim), mariadb_store.read_claimed(claim)
@@ -324,7 +324,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
-def test_an_engine_of_the_users(mariadb_url: str, options: dict[str, Any]) -> None:
+def test_an_engine_of_the_user(mariadb_url: str, options: dict[str, Any]) -> None:
     with users_own(mariadb_url, **options) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = recorded(store, claim)
@@ -344,7 +344,7 @@ SESSION = "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeou
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
-def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool) -> None:
+def test_session_variables_are_restored(mariadb_url: str, autocommit: bool) -> None:
     init = "SET SESSION innodb_lock_wait_timeout = 17, SESSION lock_wait_timeout = 18, SESSION wait_timeout = 1900"
     options = {"init_command": init, "autocommit": autocommit}
     with users_own(mariadb_url, pool_size=1, max_overflow=0, connect_args=options) as store:
@@ -381,7 +381,7 @@ def test_the_sessions_variables_are_put_back(mariadb_url: str, autocommit: bool)
         assert session() == before
 
 
-def test_the_sessions_variables_are_put_back_after_a_wait_in_vain(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
+def test_session_variables_are_restored_after_a_claim_timeout(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with users_own(mariadb_url, pool_size=1, max_overflow=0) as store:
         claim = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         transaction = recorded(mariadb_store, claim)
@@ -412,13 +412,13 @@ def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None
         assert store.read_claimed(claim).prepared_state == STATE
 
 
-def test_the_older_name_of_the_dialect(mariadb_url: str) -> None:
+def test_the_older_dialect_name_is_accepted(mariadb_url: str) -> None:
     with store_from_url(mariadb_url.replace("mariadb+pymysql", "mysql")) as store:
         assert store.description.startswith("mysql+pymysql://dualwrite@127.0.0.1")
         assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
-def test_an_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> None:
+def test_a_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> None:
     with pytest.raises(ConfigurationError, match="no database"):
         store_from_url(mariadb_server.url_at(mariadb_server.port, ""))
 
@@ -436,7 +436,7 @@ def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None
     assert mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
-def test_a_user_who_may_not_see_the_holder_is_told_what_is_missing(
+def test_a_claim_timeout_names_the_privilege_that_would_show_the_holder(
     mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:
     with weak_user(mariadb_server, mariadb_store) as url, SqlStateStore.from_url(url) as store:
@@ -462,7 +462,7 @@ def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str = "ALL ON
             connection.exec_driver_sql("DROP USER weak@'127.0.0.1'")
 
 
-def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
+def test_a_paused_claimer_does_not_block_others_forever(
     mariadb_store: SqlStateStore, mariadb_claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dualwrite.stores.sql import mysql  # noqa: PLC0415  (shortens a constant)
@@ -485,7 +485,7 @@ def test_a_claimer_that_is_paused_does_not_hold_up_the_others_for_ever(
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer) -> None:
+def test_a_server_that_hangs_during_connect(own_mariadb_server: MariaDBServer) -> None:
     """It accepts the connection and sends nothing: PyMySQL's own limit is only for the TCP connection."""
     own_mariadb_server.pause()
     with SqlStateStore.from_url(own_mariadb_server.url, connect_timeout=1) as store:
@@ -496,13 +496,13 @@ def test_a_server_that_hangs_while_we_connect(own_mariadb_server: MariaDBServer)
         assert store.read(ID) is None
 
 
-def test_the_limit_of_connecting_ends_with_it(mariadb_url: str) -> None:
+def test_the_connect_timeout_does_not_apply_to_statements(mariadb_url: str) -> None:
     with SqlStateStore.from_url(mariadb_url, connect_timeout=1) as store, store.engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT SLEEP(1.5)")) == 0
         assert connection.exec_driver_sql("SELECT @@lock_wait_timeout").scalar() == 30
 
 
-def test_a_read_timeout_of_the_users_stays(mariadb_url: str) -> None:
+def test_a_read_timeout_of_the_user_is_kept(mariadb_url: str) -> None:
     with (
         SqlStateStore.from_url(f"{mariadb_url}&read_timeout=1") as store,
         store.engine.connect() as connection,
@@ -511,7 +511,7 @@ def test_a_read_timeout_of_the_users_stays(mariadb_url: str) -> None:
         connection.scalar(sa.text("SELECT SLEEP(3)"))
 
 
-def test_an_interrupt_while_a_claim_waits_is_heard_at_once(
+def test_an_interrupt_ends_a_waiting_claim_at_once(
     mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:
     transaction = recorded(mariadb_store, mariadb_claim)
@@ -562,7 +562,7 @@ REFUSED: dict[str, Callable[[MariaDBServer], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_refusal_is_not_tried_again(mariadb_server: MariaDBServer, what: str) -> None:
+def test_a_refused_connection_is_not_retried(mariadb_server: MariaDBServer, what: str) -> None:
     with (
         SqlStateStore.from_url(REFUSED[what](mariadb_server)) as store,
         pytest.raises(StoreUnavailableError, match="refused") as caught,
@@ -572,7 +572,7 @@ def test_a_refusal_is_not_tried_again(mariadb_server: MariaDBServer, what: str) 
 
 
 @pytest.mark.slow
-def test_too_many_connections_are_waited_for() -> None:
+def test_a_claim_waits_while_there_are_too_many_connections() -> None:
     with MariaDBServer(settings={"max-connections": "10", "extra-max-connections": "1"}) as server:
         migration.upgrade(server.url)
         with SqlStateStore.from_url(server.url, pool_size=20) as hog, SqlStateStore.from_url(server.url) as store:
@@ -591,7 +591,7 @@ def test_too_many_connections_are_waited_for() -> None:
                 assert done(claiming).fence == 1
 
 
-def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlStateStore) -> None:
+def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlStateStore) -> None:
     """With InnoDB's default isolation, INSERT … SELECT would also wait for the rows next to those it reads."""
     user_metadata.create_all(mariadb_store.engine)
     copied = sa.insert(orders).from_select(["id", "item"], sa.select(orders.c.id + 100, orders.c.item).where(orders.c.id < 50))
@@ -607,7 +607,7 @@ def test_a_short_transaction_waits_for_no_rows_but_its_own(mariadb_store: SqlSta
     assert rows(mariadb_store.engine) == 1
 
 
-def test_a_binary_log_of_statements() -> None:
+def test_statement_based_binary_logging() -> None:
     """It refuses writes of READ COMMITTED transactions (error 1665)."""
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
         migration.upgrade(server.url)
@@ -616,7 +616,7 @@ def test_a_binary_log_of_statements() -> None:
             assert store.claim(ID, "ours", timeout=LIMIT).fence == 2
 
 
-def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+def test_a_long_transaction_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
     """Afterwards its session's limits are what they were before."""
     short = mariadb_store.short_transactions
     with short.begin_long() as connection:
@@ -630,7 +630,7 @@ def test_a_long_transaction_that_is_paused_with_locks(mariadb_store: SqlStateSto
     assert mariadb_store.claim(ID, "theirs", timeout=LIMIT).fence == mariadb_claim.fence + 1
 
 
-def test_what_mariadb_says_of_its_durability(mariadb_store: SqlStateStore) -> None:
+def test_durability_settings_of_mariadb(mariadb_store: SqlStateStore) -> None:
     found = mariadb_store.durability()
     assert found["innodb_flush_log_at_trx_commit"] == "1"
     assert (found["innodb_doublewrite"], found["log_bin"], found["sync_binlog"]) == ("ON", "OFF", "0")
@@ -649,7 +649,7 @@ def test_the_table_is_made_for_transactions_and_exact_ids(mariadb_store: SqlStat
 
 
 @pytest.mark.parametrize("scheme", ["mariadb+pymysql", "mysql+pymysql"])
-def test_an_upgrade_that_was_killed_can_be_finished(mariadb_server: MariaDBServer, scheme: str) -> None:
+def test_a_killed_upgrade_can_be_finished(mariadb_server: MariaDBServer, scheme: str) -> None:
     """DDL commits at once: the table or the column may exist before the version is updated."""
     url = mariadb_server.create_database(f"half_{scheme[:5]}").replace("mariadb+pymysql", scheme)
     migration.upgrade(url)
@@ -673,7 +673,7 @@ def test_an_upgrade_that_was_killed_can_be_finished(mariadb_server: MariaDBServe
     engine.dispose()
 
 
-def test_the_script_for_mariadb_runs_as_it_is(mariadb_server: MariaDBServer) -> None:
+def test_the_script_for_mariadb_runs_unchanged(mariadb_server: MariaDBServer) -> None:
     url = mariadb_server.create_database("by_hand_mariadb")
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -684,5 +684,5 @@ def test_the_script_for_mariadb_runs_as_it_is(mariadb_server: MariaDBServer) -> 
     assert migration.current(url) == migration.newest()
 
 
-def test_the_script_for_mysql_names_mysqls_own_collation() -> None:
+def test_the_script_for_mysql_uses_a_collation_of_mysql() -> None:
     assert "COLLATE utf8mb4_0900_bin" in migration.sql("mysql://nowhere/x")

@@ -64,7 +64,7 @@ def test_a_commit_that_waited_too_long_for_a_backup_lock(
         assert_the_truth_is_told(store, mariadb_claim, committed=False)
 
 
-def test_a_server_that_has_become_read_only(
+def test_a_server_that_became_read_only(
     mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:
     """As during a switchover to another primary."""
@@ -175,9 +175,7 @@ def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> Non
 # --- claims and the like, unanswered --------------------------------------------------------------------------------------
 
 
-def test_a_claim_on_mariadb_survives_a_connection_that_breaks(
-    proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy
-) -> None:
+def test_a_claim_on_mariadb_survives_a_broken_connection(proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy) -> None:
     assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     mariadb_proxy.on_client_bytes(UPDATE, Link.cut, times=2)
     assert proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 2
@@ -188,7 +186,7 @@ def test_a_claim_on_mariadb_survives_a_connection_that_breaks(
     assert_nothing_is_checked_out(proxied_mariadb_store)
 
 
-def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy, mariadb_store: SqlStateStore
 ) -> None:
     first = proxied_mariadb_store.claim(ID, "ours", timeout=LIMIT)

@@ -50,7 +50,7 @@ class Messages:
         return texts
 
 
-def test_two_messages_are_left_of_four(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_transaction_takes_two_round_trips_instead_of_four(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     """A message has been answered before the next one is sent, so the first pattern that it contains stands for it."""
     user_metadata.create_all(proxied_store.engine)
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
@@ -84,7 +84,7 @@ def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore,
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 
-def test_a_group_whose_fence_is_another_one_leaves_nothing_open(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_a_fenced_group_leaves_nothing_open(postgres_store: SqlStateStore, claim: Claim) -> None:
     postgres_store.claim(ID, "tests", timeout=LIMIT)
     with pytest.raises(FencedError):
         postgres_store.begin_group(claim)
@@ -180,7 +180,7 @@ def test_values_are_quoted(postgres_store: SqlStateStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("then", ["", "and begins another"])
-def test_a_block_that_commits_behind_our_back(postgres_store: SqlStateStore, claim: Claim, then: str) -> None:
+def test_a_block_that_commits_by_itself_is_found(postgres_store: SqlStateStore, claim: Claim, then: str) -> None:
     """The mark is gone with its transaction: the record finds no row, and nothing more is committed."""
     transaction = postgres_store.begin(claim)
     transaction.record_at_commit(STATE, generation=0, transaction_number=1)
@@ -197,7 +197,7 @@ def test_a_block_that_commits_behind_our_back(postgres_store: SqlStateStore, cla
     assert_nothing_is_checked_out(postgres_store)
 
 
-def test_a_fence_that_was_lost_at_the_last_moment(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_a_fence_lost_just_before_commit(postgres_store: SqlStateStore, claim: Claim) -> None:
     transaction = recorded_at_commit(postgres_store, claim)
     newer = postgres_store.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
@@ -209,7 +209,7 @@ def test_a_fence_that_was_lost_at_the_last_moment(postgres_store: SqlStateStore,
     assert_nothing_is_checked_out(postgres_store)
 
 
-def test_the_reason_can_not_be_looked_up(proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: Any) -> None:
+def test_the_reason_cannot_be_looked_up(proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: Any) -> None:
     """The record has failed, and then the database is away: nothing was committed, but why is not known."""
     user_metadata.create_all(proxied_store.engine)
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
@@ -235,7 +235,7 @@ def test_a_table_that_is_missing(postgres_store: SqlStateStore, claim: Claim) ->
     assert_nothing_is_checked_out(postgres_store)
 
 
-def test_connections_that_have_died_in_the_pool(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_connections_that_died_in_the_pool(postgres_store: SqlStateStore, claim: Claim) -> None:
     """All of them are replaced: the first attempt meets one, SQLAlchemy's meets another and drops the rest."""
     connections = [postgres_store.engine.connect() for _ in range(4)]
     pids = [connection.scalar(sa.text("SELECT pg_backend_pid()")) for connection in connections]

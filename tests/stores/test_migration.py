@@ -45,7 +45,7 @@ def tables(url: str) -> set[str]:
 
 
 @each
-def test_up_and_down(empty_url: str) -> None:
+def test_upgrade_and_downgrade(empty_url: str) -> None:
     assert migration.current(empty_url) is None
     with SqlStateStore.from_url(empty_url) as store, pytest.raises(StateTableMissingError):
         store.check()
@@ -63,7 +63,7 @@ def test_up_and_down(empty_url: str) -> None:
 
 
 @each
-def test_the_migrations_make_what_the_code_expects(empty_url: str) -> None:
+def test_migrations_create_what_the_code_expects(empty_url: str) -> None:
     migration.upgrade(empty_url)
     engine = sa.create_engine(empty_url)
     with engine.connect() as connection:
@@ -75,7 +75,7 @@ def test_the_migrations_make_what_the_code_expects(empty_url: str) -> None:
 
 
 @each
-def test_an_engine_of_the_users(empty_url: str) -> None:
+def test_an_engine_of_the_user(empty_url: str) -> None:
     engine = sa.create_engine(empty_url)
     migration.upgrade(engine)
     assert migration.current(engine) == migration.newest()
@@ -98,7 +98,7 @@ def test_upgrades_at_once(empty_url: str) -> None:
 
 
 @each
-def test_the_users_own_tables_stay(empty_url: str) -> None:
+def test_tables_of_the_user_are_kept(empty_url: str) -> None:
     engine = sa.create_engine(empty_url)
     user_metadata.create_all(engine)
     engine.dispose()
@@ -107,7 +107,7 @@ def test_the_users_own_tables_stay(empty_url: str) -> None:
     assert {"orders", "orm_orders"} <= tables(empty_url)
 
 
-def test_sql_runs_as_it_is(tmp_path: Path, postgres_server: PostgresServer) -> None:
+def test_the_sql_script_runs_unchanged(tmp_path: Path, postgres_server: PostgresServer) -> None:
     path = tmp_path / "by_hand.db"
     script = migration.sql("sqlite://")
     assert "CREATE TABLE kafka_transaction_state (" in script
@@ -123,19 +123,19 @@ def test_sql_runs_as_it_is(tmp_path: Path, postgres_server: PostgresServer) -> N
     assert migration.current(url) == migration.newest()
 
 
-def test_a_revision_that_is_unknown(sqlite_url: str) -> None:
+def test_an_unknown_revision(sqlite_url: str) -> None:
     for call in (migration.upgrade, migration.downgrade, migration.sql):
         with pytest.raises(ConfigurationError, match="nonsense"):
             call(sqlite_url, "nonsense")
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_database_server() -> None:
     with pytest.raises(StoreUnavailableError, match="upgrading") as caught:
         migration.upgrade("postgresql://me:s3cret@127.0.0.1:1/db")
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_db_command(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'cli.db'}"
     run = CliRunner().invoke
 

@@ -44,7 +44,7 @@ def older_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def test_a_row_of_an_older_release_is_read_and_moves_on(older_url: str) -> None:
+def test_a_row_of_an_older_release_is_read_and_updated(older_url: str) -> None:
     with SqlStateStore.from_url(older_url) as store, pytest.raises(StateTableMissingError, match="db upgrade"):
         store.check()
     migration.upgrade(older_url)
@@ -57,7 +57,7 @@ def test_a_row_of_an_older_release_is_read_and_moves_on(older_url: str) -> None:
         assert store.read_claimed(claim).fence == claim.fence
 
 
-def test_a_database_tells_where_it_is(older_url: str) -> None:
+def test_copies_are_detected_after_an_upgrade(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store, SqlStateStore.from_url(older_url) as other:
         assert store.marks() == other.marks()
@@ -69,7 +69,7 @@ def test_a_database_tells_where_it_is(older_url: str) -> None:
         other.check_original()
 
 
-def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: MariaDBServer) -> None:
+def test_a_killed_upgrade_to_0005_can_be_finished(mariadb_server: MariaDBServer) -> None:
     """DDL commits at once there: some columns may exist before the version is updated, in upgrades and downgrades."""
     url = mariadb_server.create_database("half_0005")
     migration.upgrade(url)
@@ -95,9 +95,7 @@ def test_an_upgrade_to_0005_that_was_killed_can_be_finished(mariadb_server: Mari
     ("revision", "before", "table"),
     [("0006", "0005", "kafka_transaction_lease"), ("0007", "0006", "kafka_consumed_offset")],
 )
-def test_an_upgrade_that_was_killed_can_be_finished(
-    mariadb_server: MariaDBServer, revision: str, before: str, table: str
-) -> None:
+def test_a_killed_upgrade_can_be_finished(mariadb_server: MariaDBServer, revision: str, before: str, table: str) -> None:
     url = mariadb_server.create_database(f"half_{revision}")
     migration.upgrade(url)
     engine = sa.create_engine(url)
@@ -144,7 +142,7 @@ def test_positions_need_the_newest_revision(older_url: str) -> None:
                 call()
 
 
-def test_leases_are_by_the_database_s_clock(older_url: str) -> None:
+def test_leases_use_the_database_clock(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:
         store.leases.acquire(["shop.1"], "tests", seconds=100)

@@ -87,7 +87,7 @@ def on_every_server_connection(url: str, others: int) -> ExitStack:
     return stack
 
 
-def test_transactions_go_well_whatever_server_connection_they_run_on(bounced: SqlStateStore, bounced_url: str) -> None:
+def test_transactions_commit_on_every_server_connection(bounced: SqlStateStore, bounced_url: str) -> None:
     claim = bounced.claim(ID, "tests", timeout=LIMIT)
     backends = set()
     for number in range(1, 31):
@@ -106,7 +106,7 @@ def test_transactions_go_well_whatever_server_connection_they_run_on(bounced: Sq
 
 
 @pytest.mark.parametrize("kind", ["connection", "function"])
-def test_on_psycopg_connections_our_statements_are_not_prepared(bounced_url: str, kind: str) -> None:
+def test_on_psycopg_connections_statements_of_dualwrite_are_not_prepared(bounced_url: str, kind: str) -> None:
     """The user's threshold is kept, and 0 prepares everything at once."""
     dsn = bounced_url.replace("+psycopg", "")
     with psycopg.connect(dsn, prepare_threshold=0) as one:
@@ -130,7 +130,7 @@ def test_without_a_pooler_statements_are_prepared(postgres_store: SqlStateStore,
     assert "pooler" not in caplog.text
 
 
-def test_an_engine_of_the_users_keeps_its_threshold_and_is_warned_of(
+def test_an_engine_of_the_user_keeps_its_prepare_threshold_with_a_warning(
     bounced_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = sa.create_engine(bounced_url)
@@ -160,7 +160,7 @@ def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> No
     transaction.commit()
 
 
-def test_migrations_go_through_it(bouncer: PgBouncer, postgres_server: PostgresServer) -> None:
+def test_migrations_run_through_pgbouncer(bouncer: PgBouncer, postgres_server: PostgresServer) -> None:
     database = postgres_server.create_database("migrated_through_pgbouncer").rpartition("/")[2]
     migration.upgrade(bouncer.url_of(database))
     assert migration.current(bouncer.url_of(database)) == migration.newest()
@@ -170,7 +170,7 @@ def test_migrations_go_through_it(bouncer: PgBouncer, postgres_server: PostgresS
 
 
 @pytest.mark.parametrize("mode", ["session", "statement"])
-def test_other_modes(program: Program, postgres_server: PostgresServer, postgres_url: str, mode: Any) -> None:
+def test_other_pool_modes(program: Program, postgres_server: PostgresServer, postgres_url: str, mode: Any) -> None:
     database = postgres_url.rpartition("/")[2]
     with (
         PgBouncer(postgres_server, pool_mode=mode, program=program) as bouncer,
@@ -184,7 +184,7 @@ def test_other_modes(program: Program, postgres_server: PostgresServer, postgres
             store.claim(ID, "tests", timeout=LIMIT)
 
 
-def test_a_startup_parameter_that_it_does_not_take(bounced_url: str) -> None:
+def test_a_startup_parameter_that_pgbouncer_refuses(bounced_url: str) -> None:
     with (
         SqlStateStore.from_url(bounced_url, connect_args={"options": "-c search_path=public"}) as store,
         pytest.raises(StoreUnavailableError, match=r"refused.*unsupported startup parameter"),
@@ -245,7 +245,7 @@ def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, 
 
 
 @pytest.mark.parametrize("who", ["PgBouncer", "the client"])
-def test_a_commit_that_goes_on_without_us_is_waited_for(
+def test_a_claim_waits_for_a_commit_whose_client_is_gone(
     bouncer: PgBouncer, bounced_url: str, postgres_url: str, who: str
 ) -> None:
     """Even if the client is gone, the server's transaction locks the row until it ends (a deferred trigger makes it slow)."""
@@ -345,7 +345,7 @@ def test_a_server_restarted_between_transactions(program: Program, own_postgres_
 
 
 @pytest.mark.slow
-def test_it_can_be_paused_and_leaves_nothing_behind(program: Program, postgres_server: PostgresServer) -> None:
+def test_pgbouncer_can_be_paused_and_leaves_nothing_behind(program: Program, postgres_server: PostgresServer) -> None:
     with PgBouncer(postgres_server, program=program) as bouncer:
         folder = bouncer._folder
         assert folder is not None

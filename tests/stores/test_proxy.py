@@ -46,7 +46,7 @@ def test_the_proxy_resets() -> None:
                     side.recv(100)
 
 
-def test_an_answer_does_not_overtake_what_is_done_after_the_request() -> None:
+def test_an_answer_does_not_overtake_the_action_after_its_request() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         TcpProxy("127.0.0.1", listener.getsockname()[1]) as proxy,

@@ -151,7 +151,7 @@ def test_a_claim_waits_for_the_transaction_and_fences_it(any_source: SqlStateSto
     assert count(dsn) == 0
 
 
-def test_a_commit_that_surely_failed_leaves_the_source_usable(any_source: SqlStateStore, dsn: str) -> None:
+def test_a_failed_commit_leaves_the_source_usable(any_source: SqlStateStore, dsn: str) -> None:
     store = any_source
     claim = claim_of(store)
     with psycopg.connect(dsn) as other:
@@ -167,7 +167,7 @@ def test_a_commit_that_surely_failed_leaves_the_source_usable(any_source: SqlSta
     assert count(dsn) == 1
 
 
-def test_a_transaction_is_not_garbage_while_its_handle_is_used(any_source: SqlStateStore, dsn: str) -> None:
+def test_a_transaction_is_not_garbage_collected_while_its_handle_is_used(any_source: SqlStateStore, dsn: str) -> None:
     """Its end, a rollback, would wait for psycopg's lock, which the statement that runs holds: forever, in one thread."""
     store = any_source
     handle = store.begin(claim_of(store)).handle
@@ -183,7 +183,7 @@ def test_a_transaction_is_not_garbage_while_its_handle_is_used(any_source: SqlSt
     assert count(dsn) == 1
 
 
-def test_the_users_error_tells_a_conflict(any_source: SqlStateStore) -> None:
+def test_a_conflict_is_recognized_in_an_error_of_the_user(any_source: SqlStateStore) -> None:
     claim = claim_of(any_source)
     transaction = any_source.begin(claim)
     with pytest.raises(psycopg.errors.SerializationFailure) as caught:
@@ -261,7 +261,7 @@ class Mine(psycopg.Connection[Any]):
         return int(found["n"])
 
 
-def test_everything_of_the_users_stays(dsn: str) -> None:
+def test_settings_of_the_users_connection_are_kept(dsn: str) -> None:
     connection = Mine.connect(
         dsn, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=0, autocommit=True
     )
@@ -294,7 +294,7 @@ def test_everything_of_the_users_stays(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel))
-def test_its_isolation_level_is_the_transactions(dsn: str, level: psycopg.IsolationLevel) -> None:
+def test_the_isolation_level_of_the_connection_is_used(dsn: str, level: psycopg.IsolationLevel) -> None:
     with psycopg.connect(dsn) as connection, SqlStateStore.from_psycopg(connection) as store:
         connection.isolation_level = level
         claim = claim_of(store)
@@ -306,7 +306,7 @@ def test_its_isolation_level_is_the_transactions(dsn: str, level: psycopg.Isolat
         assert connection.isolation_level is level
 
 
-def test_what_a_block_may_do(mine: SqlStateStore, dsn: str) -> None:
+def test_operations_allowed_in_a_block(mine: SqlStateStore, dsn: str) -> None:
     transaction = mine.begin(claim_of(mine))
     db = transaction.handle
     cursor = db.cursor()
@@ -361,7 +361,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_what_it_may_not_do(mine: SqlStateStore, dsn: str, call: str) -> None:
+def test_operations_refused_in_a_block(mine: SqlStateStore, dsn: str, call: str) -> None:
     transaction = written(mine, claim_of(mine))
     with pytest.raises(TransactionControlError, match=r"transaction\(\)") as caught:
         REFUSED[call](transaction.handle)
@@ -372,7 +372,9 @@ def test_what_it_may_not_do(mine: SqlStateStore, dsn: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["the connection itself", "the driver's", "and another begun"])
-def test_an_end_behind_our_back_is_found_by_record(mine: SqlStateStore, connection: psycopg.Connection[Any], how: str) -> None:
+def test_record_finds_a_transaction_that_was_ended_elsewhere(
+    mine: SqlStateStore, connection: psycopg.Connection[Any], how: str
+) -> None:
     claim = claim_of(mine)
     transaction = written(mine, claim)
     if how == "the connection itself":
@@ -388,7 +390,7 @@ def test_an_end_behind_our_back_is_found_by_record(mine: SqlStateStore, connecti
     recorded(mine, claim, 2).commit()
 
 
-def test_after_its_end_the_handle_is_of_no_use_and_the_connection_is(
+def test_after_the_end_the_handle_is_refused_and_the_connection_usable(
     mine: SqlStateStore, connection: psycopg.Connection[Any]
 ) -> None:
     transaction = recorded(mine, claim_of(mine))
@@ -411,7 +413,7 @@ def test_after_its_end_the_handle_is_of_no_use_and_the_connection_is(
     connection.commit()
 
 
-def test_no_view_of_it_warns_or_closes_it(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
+def test_collected_handles_do_not_close_the_connection(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
     claim = claim_of(mine)
     for number in (1, 2):
         recorded(mine, claim, number).commit()
@@ -442,7 +444,7 @@ def test_a_connection_in_pipeline_mode(mine: SqlStateStore, connection: psycopg.
     recorded(mine, claim).commit()
 
 
-def test_a_pipeline_that_the_block_did_not_leave(mine: SqlStateStore, dsn: str) -> None:
+def test_a_pipeline_left_open_by_the_block(mine: SqlStateStore, dsn: str) -> None:
     """Nothing is committed, and the connection is closed: the answers in flight on it can't be distinguished."""
     transaction = mine.begin(claim_of(mine))
     pipeline = transaction.handle.pipeline()
@@ -465,7 +467,7 @@ def test_a_closed_connection(mine: SqlStateStore, connection: psycopg.Connection
         SqlStateStore.from_psycopg(connection)
 
 
-def test_two_transactions_at_once(mine: SqlStateStore) -> None:
+def test_two_concurrent_transactions(mine: SqlStateStore) -> None:
     claim = claim_of(mine)
     transaction = recorded(mine, claim)
     with pytest.raises(ConcurrentUseError, match="another transaction"):
@@ -474,7 +476,7 @@ def test_two_transactions_at_once(mine: SqlStateStore) -> None:
     recorded(mine, claim, 2).rollback()
 
 
-def test_another_thread_that_uses_it(mine: SqlStateStore, connection: psycopg.Connection[Any], dsn: str) -> None:
+def test_use_from_another_thread(mine: SqlStateStore, connection: psycopg.Connection[Any], dsn: str) -> None:
     claim = claim_of(mine)
     connection.autocommit = True
     with psycopg.connect(dsn) as other:
@@ -489,7 +491,7 @@ def test_another_thread_that_uses_it(mine: SqlStateStore, connection: psycopg.Co
     recorded(mine, claim).commit()
 
 
-def test_a_forked_process_is_told(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
+def test_use_in_a_forked_process_is_refused(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
     claim = claim_of(mine)
     child = os.fork()
     if child == 0:
@@ -504,7 +506,7 @@ def test_a_forked_process_is_told(mine: SqlStateStore, connection: psycopg.Conne
 
 
 @pytest.mark.parametrize("source", [None, "postgresql://", lambda: None])
-def test_what_is_no_source(source: Any) -> None:
+def test_invalid_sources_are_refused(source: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"psycopg"):
         SqlStateStore.from_psycopg(source)
 
@@ -519,7 +521,7 @@ def test_claims_run_on_connections_with_the_same_parameters(mine: SqlStateStore,
     assert shown.name == "the user's"
 
 
-def test_a_password_is_read_back_and_never_shown(own_postgres_server: PostgresServer) -> None:
+def test_a_password_is_used_and_never_shown(own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)
     with psycopg.connect(server.url.replace("+psycopg", ""), autocommit=True) as admin:
@@ -542,7 +544,7 @@ def test_a_password_is_read_back_and_never_shown(own_postgres_server: PostgresSe
         assert "s3cret" not in store.description + repr(store.engine.url)
 
 
-def test_check_tells_of_a_search_path_that_only_the_connection_knows(
+def test_check_reports_a_search_path_set_on_the_connection_only(
     mine: SqlStateStore, connection: psycopg.Connection[Any]
 ) -> None:
     mine.check()

@@ -85,7 +85,7 @@ def use_everything(store: SqlStateStore) -> None:
     assert store.leases.entries() == []
 
 
-def test_a_store_in_a_schema_leaves_the_same_tables_elsewhere_alone(url: str, store: SqlStateStore) -> None:
+def test_a_store_in_a_schema_does_not_touch_the_same_tables_elsewhere(url: str, store: SqlStateStore) -> None:
     use_everything(store)
     row = store.read("id")
     assert row is not None
@@ -96,7 +96,7 @@ def test_a_store_in_a_schema_leaves_the_same_tables_elsewhere_alone(url: str, st
     assert store.read("id") == row
 
 
-def test_the_user_s_statements_are_left_as_they_are(store: SqlStateStore) -> None:
+def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
     """Also one that reads our table elsewhere."""
     claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)
@@ -121,7 +121,7 @@ def test_migrations_go_up_and_down_in_a_schema(url: str) -> None:
     assert tables_in(url, None) == before
 
 
-def test_the_script_makes_them_in_the_schema(url: str) -> None:
+def test_the_script_creates_the_tables_in_the_schema(url: str) -> None:
     script = migration.sql(url, schema=SCHEMA)
     engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -142,7 +142,7 @@ def test_a_row_that_is_locked_in_a_schema_names_its_holder(store: SqlStateStore)
     transaction.rollback()
 
 
-def test_missing_tables_are_reported_with_the_command_that_makes_them_there(url: str) -> None:
+def test_missing_tables_are_reported_with_the_command_that_creates_them_there(url: str) -> None:
     command = r"""upgrade --url \S+ --schema 'own "Schema"'"""
     with store_from_url(url, schema=SCHEMA) as store, pytest.raises(StateTableMissingError, match=command):
         store.check()
@@ -165,7 +165,7 @@ def test_the_command_line_and_the_environment_name_a_schema(
     assert "can't be forgotten" in capsys.readouterr().err
 
 
-def test_psycopg_connections_of_the_user_s_with_our_tables_in_a_schema(postgres_url: str) -> None:
+def test_psycopg_connections_of_the_user_with_the_state_tables_in_a_schema(postgres_url: str) -> None:
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(_NEW)
         migration.upgrade(postgres_url, schema="own")
@@ -175,7 +175,7 @@ def test_psycopg_connections_of_the_user_s_with_our_tables_in_a_schema(postgres_
             assert elsewhere.read("id") is None
 
 
-def test_a_chain_of_the_user_s_makes_them_in_a_schema_and_goes_on_where_it_was(postgres_url: str) -> None:
+def test_a_chain_of_the_user_creates_the_tables_in_a_schema_and_continues_there(postgres_url: str) -> None:
     engine = sa.create_engine(postgres_url)
     with engine.begin() as connection:
         connection.exec_driver_sql(_NEW)
@@ -191,7 +191,7 @@ def test_a_chain_of_the_user_s_makes_them_in_a_schema_and_goes_on_where_it_was(p
     engine.dispose()
 
 
-def test_a_schema_that_is_not_there_is_named(postgres_url: str) -> None:
+def test_a_missing_schema_is_named(postgres_url: str) -> None:
     with pytest.raises(ConfigurationError, match="CREATE SCHEMA nowhere"):
         migration.upgrade(postgres_url, schema="nowhere")
 

@@ -60,7 +60,7 @@ def assert_nobody_has_a_lock(engine: sa.Engine) -> None:
         other.close()
 
 
-def test_an_interrupted_look_at_the_fence_leaves_no_lock(store: SqlStateStore) -> None:
+def test_an_interrupted_read_of_the_fence_leaves_no_lock(store: SqlStateStore) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT)
     with interrupted_once(store.engine, "SELECT"):
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -71,7 +71,7 @@ def test_an_interrupted_look_at_the_fence_leaves_no_lock(store: SqlStateStore) -
 
 
 @pytest.mark.parametrize("fetch", [lambda result: result.all(), lambda result: result.first()])
-def test_an_interrupted_select_of_the_user_s_leaves_no_lock(
+def test_an_interrupted_select_of_the_user_leaves_no_lock(
     store: SqlStateStore, fetch: Callable[[sa.CursorResult[Any]], object]
 ) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT)

@@ -14,7 +14,7 @@ from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
 
 
-def test_a_claim_gives_up_in_time_and_names_the_blocker(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
+def test_a_claim_times_out_and_names_the_blocker(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     transaction.record(STATE, generation=0, transaction_number=1)
     pid, expected, way_out = None, "one write lock", "fuser"
@@ -57,7 +57,7 @@ def test_a_claim_names_the_holder_of_a_table_lock(postgres_store: SqlStateStore)
     assert caught.value.blocker_pid == pid
 
 
-def test_an_open_user_transaction_keeps_sqlite_busy(sqlite_url: str) -> None:
+def test_an_open_transaction_of_the_user_blocks_claims_on_sqlite(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url, lock_timeout=0.2) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
@@ -68,7 +68,7 @@ def test_an_open_user_transaction_keeps_sqlite_busy(sqlite_url: str) -> None:
         store.begin(claim).rollback()
 
 
-def test_a_claim_keeps_the_users_busy_timeout(sqlite_url: str) -> None:
+def test_a_claim_keeps_the_busy_timeout_of_the_user(sqlite_url: str) -> None:
     engine = sa.create_engine(sqlite_url, connect_args={"timeout": 1.234}, pool_size=1)
     SqlStateStore(engine).claim(ID, "ours", timeout=LIMIT)
     with engine.connect() as connection:
@@ -76,7 +76,9 @@ def test_a_claim_keeps_the_users_busy_timeout(sqlite_url: str) -> None:
     engine.dispose()
 
 
-def test_an_interrupt_where_a_claim_begins_leaves_as_it_is(store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_at_the_start_of_a_claim_is_raised_unchanged(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(_connection: Any) -> None:
         raise KeyboardInterrupt
 
@@ -91,14 +93,14 @@ def test_an_interrupt_where_a_claim_begins_leaves_as_it_is(store: SqlStateStore,
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_survives_a_connection_that_breaks(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_claim_survives_a_broken_connection(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", lambda link: link.cut(), times=2)
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
     assert_nothing_is_checked_out(proxied_store)
 
 
-def test_a_claim_whose_commit_was_not_answered_claims_again(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_claim_whose_commit_was_not_answered_is_repeated(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
     claim = proxied_store.claim(ID, "ours", timeout=LIMIT)
@@ -106,7 +108,7 @@ def test_a_claim_whose_commit_was_not_answered_claims_again(proxied_store: SqlSt
     assert proxied_store.read_claimed(claim).owner == "ours"
 
 
-def test_an_expected_claim_whose_commit_was_not_answered_knows_its_own(
+def test_a_claim_with_expected_fence_recognizes_its_own_unanswered_commit(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy
 ) -> None:
     first = proxied_store.claim(ID, "ours", timeout=LIMIT)
@@ -116,7 +118,7 @@ def test_an_expected_claim_whose_commit_was_not_answered_knows_its_own(
     assert proxied_store.read_claimed(claim).fence == 2
 
 
-def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
 ) -> None:
     first = proxied_store.claim(ID, "ours", timeout=LIMIT)
@@ -130,7 +132,7 @@ def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
         proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
 
 
-def test_a_claim_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_claim_gives_up_on_an_unreachable_database(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     postgres_proxy.refuse()
     with pytest.raises(StoreUnavailableError) as caught:
         proxied_store.claim(ID, "ours", timeout=1)

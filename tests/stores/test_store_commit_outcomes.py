@@ -126,7 +126,7 @@ def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
         again.commit()
 
 
-def test_a_reader_that_keeps_sqlite_from_committing(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
     """Without WAL, COMMIT waits for readers, and times out with the transaction still open."""
     engine = sa.create_engine(sqlite_url, connect_args={"timeout": 0.1})
     with engine.connect() as connection:
@@ -147,7 +147,7 @@ def test_a_reader_that_keeps_sqlite_from_committing(sqlite_url: str, tmp_path: P
 
 
 @pytest.mark.parametrize("when", ["before record", "after record"])
-def test_an_aborted_transaction_is_never_taken_for_committed(
+def test_an_aborted_transaction_is_never_reported_committed(
     postgres_store: SqlStateStore, postgres_claim: Claim, when: str, record: str
 ) -> None:
     """PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and psycopg raises nothing."""
@@ -167,7 +167,7 @@ def test_an_aborted_transaction_is_never_taken_for_committed(
     assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
 
 
-def test_a_connection_that_is_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_connection_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     transaction = proxied_store.begin(claim)
     postgres_proxy.cut()
@@ -282,7 +282,7 @@ def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, 
         assert_the_truth_is_told(store, claim, committed=when == "answered")
 
 
-def test_an_interrupt_in_commit_leaves_as_it_is(
+def test_an_interrupt_in_commit_is_raised_unchanged(
     store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str
 ) -> None:
     transaction = recorded(store, claim)
@@ -303,7 +303,7 @@ def test_an_interrupt_in_commit_leaves_as_it_is(
     assert_the_truth_is_told(store, claim, committed=has_committed)
 
 
-def test_an_interrupt_that_sqlalchemy_hides_behind_an_assertion_is_raised(
+def test_an_interrupt_masked_by_an_assertion_of_sqlalchemy_is_raised(
     store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated: SQLAlchemy's cleanup after COMMIT asserts a state that the interrupt kept from being reached."""
@@ -320,7 +320,7 @@ def test_an_interrupt_that_sqlalchemy_hides_behind_an_assertion_is_raised(
     assert_the_truth_is_told(store, claim, committed=True)
 
 
-def test_an_error_while_an_interrupt_is_being_handled_stays_that_error(store: SqlStateStore, claim: Claim) -> None:
+def test_an_error_during_the_handling_of_an_interrupt_is_raised_unchanged(store: SqlStateStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     transaction.rollback()
     try:

@@ -61,7 +61,7 @@ def test_an_unreachable_server(driver: str, call: str) -> None:
         assert_nothing_is_checked_out(store)
 
 
-def test_a_database_that_does_not_exist_is_not_tried_again(postgres_server: PostgresServer) -> None:
+def test_a_database_that_does_not_exist_is_not_retried(postgres_server: PostgresServer) -> None:
     with (
         SqlStateStore.from_url(postgres_server.url_at(postgres_server.port, "nowhere")) as store,
         pytest.raises(StoreUnavailableError, match="refused"),
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         store.claim(ID, "tests", timeout=LIMIT)
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "test.db").write_text("no database" * 1000)
     with SqlStateStore.from_url(f"sqlite:///{tmp_path}/test.db") as store, pytest.raises(StoreUnavailableError, match="NOTADB"):
         store.check()
@@ -98,7 +98,7 @@ def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str)
         connection.execute("DROP OWNED BY reader; DROP ROLE reader")
 
 
-def test_check_passes_on_a_good_table(store: SqlStateStore) -> None:
+def test_check_passes_on_a_valid_table(store: SqlStateStore) -> None:
     store.check()
     assert_nothing_is_checked_out(store)
 
@@ -140,14 +140,14 @@ def test_the_description_hides_passwords(url: str, shown: str) -> None:
         "postgresql://me:s3cret@db:port/x",
     ],
 )
-def test_addresses_that_no_store_knows(url: str) -> None:
+def test_urls_of_unknown_stores(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         store_from_url(url)
     assert caught.value.next_step
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_engine_with_one_connection_for_everybody() -> None:
+def test_an_engine_with_one_connection_for_all_threads() -> None:
     engine = sa.create_engine("sqlite://")
     with pytest.raises(ConfigurationError, match="SingletonThreadPool"):
         SqlStateStore(engine)
@@ -175,7 +175,7 @@ def test_a_missing_driver_names_the_extra(
     assert "s3cret" not in str(caught.value)
 
 
-def test_engines_of_ours_are_durable(sqlite_url: str) -> None:
+def test_engines_made_by_the_store_are_durable(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url, lock_timeout=2.5, pool_size=2) as store, store.engine.connect() as connection:
         settings = [connection.scalar(sa.text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "busy_timeout")]
         assert settings == ["wal", 2, 2500]

@@ -132,7 +132,7 @@ SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {
 
 @pytest.mark.parametrize("way", SMUGGLED)
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_commit_behind_our_back_is_found(store: SqlStateStore, claim: Claim, way: str, goes_on: bool) -> None:
+def test_a_commit_that_bypasses_the_guard_is_found(store: SqlStateStore, claim: Claim, way: str, goes_on: bool) -> None:
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
     SMUGGLED[way](transaction.handle)
@@ -146,7 +146,7 @@ def test_a_commit_behind_our_back_is_found(store: SqlStateStore, claim: Claim, w
     assert_nothing_is_checked_out(store)
 
 
-def test_a_statement_that_rolls_back_by_itself_is_found(sqlite_url: str) -> None:
+def test_a_statement_with_an_implicit_rollback_is_found(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         orders.create(store.engine)
         claim = store.claim(ID, "ours", timeout=LIMIT)
@@ -159,7 +159,7 @@ def test_a_statement_that_rolls_back_by_itself_is_found(sqlite_url: str) -> None
         transaction.rollback()
 
 
-def test_a_script_over_sqlites_driver_is_found(sqlite_url: str) -> None:
+def test_a_script_run_by_the_sqlite_driver_is_found(sqlite_url: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         orders.create(store.engine)
         transaction = store.begin(store.claim(ID, "ours", timeout=LIMIT))
@@ -170,7 +170,7 @@ def test_a_script_over_sqlites_driver_is_found(sqlite_url: str) -> None:
         transaction.rollback()
 
 
-def test_the_users_listeners_still_hear(store: SqlStateStore, claim: Claim) -> None:
+def test_listeners_of_the_user_are_still_called(store: SqlStateStore, claim: Claim) -> None:
     heard: list[str] = []
     for name in ("begin", "commit", "rollback"):
         sa.event.listen(store.engine, name, lambda _connection, name=name: heard.append(name))

@@ -12,7 +12,7 @@ from fixtures.pace import LIMIT
 WRITERS = 4
 
 
-def test_writers_that_take_their_first_generations_at_once_agree_on_it(database_url: str) -> None:
+def test_writers_that_acquire_their_first_generations_at_once_agree_on_the_identity(database_url: str) -> None:
     together = Barrier(WRITERS)
 
     def take(number: int) -> str:

@@ -27,13 +27,15 @@ def recorded(store: SqlStateStore, claim: Claim) -> Claim:
     return claim
 
 
-def test_an_unanswered_generation_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_a_generation_without_an_answer_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
     assert proxied_store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) == 2
 
 
-def test_a_resolution_gives_up_on_a_database_that_stays_away(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_recording_a_resolution_gives_up_on_an_unreachable_database(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
+) -> None:
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     postgres_proxy.refuse()
     postgres_proxy.cut()
@@ -41,7 +43,7 @@ def test_a_resolution_gives_up_on_a_database_that_stays_away(proxied_store: SqlS
         proxied_store.record_resolution(claim, Resolution(clear_state=True))
 
 
-def test_a_resolution_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
+def test_recording_a_resolution_waits_for_a_lock_until_its_timeout(postgres_url: str) -> None:
     with SqlStateStore.from_url(postgres_url, lock_timeout=0.3) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         with store.engine.connect() as connection:
@@ -50,14 +52,14 @@ def test_a_resolution_waits_for_a_lock_only_so_long(postgres_url: str) -> None:
                 store.record_resolution(claim, Resolution(clear_state=True))
 
 
-def test_a_kind_that_this_release_does_not_know(store: SqlStateStore, claim: Claim) -> None:
+def test_a_producer_kind_unknown_to_this_release(store: SqlStateStore, claim: Claim) -> None:
     with store.engine.begin() as connection:
         connection.execute(state_table.update().values(generation_kind="quantum"))
     with pytest.raises(StoredStateError, match="quantum"):
         store.read(ID)
 
 
-def test_what_is_not_resolved_is_not_forgotten(store: SqlStateStore, recorded: Claim) -> None:
+def test_an_unresolved_id_is_not_forgotten(store: SqlStateStore, recorded: Claim) -> None:
     with pytest.raises(NotResolvedError, match="`dualwrite recover --id orders` first"):
         store.forget(ID)
     store.record_resolution(recorded, Resolution(clear_state=True))

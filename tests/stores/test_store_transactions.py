@@ -54,7 +54,7 @@ def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: s
     engine.dispose()
 
 
-def test_a_row_that_is_gone(store: SqlStateStore, claim: Claim) -> None:
+def test_a_deleted_row(store: SqlStateStore, claim: Claim) -> None:
     with store.engine.begin() as connection:
         connection.execute(state_table.delete())
     for use in (store.begin, store.read_claimed, lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE)):
@@ -78,7 +78,7 @@ def test_an_interrupt_while_opening_leaves_nothing_open(
     store.begin(claim).rollback()
 
 
-def test_a_dead_connection_in_the_pool_is_replaced_without_a_word(
+def test_a_dead_connection_in_the_pool_is_replaced_silently(
     own_postgres_server: PostgresServer,
 ) -> None:
     from dualwrite import migration  # noqa: PLC0415
@@ -116,7 +116,7 @@ def _own_begin(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("isolation_level", [None, "DEFERRED", "EXCLUSIVE"])
 @pytest.mark.parametrize("listen", [_nothing, _autocommit, _own_begin])
-def test_an_engine_of_the_users(sqlite_url: str, isolation_level: str | None, listen: Any) -> None:
+def test_an_engine_of_the_user(sqlite_url: str, isolation_level: str | None, listen: Any) -> None:
     engine = sa.create_engine(sqlite_url, connect_args={"isolation_level": isolation_level})
     listen(engine)
     store = SqlStateStore(engine)
@@ -203,7 +203,7 @@ def _clash(session: Any) -> None:
     session.add(Order(id=1, item="chair again"))
 
 
-def test_an_error_in_flush_goes_through_and_rollback_works(store: SqlStateStore, claim: Claim) -> None:
+def test_an_error_in_flush_is_raised_and_rollback_works(store: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     _clash(transaction.session)
     with pytest.raises(IntegrityError):
@@ -213,7 +213,7 @@ def test_an_error_in_flush_goes_through_and_rollback_works(store: SqlStateStore,
     assert_nothing_is_checked_out(store)
 
 
-def test_an_error_in_the_flush_of_record_goes_through(store: SqlStateStore, claim: Claim) -> None:
+def test_an_error_in_the_flush_of_record_is_raised(store: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     _clash(transaction.session)
     with pytest.raises(IntegrityError):
@@ -240,7 +240,7 @@ def test_a_failed_flush_that_was_swallowed_is_not_committed(store: SqlStateStore
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_handles_are_of_no_use_after_the_end(store: SqlStateStore, claim: Claim, end: str) -> None:
+def test_handles_are_refused_after_the_end(store: SqlStateStore, claim: Claim, end: str) -> None:
     transaction = store.begin(claim)
     handle, session = transaction.handle, transaction.session
     session.execute(sa.text("SELECT 1"))

@@ -74,7 +74,7 @@ def test_an_error_that_a_unit_has_swallowed_is_its_own(postgres_store: SqlStateS
     assert numbers(postgres_store) == [1, 3]
 
 
-def test_a_with_block_that_a_unit_never_leaves_is_undone_with_it(store: SqlStateStore) -> None:
+def test_a_with_block_that_a_unit_never_leaves_is_rolled_back_with_it(store: SqlStateStore) -> None:
     """A coroutine that is given up: SQLAlchemy would refuse every statement until the block is left."""
     transaction = begun(store)
     transaction.begin_unit()
@@ -111,7 +111,7 @@ def test_a_savepoint_that_a_unit_leaves_open_ends_with_it(store: SqlStateStore, 
 # --- the ORM --------------------------------------------------------------------------------------------------------------
 
 
-def test_each_unit_has_a_session_of_its_own(store: SqlStateStore) -> None:
+def test_each_unit_has_its_own_session(store: SqlStateStore) -> None:
     """What one unit left pending is written with it, and the next does not see its objects."""
     transaction = begun(store)
     transaction.begin_unit()
@@ -132,7 +132,7 @@ def test_each_unit_has_a_session_of_its_own(store: SqlStateStore) -> None:
     assert numbers(store, Order.id) == [1, 3]
 
 
-def test_the_sessions_learn_how_their_unit_ended(store: SqlStateStore) -> None:
+def test_sessions_get_the_outcome_of_their_unit(store: SqlStateStore) -> None:
     heard: list[tuple[str, int]] = []
 
     def listen(session: Session, number: int) -> None:

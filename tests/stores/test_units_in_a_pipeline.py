@@ -99,7 +99,7 @@ READS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", READS)
-def test_what_a_unit_reads_it_gets_at_once(units: StoreTransaction, what: str) -> None:
+def test_reads_of_a_unit_are_answered_at_once(units: StoreTransaction, what: str) -> None:
     query, read, expected = READS[what]
     units.handle.execute(INSERT, (1,))
     units.handle.execute(INSERT, (2,))
@@ -107,7 +107,7 @@ def test_what_a_unit_reads_it_gets_at_once(units: StoreTransaction, what: str) -
     assert is_in_pipeline(units)
 
 
-def test_a_users_row_factory(units: StoreTransaction) -> None:
+def test_the_row_factory_of_the_user(units: StoreTransaction) -> None:
     with units.handle.cursor(row_factory=dict_row) as cursor:
         assert cursor.execute("SELECT 1 AS one").fetchall() == [{"one": 1}]
 
@@ -163,7 +163,7 @@ def uses_a_server_side_cursor(transaction: StoreTransaction) -> None:
 @pytest.mark.parametrize(
     "unit", [copies, streams, uses_a_savepoint, uses_the_session, has_a_pipeline_of_its_own, uses_a_server_side_cursor]
 )
-def test_a_unit_that_can_not_be_in_a_pipeline(
+def test_a_unit_that_cannot_run_in_a_pipeline(
     units: StoreTransaction, store: SqlStateStore, unit: Callable[[StoreTransaction], None]
 ) -> None:
     units.handle.execute(INSERT, (1,))
@@ -180,7 +180,7 @@ def test_a_unit_that_can_not_be_in_a_pipeline(
 
 
 @pytest.mark.parametrize("found", ["by a read", "at the end", "swallowed"])
-def test_an_error_is_found_at_the_end_at_the_latest(units: StoreTransaction, store: SqlStateStore, found: str) -> None:
+def test_an_error_is_found_by_the_end_of_the_unit(units: StoreTransaction, store: SqlStateStore, found: str) -> None:
     """If the unit swallows it, the end of the pipeline or the look before COMMIT shows that something has failed."""
     errors = (psycopg.errors.UniqueViolation, psycopg.errors.PipelineAborted, StoreCommitFailedError)
     with pytest.raises(errors[1:] if found == "swallowed" else errors[:1]) as caught:  # noqa: PT012  (by any of them)
@@ -204,7 +204,7 @@ def test_an_error_is_found_at_the_end_at_the_latest(units: StoreTransaction, sto
     assert rows(store.engine) == 1
 
 
-def test_a_unit_that_is_undone_with_statements_on_their_way(units: StoreTransaction, store: SqlStateStore) -> None:
+def test_a_unit_rolled_back_with_statements_in_flight(units: StoreTransaction, store: SqlStateStore) -> None:
     for number in range(50):
         units.handle.execute(INSERT, (number,))
     units.undo_units(ValueError())
@@ -237,7 +237,7 @@ def test_a_statement_that_was_not_prepared_since_another_had_failed(store: SqlSt
     assert rows(store.engine) == 20
 
 
-def test_a_rollback_with_statements_on_their_way(units: StoreTransaction, store: SqlStateStore) -> None:
+def test_a_rollback_with_statements_in_flight(units: StoreTransaction, store: SqlStateStore) -> None:
     for number in range(50):
         units.handle.execute(INSERT, (number,))
     units.rollback()
@@ -249,14 +249,14 @@ def test_a_rollback_with_statements_on_their_way(units: StoreTransaction, store:
     assert rows(store.engine) == 1
 
 
-def test_a_unit_can_not_end_the_transaction(units: StoreTransaction) -> None:
+def test_a_unit_cannot_end_the_transaction(units: StoreTransaction) -> None:
     for call in (units.handle.commit, units.handle.rollback, lambda: units.handle.execute("COMMIT")):
         with pytest.raises(TransactionControlError):
             call()
     assert is_in_pipeline(units)
 
 
-def test_a_function_that_makes_cursors_is_not_told_to_wait(connect: Callable[[], psycopg.Connection[Any]]) -> None:
+def test_no_pipeline_where_a_function_makes_the_cursors(connect: Callable[[], psycopg.Connection[Any]]) -> None:
     """Its cursors would show a row count of -1: every answer is waited for."""
 
     def made() -> psycopg.Connection[Any]:

@@ -101,7 +101,7 @@ def assert_it_works(url: str) -> None:
         store.claim(ID, "tests", timeout=LIMIT)
 
 
-def test_up_and_down_in_the_users_chain(project: Project) -> None:
+def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Project) -> None:
     project.alembic("upgrade", "head")
     assert project.tables() == OURS | {"orders", "alembic_version"}
     assert migration.current(project.url) == NEWEST
@@ -118,7 +118,7 @@ def test_up_and_down_in_the_users_chain(project: Project) -> None:
     assert_it_works(project.url)
 
 
-def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project) -> None:
+def test_the_db_commands_see_what_the_chain_has_done(project: Project) -> None:
     project.alembic("upgrade", "b")
     invoke = CliRunner().invoke
     assert invoke(db.app, ["current", "--url", project.url]).output == f"0001 (newest: {NEWEST})\n"
@@ -129,7 +129,7 @@ def test_the_commands_of_dualwrite_know_what_the_chain_has_done(project: Project
     assert_it_works(project.url)
 
 
-def test_a_chain_that_comes_after_dualwrites_own_upgrade(project: Project) -> None:
+def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Project) -> None:
     migration.upgrade(project.url)
     project.alembic("upgrade", "b")
     assert migration.current(project.url) == NEWEST  # an upgrade never downgrades
@@ -140,7 +140,7 @@ def test_a_chain_that_comes_after_dualwrites_own_upgrade(project: Project) -> No
     assert migration.current(project.url) is None
 
 
-def test_a_migration_that_fails_leaves_nothing_of_ours(project: Project) -> None:
+def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Project) -> None:
     project.revision("d", "a", 'upgrade_state_table(op, "0002"); op.execute("SELECT * FROM nowhere")', "pass")
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0
@@ -149,7 +149,7 @@ def test_a_migration_that_fails_leaves_nothing_of_ours(project: Project) -> None
         assert project.tables() <= {"orders", "alembic_version"}
 
 
-def test_as_sql_from_the_start(project: Project) -> None:
+def test_offline_sql_from_the_first_revision(project: Project) -> None:
     script = project.alembic("upgrade", "head", "--sql").stdout
     made = re.findall(r"^CREATE TABLE (?:IF NOT EXISTS )?(kafka\w+) \(", script, re.MULTILINE)
     assert sorted(made) == sorted(OURS)
@@ -163,7 +163,7 @@ def test_as_sql_from_the_start(project: Project) -> None:
     assert "kafka_transaction_state" not in project.tables()
 
 
-def test_as_sql_in_parts(project: Project) -> None:
+def test_offline_sql_of_a_range_of_revisions(project: Project) -> None:
     project.alembic("upgrade", "b")
     script = project.alembic("upgrade", "b:head", "--sql").stdout
     assert not re.search(r"CREATE TABLE (IF NOT EXISTS )?kafka_transaction_state \(", script)
@@ -189,7 +189,7 @@ def run_script(url: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("revision", ["head", "+1", "9999"])
-def test_a_revision_that_is_none_of_ours(project: Project, revision: str) -> None:
+def test_a_revision_unknown_to_dualwrite(project: Project, revision: str) -> None:
     project.revision("d", "a", f"upgrade_state_table(op, {revision!r})", "pass")
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0
@@ -210,7 +210,7 @@ def test_nothing_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> Non
         assert "Nothing to migrate" in capsys.readouterr().err
 
 
-def test_a_url_of_no_store_is_an_error() -> None:
+def test_a_url_of_an_unknown_store_is_an_error() -> None:
     for command in (["upgrade"], ["current"], ["sql"]):
         result = CliRunner().invoke(db.app, [*command, "--url", "postgres://me@here/db"])
         assert isinstance(result.exception, ConfigurationError), result.output

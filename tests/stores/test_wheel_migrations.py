@@ -82,14 +82,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.create_database(f"wheel_{abs(hash(tmp_path))}")
 
 
-def test_what_is_in_it(installed: Installation) -> None:
+def test_the_wheel_contains_all_migrations(installed: Installation) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     scripts = {f"dualwrite/_migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
     assert scripts | {"dualwrite/_migrations/env.py", "dualwrite/py.typed", "dualwrite_alembic/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("tests", "migrations", "benchmarks", "examples"))}
 
 
-def test_it_runs_from_there(installed: Installation) -> None:
+def test_migrations_run_from_the_installed_package(installed: Installation) -> None:
     program = "import dualwrite, dualwrite_alembic; from dualwrite import migration; print(migration.scripts_folder())"
     assert installed.run("python", "-c", program).strip() == str(installed.packages / "dualwrite" / "_migrations")
 
@@ -114,7 +114,7 @@ def test_a_store_without_a_table(installed: Installation) -> None:
     assert "Nothing to migrate" in installed.run("dualwrite", "db", "sql", "--url", "zookeeper://nowhere:2181/app", code=1)
 
 
-def test_inside_a_chain_of_the_users(installed: Installation, url: str) -> None:
+def test_in_a_migration_chain_of_the_user(installed: Installation, url: str) -> None:
     """Run one of the user's migrations as alembic does."""
     program = f"""
 import sqlalchemy as sa

@@ -15,7 +15,7 @@ _FOUND = re.compile(r"handles\.py:(\d+): error: (.*?)  \[")
 
 
 @pytest.mark.slow
-def test_a_type_checker_finds_wrong_names_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_checker_finds_exactly_the_wrong_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     out, problems, _ = api.run(["--config-file", "pyproject.toml", "--no-pretty", str(CASES)])
     assert problems == ""

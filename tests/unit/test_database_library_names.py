@@ -55,7 +55,7 @@ def test_sqlalchemy_a_connection_asks_its_listeners_by_has_events(engine: sa.Eng
     assert heard == ["of the engine"]
 
 
-def test_sqlalchemy_a_connection_takes_a_pooled_one_and_a_root_transaction_puts_itself_in_place(engine: sa.Engine) -> None:
+def test_sqlalchemy_a_connection_wraps_a_pooled_one_and_a_root_transaction_installs_itself(engine: sa.Engine) -> None:
     guard = Guard("id")
     connection = GuardedConnection(engine, guard, engine.raw_connection())
     begun = connection.begin()
@@ -78,7 +78,7 @@ def test_sqlalchemy_a_result_can_be_given_its_rows(engine: sa.Engine) -> None:
         assert buffered(connection.execute(sa.text("CREATE TABLE t (i INTEGER)"))).returns_rows is False
 
 
-def test_sqlalchemy_a_session_reads_all_objects_at_once_if_it_is_told_to(engine: sa.Engine) -> None:
+def test_sqlalchemy_a_session_can_load_all_objects_at_once(engine: sa.Engine) -> None:
     assert 'execution_options.get("prebuffer_rows"' in inspect.getsource(sa.orm.loading)
 
 
@@ -94,7 +94,7 @@ def test_sqlalchemy_a_savepoint_can_be_left_without_having_been_entered(engine: 
             connection.execute(sa.text("SELECT 1"))
 
 
-def test_sqlalchemy_a_session_says_flushing_and_begins_by_autobegin_t() -> None:
+def test_sqlalchemy_a_session_has_flushing_and_begins_by_autobegin_t() -> None:
     assert Session()._flushing is False
     assert list(inspect.signature(Session._autobegin_t).parameters) == ["self", "begin"]
 
@@ -150,7 +150,7 @@ def test_sqlalchemy_statements_can_be_walked_and_rewritten() -> None:
 
 
 @pytest.mark.parametrize("name", ["_read_timeout", "_sock", "server_status", "unix_socket"])
-def test_pymysql_a_connection_has(name: str) -> None:
+def test_pymysql_a_connection_has_these_attributes(name: str) -> None:
     made: Any = pymysql.Connection(defer_connect=True)
     if name == "unix_socket":
         assert made.unix_socket is None
@@ -158,14 +158,14 @@ def test_pymysql_a_connection_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["get_autocommit", "open", "thread_id"])
-def test_pymysql_a_connection_can(name: str) -> None:
+def test_pymysql_a_connection_has_these_methods(name: str) -> None:
     assert hasattr(pymysql.Connection, name)
 
 
 # --- psycopg ------------------------------------------------------------------------------------------------------------------
 
 
-def test_psycopg_a_view_shares_the_state_of_a_connection_that_stands_in_its_dict() -> None:
+def test_psycopg_a_view_shares_the_dict_of_its_connection() -> None:
     connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
     try:
         for name in ("cursor_factory", "server_cursor_factory", "pgconn", "lock"):
@@ -184,14 +184,14 @@ def test_psycopg_a_view_shares_the_state_of_a_connection_that_stands_in_its_dict
 # --- alembic ------------------------------------------------------------------------------------------------------------------
 
 
-def test_alembic_a_script_directory_gives_the_steps_of_an_upgrade_and_a_downgrade() -> None:
+def test_alembic_a_script_directory_lists_the_steps_of_upgrades_and_downgrades() -> None:
     script: Any = ScriptDirectory(str(scripts_folder()))
     up = script._upgrade_revs(newest(), ())
     assert up[-1].revision.revision == newest()
     assert len(script._downgrade_revs("base", (newest(),))) == len(up)
 
 
-def test_alembic_a_context_takes_our_steps_and_our_version_table(engine: sa.Engine) -> None:
+def test_alembic_a_context_accepts_steps_and_a_version_table(engine: sa.Engine) -> None:
     asked: list[Any] = []
     options = {"version_table": "ours", "fn": lambda heads, _context: asked.append(heads) or ()}
     with engine.connect() as connection:

@@ -7,13 +7,13 @@ import pytest
 from dualwrite.deadline import Deadline
 
 
-def test_a_deadline_that_is_handed_down_stays_the_same() -> None:
+def test_a_deadline_passed_on_stays_the_same() -> None:
     deadline = Deadline.after(60)
     assert Deadline.of(deadline) is deadline
     assert Deadline.of(60).seconds == 60
 
 
-def test_what_is_within_a_deadline_never_ends_after_it() -> None:
+def test_a_nested_deadline_never_ends_later() -> None:
     deadline = Deadline.after(60)
     assert deadline.within(600).left <= deadline.left + 0.001
     assert deadline.within(5).seconds == 5
@@ -34,5 +34,5 @@ def test_a_sleep_ends_with_the_deadline() -> None:
     assert deadline.expired
 
 
-def test_a_deadline_says_what_is_left_of_how_much() -> None:
+def test_a_deadline_shows_remaining_and_total_time() -> None:
     assert repr(Deadline.after(0)) == "<Deadline: 0.000 of 0 s left>"

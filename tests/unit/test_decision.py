@@ -53,7 +53,7 @@ def described(status: TransactionStatus, producer_id: int = 7, epoch: int = 5, s
         (None, D.UNVERIFIED),
     ],
 )
-def test_a_state_with_an_epoch_of_its_own(description: TransactionDescription | None, expected: Decision) -> None:
+def test_a_state_named_by_its_epoch(description: TransactionDescription | None, expected: Decision) -> None:
     assert decide(NATIVE, description) is expected
 
 
@@ -105,7 +105,7 @@ def test_a_state_that_needs_its_start_time(description: TransactionDescription |
         (None, D.NOTHING),
     ],
 )
-def test_no_state_is_stored(description: TransactionDescription | None, expected: Decision) -> None:
+def test_no_stored_state(description: TransactionDescription | None, expected: Decision) -> None:
     assert decide(None, description) is expected
 
 
@@ -123,9 +123,7 @@ descriptions = st.none() | st.builds(
 
 
 @given(stored_states, descriptions)
-def test_every_pair_has_a_decision_that_keeps_the_promise(
-    stored: PreparedTxnState | None, description: TransactionDescription | None
-) -> None:
+def test_every_pair_has_a_safe_decision(stored: PreparedTxnState | None, description: TransactionDescription | None) -> None:
     decision = decide(stored, description)
     assert isinstance(decision, Decision)
     named = names(stored, description)
@@ -156,7 +154,7 @@ def test_every_pair_has_a_decision_that_keeps_the_promise(
 
 
 @given(stored_states, descriptions)
-def test_nothing_that_is_ongoing_is_passed_over(
+def test_an_ongoing_transaction_is_never_skipped(
     stored: PreparedTxnState | None, description: TransactionDescription | None
 ) -> None:
     if description is not None and description.status is S.ONGOING:
@@ -169,7 +167,7 @@ def test_without_a_stored_state_nothing_is_ever_committed_or_reported(descriptio
 
 
 @given(stored_states, descriptions)
-def test_an_id_without_a_transaction_is_named_by_nothing(
+def test_no_state_names_an_id_without_a_transaction(
     stored: PreparedTxnState | None, description: TransactionDescription | None
 ) -> None:
     if description is None or description.status is S.EMPTY:

@@ -25,19 +25,19 @@ moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace
 
 
 @given(st.lists(places, min_size=1, max_size=MAX_PLACES), moments)
-def test_what_is_stored_is_read_back(listed: list[Place], moment: datetime) -> None:
+def test_a_stored_delivery_is_read_back(listed: list[Place], moment: datetime) -> None:
     delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment)
     assert Delivery.parse(delivery.text()) == delivery
 
 
-def test_no_message_is_no_delivery() -> None:
+def test_no_messages_give_no_delivery() -> None:
     assert Delivery.of([]) is None
     assert delivery_text(None) == ""
     assert Delivery.parse("") is None
 
 
 @given(st.lists(places, min_size=MAX_PLACES + 1, max_size=3 * MAX_PLACES))
-def test_many_places_are_cut_to_a_bound_that_keeps_the_count_and_a_proof(listed: list[Place]) -> None:
+def test_long_lists_of_places_are_shortened_but_keep_the_count_and_a_proof(listed: list[Place]) -> None:
     made = Delivery.of(listed)
     assert made is not None
     stored = Delivery.parse(made.text())
@@ -48,7 +48,7 @@ def test_many_places_are_cut_to_a_bound_that_keeps_the_count_and_a_proof(listed:
     assert set(stored.places) <= set(listed)
 
 
-def test_people_read_how_many_messages_lie_where_and_since_when() -> None:
+def test_the_text_shows_messages_places_and_time() -> None:
     delivery = Delivery(6, (Place("orders", 0, 17, 1), Place("payments", 2, None, 3)), NOON)
     assert str(delivery) == (
         "6 messages: orders-0 from offset 17 (1 message), payments-2 (3 messages) and 2 elsewhere; "
@@ -56,7 +56,7 @@ def test_people_read_how_many_messages_lie_where_and_since_when() -> None:
     )
 
 
-def test_what_is_known_only_by_topic_is_not_said_of_a_partition() -> None:
+def test_counts_known_by_topic_are_shown_by_topic() -> None:
     listed = (Place("orders", 3, 17, 5, in_topic=True), Place("refunds", 0, None, 2, in_topic=True))
     shown = str(Delivery(8, (*listed, Place("payments", 2, 9, 1, in_topic=True)), NOON))
     assert "orders (5 messages, the first in orders-3 at offset 17), refunds (2 messages, the first in refunds-0)" in shown
@@ -73,7 +73,7 @@ def test_what_is_known_only_by_topic_is_not_said_of_a_partition() -> None:
         '{"messages":1,"places":[],"prepared_at":"x"}',
     ],
 )
-def test_a_text_that_is_of_no_delivery_is_an_error_with_the_text(text: str) -> None:
+def test_an_invalid_delivery_is_an_error_with_the_text(text: str) -> None:
     with pytest.raises(StoredStateError) as refused:
         Delivery.parse(text)
     assert refused.value.facts["text"] == text

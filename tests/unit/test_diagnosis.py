@@ -79,11 +79,11 @@ def test_the_guarantee_follows_from_cluster_and_producer(
     assert promise(capabilities, producer=producer, transaction_timeout_ms=None) == expected
 
 
-def test_the_users_own_timeout_is_the_budget() -> None:
+def test_a_timeout_of_the_user_is_the_budget() -> None:
     assert promise(PLAIN, producer="auto", transaction_timeout_ms=90_000).budget_ms == 90_000
 
 
-def test_a_bounded_guarantee_names_its_limit_and_what_becomes_of_the_rest() -> None:
+def test_a_bounded_guarantee_names_its_limit_and_its_consequence() -> None:
     text = str(Promise(Guarantee.BOUNDED, "librdkafka", 900_000))
     assert "here 15 min" in text
     assert "LOST and reported, never silent" in text
@@ -94,7 +94,7 @@ def test_a_bounded_guarantee_names_its_limit_and_what_becomes_of_the_rest() -> N
 @pytest.mark.parametrize(
     ("milliseconds", "text"), [(1500, "1.5 s"), (60_000, "60 s"), (90_000, "90 s"), (120_000, "2 min"), (900_000, "15 min")]
 )
-def test_durations_read_well(milliseconds: int, text: str) -> None:
+def test_durations_are_readable(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text
 
 
@@ -112,7 +112,7 @@ def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> 
 
 
 @pytest.mark.parametrize("obstacle", TwoPhaseObstacle)
-def test_every_obstacle_to_two_phase_commit_is_told_with_what_would_raise_it(obstacle: TwoPhaseObstacle) -> None:
+def test_every_obstacle_to_two_phase_commit_is_reported_with_its_remedy(obstacle: TwoPhaseObstacle) -> None:
     severity, text = only(judge_kafka(replace(PLAIN, two_phase_obstacle=obstacle, two_phase_setting=None)))
     assert severity is NOTE
     assert obstacle.value in text
@@ -142,7 +142,7 @@ def test_only_the_settings_that_are_missing_are_named(
     assert [text for text in unwanted if text in finding.change] == []
 
 
-def test_transaction_version_1_is_raised_by_a_command_and_an_old_broker_by_an_upgrade() -> None:
+def test_the_remedy_for_transaction_version_1_is_a_command_and_for_an_old_broker_an_upgrade() -> None:
     severity, text = only(judge_kafka(LEVEL_1))
     assert severity is NOTE
     assert "only librdkafka" in text
@@ -152,11 +152,11 @@ def test_transaction_version_1_is_raised_by_a_command_and_an_old_broker_by_an_up
     assert "upgrade the brokers" in text
 
 
-def test_a_native_producer_that_can_not_be_had_is_broken() -> None:
+def test_an_unavailable_native_producer_is_broken() -> None:
     assert only(judge_kafka(OLD, producer="native"))[0] is BROKEN
 
 
-def test_librdkafka_where_more_could_be_had_is_told() -> None:
+def test_librdkafka_is_reported_where_two_phase_commit_is_available() -> None:
     severity, text = only(judge_kafka(BEST, producer="librdkafka"))
     assert severity is NOTE
     assert "two-phase commit" in text
@@ -172,14 +172,14 @@ def test_librdkafka_where_more_could_be_had_is_told() -> None:
         (replace(LEVEL_1, transaction_max_timeout_ms=20_000), None, WEAK, "the brokers' transaction.max.timeout.ms"),
     ],
 )
-def test_a_timeout_that_does_not_fit_is_told(
+def test_a_timeout_above_the_limit_of_the_broker_is_reported(
     capabilities: BrokerCapabilities, timeout_ms: int | None, severity: Severity, words: str
 ) -> None:
     found = [one for one in told(judge_kafka(capabilities, transaction_timeout_ms=timeout_ms)) if words in one[1]]
     assert [one[0] for one in found] == [severity]
 
 
-def test_a_timeout_that_fits_is_no_finding() -> None:
+def test_a_timeout_within_the_limit_of_the_broker_is_not_reported() -> None:
     assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 1  # the level alone
     assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 1
 
@@ -187,7 +187,7 @@ def test_a_timeout_that_fits_is_no_finding() -> None:
 # --- topics -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_well_kept_topic_has_no_findings() -> None:
+def test_a_safe_topic_has_no_findings() -> None:
     assert judge_topic(GOOD) == []
     assert judge_topic(replace(GOOD, name=TRANSACTION_STATE_TOPIC, writable=False, max_message_bytes=1000)) == []
 
@@ -208,18 +208,18 @@ def test_a_well_kept_topic_has_no_findings() -> None:
         ({"max_message_bytes": 999_999}, NOTE, "message.max.bytes=999999"),
     ],
 )
-def test_what_is_wrong_with_a_topic_is_told(changes: dict[str, Any], severity: Severity, words: str) -> None:
+def test_problems_of_a_topic_are_reported(changes: dict[str, Any], severity: Severity, words: str) -> None:
     found, text = only(judge_topic(replace(GOOD, **changes)))
     assert found is severity
     assert words in text
 
 
-def test_what_can_not_be_seen_is_no_finding() -> None:
+def test_hidden_settings_are_not_reported() -> None:
     hidden = replace(GOOD, min_insync_replicas=None, unclean_leader_election=None, max_message_bytes=None, writable=None)
     assert judge_topic(hidden) == []
 
 
-def test_kafkas_own_topic_is_judged_by_what_it_holds() -> None:
+def test_internal_topics_are_judged_by_their_content() -> None:
     own = replace(GOOD, name=TRANSACTION_STATE_TOPIC, replicas=1, in_sync=1, min_insync_replicas=1)
     severity, text = only(judge_topic(own))
     assert severity is WEAK
@@ -236,13 +236,13 @@ def test_kafkas_own_topic_is_judged_by_what_it_holds() -> None:
         ({"error": "TOPIC_AUTHORIZATION_FAILED"}, BROKEN),
     ],
 )
-def test_a_missing_topic_is_broken_unless_the_broker_makes_it(facts: dict[str, Any], expected: Severity) -> None:
+def test_a_missing_topic_is_broken_unless_the_broker_creates_it(facts: dict[str, Any], expected: Severity) -> None:
     missing = TopicFacts("orders", exists=False, **facts)
     assert only(judge_topic(missing))[0] is expected
     assert judge_topic(replace(missing, name=TRANSACTION_STATE_TOPIC)) == []
 
 
-def test_the_producers_own_limit_counts() -> None:
+def test_the_size_limit_of_the_producer_is_considered() -> None:
     assert judge_topic(replace(GOOD, max_message_bytes=5000), message_max_bytes=5000) == []
     assert len(judge_topic(GOOD, message_max_bytes=10_000_000)) == 1
 
@@ -274,7 +274,7 @@ def test_a_durable_database_has_no_findings() -> None:
         ({"transaction_read_only": "on", "fsync": "off"}, BROKEN, "is read-only"),
     ],
 )
-def test_postgresql_that_may_lose_a_commit_is_told(changes: dict[str, str], severity: Severity, words: str) -> None:
+def test_postgresql_that_may_lose_a_commit_is_reported(changes: dict[str, str], severity: Severity, words: str) -> None:
     found, text = only(judged(POSTGRESQL | changes))
     assert found is severity
     assert words in text
@@ -291,7 +291,7 @@ def test_postgresql_that_may_lose_a_commit_is_told(changes: dict[str, str], seve
         ("extra", "off", "in the middle of a transaction"),
     ],
 )
-def test_sqlite_that_may_lose_a_commit_is_told(level: str, mode: str, words: str) -> None:
+def test_sqlite_that_may_lose_a_commit_is_reported(level: str, mode: str, words: str) -> None:
     severity, text = only(judged({"synchronous": level, "journal_mode": mode}))
     assert severity is WEAK
     assert words in text
@@ -325,17 +325,17 @@ def test_a_durable_mysql_has_no_findings() -> None:
         ({"rpl_semi_sync_source_enabled": "OFF"}, NOTE, "waits for no replica"),
     ],
 )
-def test_mysql_that_may_lose_a_commit_is_told(changes: dict[str, str], severity: Severity, words: str) -> None:
+def test_mysql_that_may_lose_a_commit_is_reported(changes: dict[str, str], severity: Severity, words: str) -> None:
     found, text = only(judged(MYSQL | changes))
     assert found is severity
     assert words in text
 
 
-def test_a_database_without_a_table_of_ours_has_no_revision_to_judge() -> None:
+def test_a_store_without_tables_has_no_revision_to_judge() -> None:
     assert judged({}, revision=None, newest_revision=None) == []
 
 
-def test_the_table_is_judged_by_use_first_and_by_revision_then() -> None:
+def test_the_table_is_judged_by_use_before_revision() -> None:
     assert only(judged({}, table_error=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
     assert only(judged({}, revision="0000"))[0] is WEAK
     assert only(judged({}, revision=None))[0] is NOTE

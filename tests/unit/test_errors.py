@@ -50,7 +50,7 @@ def test_an_error_says_what_for_which_id_why_and_what_to_do(kind: type[DualWrite
     assert str(kind("It failed.")) == "It failed."
 
 
-def test_a_fact_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_fact_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="DualWriteError has no attribute 'nothing'"):
         _ = made(DualWriteError).nothing
     assert not hasattr(made(DualWriteError), "nothing")
@@ -64,7 +64,7 @@ def test_an_error_can_be_copied() -> None:
 @pytest.mark.parametrize(
     "kind", [errors.InDoubtTransactionError, errors.LostTransactionError, errors.FencedError, errors.StoreCommitUnknownError]
 )
-def test_what_may_have_committed_is_never_called_retriable(kind: type[DualWriteError]) -> None:
+def test_an_error_that_may_have_committed_is_never_retriable(kind: type[DualWriteError]) -> None:
     assert not kind.retriable
 
 
@@ -76,7 +76,7 @@ def test_what_may_have_committed_is_never_called_retriable(kind: type[DualWriteE
         (errors.UsageError, RuntimeError),
     ],
 )
-def test_errors_of_the_caller_are_also_the_builtin_kind(kind: type[DualWriteError], builtin: type[Exception]) -> None:
+def test_errors_of_the_caller_are_also_builtin_errors(kind: type[DualWriteError], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
 
 

@@ -43,11 +43,11 @@ def _disarmed() -> Iterator[None]:
     failpoints.disarm()
 
 
-def test_the_names_are_public_and_stay() -> None:
+def test_the_names_are_public_and_stable() -> None:
     assert set(failpoints.NAMES) >= set(NAMES_OF_THE_CONTRACT)
 
 
-def test_nothing_is_armed_and_hit_does_nothing() -> None:
+def test_hit_does_nothing_unless_armed() -> None:
     assert points.armed == {}
     for name in (*failpoints.NAMES, "unknown"):
         points.hit(name)
@@ -64,14 +64,14 @@ def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
     assert points.armed == {}
 
 
-def test_raises_raises_the_very_error() -> None:
+def test_raises_raises_the_given_error() -> None:
     error = RuntimeError("crash")
     with failpoints.armed(POINT, failpoints.raises(error)), pytest.raises(RuntimeError) as caught:
         points.hit(POINT)
     assert caught.value is error
 
 
-def test_a_point_is_disarmed_although_its_block_raised() -> None:
+def test_a_point_is_disarmed_even_if_its_block_raised() -> None:
     with pytest.raises(KeyError), failpoints.armed(POINT, lambda: None):
         raise KeyError
     assert points.armed == {}
@@ -99,7 +99,7 @@ def test_leaving_an_inner_block_leaves_the_outer_one_armed() -> None:
     assert seen == ["outer", "inner", "outer"]
 
 
-def test_only_at_acts_at_one_passage() -> None:
+def test_only_at_acts_on_one_hit() -> None:
     seen: list[int] = []
     failpoints.arm(POINT, failpoints.only_at(2, lambda: seen.append(1)))
     for _ in range(4):
@@ -107,12 +107,12 @@ def test_only_at_acts_at_one_passage() -> None:
     assert seen == [1]
 
 
-def test_a_point_of_no_known_name_is_refused() -> None:
+def test_an_unknown_point_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no failpoint 'nowhere'.*after_begin"):
         failpoints.arm("nowhere", lambda: None)
 
 
-def test_a_text_arms_several_points(tmp_path: Path) -> None:
+def test_one_text_arms_several_points(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     failpoints.arm_from_text(
         f" after_begin=raise ; {POINT}#2=touch:{touched} ;; after_send=interrupt; after_prepare=sleep:0.001;"
@@ -151,7 +151,7 @@ def test_a_text_arms_several_points(tmp_path: Path) -> None:
         "=raise",
     ],
 )
-def test_a_text_of_another_form_is_refused(text: str) -> None:
+def test_an_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         failpoints.arm_from_text(text)
 
@@ -194,13 +194,13 @@ def test_the_environment_arms_another_process(armed: str | None, code: int, prin
 
 @pytest.mark.parametrize("switch", [None, "", "0"])
 @pytest.mark.parametrize("stray", ["after_begin=kill", "nowhere=raise", "@/no/such/file"])
-def test_a_stray_variable_kills_no_process(stray: str, switch: str | None) -> None:
+def test_a_variable_without_the_switch_kills_no_process(stray: str, switch: str | None) -> None:
     with process(stray, switch=switch) as other:
         output, errors = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (0, "alive\nstill alive\n"), errors
 
 
-def test_a_test_s_process_may_arm_itself_without_the_switch() -> None:
+def test_a_process_may_arm_itself_without_the_switch() -> None:
     armed_by_itself = f"from dualwrite.testing import failpoints\nfailpoints.arm_from_environment()\n{HITS}"
     with process("after_begin=kill", switch=None, code=armed_by_itself) as other:
         output, _ = other.communicate(timeout=LIMIT)
@@ -217,14 +217,14 @@ def test_a_writer_that_opens_warns_of_a_variable_that_is_ignored(
     assert "DUALWRITE_FAILPOINTS is set and ignored" in caplog.text
 
 
-def test_a_bad_variable_keeps_the_library_from_being_imported() -> None:
+def test_importing_the_library_fails_with_an_invalid_variable() -> None:
     with process("nowhere=raise") as other:
         _, errors = other.communicate(timeout=LIMIT)
     assert other.returncode == 1
     assert "There is no failpoint 'nowhere'" in errors
 
 
-def test_a_stopped_process_goes_on_after_sigcont(tmp_path: Path) -> None:
+def test_a_stopped_process_continues_after_sigcont(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     with process(f"after_begin#2=touch:{touched};after_begin#2=stop") as other:
         assert os.waitpid(other.pid, os.WUNTRACED)[1] == 0x7F | signal.SIGSTOP << 8

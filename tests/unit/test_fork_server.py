@@ -93,7 +93,7 @@ def test_a_process_is_killed(server: ForkServer) -> None:
     assert ended(forked("print('next')", server))[1] == "next\n"
 
 
-def test_a_process_is_stopped_and_goes_on(server: ForkServer) -> None:
+def test_a_process_is_stopped_and_continues(server: ForkServer) -> None:
     process = forked("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('on')", server)
     wait_for_state(process.pid, "T")
     assert process.poll() is None
@@ -101,14 +101,14 @@ def test_a_process_is_stopped_and_goes_on(server: ForkServer) -> None:
     assert ended(process)[:2] == (0, "on\n")
 
 
-def test_a_process_that_has_ended_keeps_its_id_until_somebody_asks(server: ForkServer) -> None:
+def test_an_ended_process_keeps_its_id_until_polled(server: ForkServer) -> None:
     process = forked("", server)
     wait_for_state(process.pid, "Z")
     ended(process)
     until(lambda: not Path(f"/proc/{process.pid}").exists(), "it is gone")
 
 
-def test_threads_are_waited_for_and_what_is_registered_is_called(server: ForkServer) -> None:
+def test_threads_are_joined_and_exit_handlers_called(server: ForkServer) -> None:
     code = """
 import atexit, threading, time
 atexit.register(print, "registered")
@@ -119,7 +119,7 @@ print("main")
     assert ended(forked(code, server))[:2] == (0, "main\nthread\nregistered\n")
 
 
-def test_a_process_has_its_own_environment_folder_input_and_chance(
+def test_a_process_has_its_own_environment_folder_input_and_random_numbers(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -169,7 +169,7 @@ def test_a_module_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_module_that_can_not_be_imported_is_told(server: ForkServer) -> None:
+def test_a_module_that_cannot_be_imported_is_reported(server: ForkServer) -> None:
     with pytest.raises(RuntimeError, match="No module named 'nowhere'"):
         ForkedProcess("nowhere", server=server)
     assert ended(forked("print('next')", server))[1] == "next\n"

@@ -38,7 +38,7 @@ def test_a_transaction_that_the_coordinator_has_open_does_not_hang() -> None:
 
 @pytest.mark.parametrize("status", ENDING)
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_one_whose_marker_is_still_to_be_written_does_not_hang(status: S, epoch: int) -> None:
+def test_a_transaction_whose_marker_is_pending_does_not_hang(status: S, epoch: int) -> None:
     """EndTxn v5 and a timeout raise the epoch at the coordinator before the marker is written."""
     assert reason_of(described(status, epoch=epoch)) is None
 
@@ -57,17 +57,17 @@ def test_after_the_end_no_marker_will_be_written(status: S) -> None:
 
 
 @pytest.mark.parametrize(("status", "epoch"), [(S.ONGOING, 2), (S.ONGOING, 4), (S.PREPARE_ABORT, 5), (S.PREPARE_ABORT, 2)])
-def test_another_epoch(status: S, epoch: int) -> None:
+def test_a_transaction_of_another_epoch(status: S, epoch: int) -> None:
     assert reason_of(described(status, epoch=epoch)) is Reason.OTHER_EPOCH
 
 
-def test_another_producer_id_and_a_forgotten_id() -> None:
+def test_another_producer_id_or_a_forgotten_id_hangs() -> None:
     assert reason_of(described(producer_id=8)) is Reason.OTHER_PRODUCER
     assert reason_of(DescribedTransaction("id", 2, None)) is Reason.UNKNOWN_ID
 
 
 @given(answer=st.sampled_from([None, described()]), all_listed=st.booleans())
-def test_an_id_that_is_not_listed_proves_something_if_all_are(answer: DescribedTransaction | None, all_listed: bool) -> None:
+def test_an_unlisted_id_is_a_proof_only_if_the_list_is_complete(answer: DescribedTransaction | None, all_listed: bool) -> None:
     verdict = judge(OPENED, None, answer, all_listed=all_listed)
     assert verdict is not None
     assert verdict.reason is (Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
@@ -89,13 +89,13 @@ def test_the_limit_counts_from_the_last_batch() -> None:
 
 
 @pytest.mark.parametrize("timestamp", [None, 1_000_000])
-def test_an_unknown_timestamp_or_no_limit_makes_every_transaction_late(timestamp: int | None) -> None:
+def test_without_a_timestamp_or_a_limit_every_transaction_is_late(timestamp: int | None) -> None:
     opened = replace(OPENED, producer=replace(OPENED.producer, last_timestamp_ms=timestamp))
     assert is_late(opened, 500, 1_500) is (timestamp is None)
     assert is_late(opened, 0, 1_500)
 
 
-def test_a_producer_without_a_transaction_has_none_open() -> None:
+def test_a_producer_without_an_open_transaction() -> None:
     idle = replace(OPENED.producer, producer_id=8, transaction_start_offset=None)
     assert open_transactions(PartitionProducers("t", 0, 1, (OPENED.producer, idle))) == [OPENED]
 
@@ -109,14 +109,14 @@ def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducer
     return {("t", 0): PartitionProducers("t", 0, 1, producers)}
 
 
-def test_what_is_still_open_is_confirmed() -> None:
+def test_a_transaction_that_is_still_open_is_confirmed() -> None:
     assert SUSPECT is not None
     later = replace(OPENED.producer, last_timestamp_ms=2_000)
     assert confirmed([SUSPECT], again(later)) == [SUSPECT]
 
 
 @pytest.mark.parametrize("change", [{"transaction_start_offset": None}, {"transaction_start_offset": 551}, {"epoch": 4}])
-def test_what_has_ended_meanwhile_was_healthy(change: dict[str, int | None]) -> None:
+def test_a_transaction_that_has_ended_meanwhile_did_not_hang(change: dict[str, int | None]) -> None:
     assert SUSPECT is not None
     assert confirmed([SUSPECT], again(replace(OPENED.producer, **change))) == []  # type: ignore[arg-type]  # keyword arguments
     assert confirmed([SUSPECT], again()) == []

@@ -68,7 +68,7 @@ def test_end_txn_is_encoded_as_by_kafka_python(
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 @given(error=int16, producer_id=int64, epoch=int16)
-def test_the_answer_to_end_txn(version: int, error: int, producer_id: int, epoch: int) -> None:
+def test_end_txn_response_is_decoded(version: int, error: int, producer_id: int, epoch: int) -> None:
     framing = Framing(CLIENT)
     number, _ = framing.request(EndTxn(version, "id", 1, 2, True))
     answer = producer.EndTxnResponse(
@@ -95,7 +95,7 @@ partitions = st.builds(
 
 
 @given(found=st.lists(st.builds(_Stored, name=texts, partition_responses=st.lists(partitions, max_size=3)), max_size=3))
-def test_the_answer_to_produce(found: list[Any]) -> None:
+def test_produce_response_is_decoded(found: list[Any]) -> None:
     framing = Framing(CLIENT)
     number, _ = framing.request(Produce("id", -1, 1, {}))
     answer = producer.ProduceResponse(responses=found, throttle_time_ms=3, version=12)
@@ -119,7 +119,7 @@ def test_tagged_fields_are_skipped() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=8))
-def test_answers_come_in_any_pieces(cuts: list[int]) -> None:
+def test_answers_are_decoded_from_any_chunks(cuts: list[int]) -> None:
     framing = Framing(CLIENT)
     data, expected = b"", []
     for place in range(5):
@@ -152,7 +152,7 @@ def broken(size: int, number: int, rest: bytes = b"") -> bytes:
         broken(2, 1),
     ],
 )
-def test_what_is_no_answer_is_a_kafka_error(data: bytes) -> None:
+def test_an_invalid_answer_is_a_kafka_error(data: bytes) -> None:
     """The connection closes on a KafkaError; any other exception would propagate to the caller."""
     for request in (EndTxn(5, "id", 1, 2, True), Produce("id", -1, 1, {}), metadata.MetadataRequest(version=9, topics=[])):
         framing = Framing(CLIENT)
@@ -166,7 +166,7 @@ def test_an_answer_without_a_request_is_a_kafka_error() -> None:
         Framing(CLIENT).responses(broken(4, 1))
 
 
-def test_a_text_is_not_longer_than_its_message() -> None:
+def test_a_string_longer_than_its_message_is_an_error() -> None:
     framing = Framing(CLIENT)
     number, _ = framing.request(Produce("id", -1, 1, {}))
     body = struct.pack(">i", number) + b"\x00\x02\x7fabc"

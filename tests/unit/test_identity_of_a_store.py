@@ -12,25 +12,25 @@ from dualwrite.stores.identity import StoreIdentity, file_marks
 HERE = frozenset({"path /a", "inode 1"})
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_an_identity_survives_a_round_trip() -> None:
     identity = StoreIdentity.new(HERE)
     assert StoreIdentity.parse(str(identity)) == identity
     assert StoreIdentity.parse(str(identity).encode()) == identity
 
 
-def test_each_has_a_random_id_of_its_own() -> None:
+def test_each_identity_has_its_own_random_id() -> None:
     ids = {StoreIdentity.new(HERE).store_id for _ in range(100)}
     assert len(ids) == 100
     assert all(len(each) == 12 and set(each) <= set("0123456789abcdef") for each in ids)
 
 
-def test_what_is_of_no_known_form_is_an_error() -> None:
+def test_an_invalid_identity_is_an_error() -> None:
     for text in ("", "{}", "[]", '{"store_id": "", "marks": []}', '{"store_id": "a"}', '{"store_id": "a", "marks": 1}'):
         with pytest.raises(StoredStateError, match="restore it"):
             StoreIdentity.parse(text)
 
 
-def test_one_mark_that_is_the_same_is_enough() -> None:
+def test_one_equal_mark_is_enough() -> None:
     kept = StoreIdentity("a", HERE)
     assert not kept.is_elsewhere(HERE)
     assert not kept.is_elsewhere(frozenset({"path /b", "inode 1"}))
@@ -38,7 +38,7 @@ def test_one_mark_that_is_the_same_is_enough() -> None:
     assert kept.is_elsewhere(frozenset({"path /b", "inode 2"}))
 
 
-def test_some_of_the_marks_are_not_all_of_them() -> None:
+def test_a_store_is_partly_here_if_only_some_marks_are_equal() -> None:
     kept = StoreIdentity("a", HERE)
     assert kept.is_partly_here(frozenset({"path /b", "inode 1"}))
     assert kept.is_partly_here(frozenset({"path /a", "inode 2"}))
@@ -46,12 +46,12 @@ def test_some_of_the_marks_are_not_all_of_them() -> None:
         assert not kept.is_partly_here(other)
 
 
-def test_where_one_side_can_not_tell_nothing_is_said() -> None:
+def test_without_marks_no_store_is_elsewhere() -> None:
     assert not StoreIdentity("a", HERE).is_elsewhere(frozenset())
     assert not StoreIdentity("a").is_elsewhere(HERE)
 
 
-def test_a_file_is_known_by_its_path_and_by_itself(tmp_path: Path) -> None:
+def test_a_file_is_identified_by_path_and_inode(tmp_path: Path) -> None:
     first, copy, link = tmp_path / "first", tmp_path / "copy", tmp_path / "link"
     first.write_text("x")
     copy.write_text("x")

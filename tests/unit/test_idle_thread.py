@@ -45,7 +45,7 @@ def test_every_writer_is_visited_even_if_another_fails(idle_thread: IdleThread) 
         idle_thread.unwatch(writer)
 
 
-def test_it_ends_with_the_last_writer_and_begins_again(idle_thread: IdleThread) -> None:
+def test_the_thread_ends_with_the_last_writer_and_starts_again(idle_thread: IdleThread) -> None:
     before = threading.active_count()
     for _ in range(3):
         first, second = Writer(), Writer()
@@ -58,7 +58,7 @@ def test_it_ends_with_the_last_writer_and_begins_again(idle_thread: IdleThread) 
         assert threading.active_count() == before
 
 
-def test_a_writer_that_nobody_closed_is_not_kept_alive(idle_thread: IdleThread) -> None:
+def test_an_unclosed_writer_is_not_kept_alive(idle_thread: IdleThread) -> None:
     before = threading.active_count()
     writer = Writer()
     left = weakref.ref(writer)

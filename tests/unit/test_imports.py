@@ -25,7 +25,7 @@ def test_importing_dualwrite_needs_no_optional_package() -> None:
     assert not loaded & (OPTIONAL | {"dualwrite.cli"})
 
 
-def test_importing_dualwrite_loads_neither_command_line_nor_development_cluster() -> None:
+def test_importing_dualwrite_loads_neither_cli_nor_devcluster() -> None:
     code = "import dualwrite, sys; print(*[n for n in sys.modules if n.startswith('dualwrite.')])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert not [
@@ -42,7 +42,7 @@ def test_importing_dualwrite_loads_no_library_at_all() -> None:
 
 
 @pytest.mark.parametrize("statement", ["dualwrite.connect", "from dualwrite import *", "dualwrite.recover"])
-def test_what_a_writer_needs_at_once_loads_neither_librdkafka_nor_alembic(statement: str) -> None:
+def test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic(statement: str) -> None:
     assert not imported_by(f"import dualwrite\n{statement}") & {"alembic", "confluent_kafka"}
 
 
@@ -84,12 +84,10 @@ def below(graph: grimp.ImportGraph, module: str) -> set[str]:
         "dualwrite.errors",
     ],
 )
-def test_what_stores_and_pure_parts_import_leads_to_no_kafka_client_and_no_database(
-    graph: grimp.ImportGraph, module: str
-) -> None:
+def test_stores_and_pure_modules_import_no_kafka_client_and_no_database_driver(graph: grimp.ImportGraph, module: str) -> None:
     assert not below(graph, module) & (KAFKA_CLIENTS | {"sqlalchemy"})
 
 
-def test_the_pure_parts_do_no_io(graph: grimp.ImportGraph) -> None:
+def test_pure_modules_do_no_io(graph: grimp.ImportGraph) -> None:
     for module in ("dualwrite.recovery.decision", "dualwrite.state", "dualwrite.recipe.phases"):
         assert not below(graph, module) & {"socket", "os", "threading", "time", "logging", "pathlib"}

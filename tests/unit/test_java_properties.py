@@ -20,11 +20,11 @@ from dualwrite.errors import ConfigurationError
         ("a=1\na=2", {"a": "2"}),
     ],
 )
-def test_the_syntax(text: str, found: dict[str, str]) -> None:
+def test_the_syntax_of_properties_files(text: str, found: dict[str, str]) -> None:
     assert properties(text) == found
 
 
-def test_what_has_an_equivalent() -> None:
+def test_settings_with_an_equivalent() -> None:
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="a\\"b;c";'
     assert mapped({"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": login}) == {
         "security.protocol": "SASL_SSL",
@@ -55,7 +55,7 @@ def test_what_has_an_equivalent() -> None:
         {"sasl.login.callback.handler.class": "Other"},
     ],
 )
-def test_what_has_none_is_refused(given: dict[str, str]) -> None:
+def test_settings_without_an_equivalent_are_refused(given: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="--command-config"):
         mapped(given)
 

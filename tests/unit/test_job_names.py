@@ -19,12 +19,12 @@ def test_no_two_attempts_share_an_id(one: tuple[str, int, int], other: tuple[str
 
 
 @given(PREFIXES, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
-def test_nor_do_prefixes_that_begin_alike(prefix: str, first: int, second: int, third: int, fourth: int) -> None:
+def test_prefixes_with_a_common_beginning_share_no_id(prefix: str, first: int, second: int, third: int, fourth: int) -> None:
     assert str(AttemptId(prefix, first, second)) != str(AttemptId(f"{prefix}.{first}", third, fourth))
 
 
 @pytest.mark.parametrize("prefix", ["", "a#b", "a~b", "a\n", "x" * (MAX_PREFIX_LENGTH + 1)])
-def test_what_is_no_prefix(prefix: str) -> None:
+def test_invalid_prefixes_are_refused(prefix: str) -> None:
     with pytest.raises(InvalidTransactionalIdError):
         validate_prefix(prefix)
 

@@ -75,7 +75,7 @@ def test_a_batch_that_is_committed() -> None:
     assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=9)) == (Opening.ALREADY_COMMITTED, None)
 
 
-def test_a_batch_that_comes_too_late() -> None:
+def test_an_outdated_batch() -> None:
     with pytest.raises(BatchRefusedError, match="out of order: batch 9"):
         open_on(row_of(STREAM), again(STREAM), Committed(this=False, newest=9))
 
@@ -93,7 +93,7 @@ def test_a_released_prefix() -> None:
     assert open_on(row, WRITE)[0] is Opening.OPENED
 
 
-def test_a_write_holds_its_prefix_while_it_is_open() -> None:
+def test_an_open_write_holds_its_prefix() -> None:
     row = row_of(WRITE)
     other = JobRun("orders", "another")
     with pytest.raises(PrefixLeasedError, match="sends heartbeats"):
@@ -104,7 +104,7 @@ def test_a_write_holds_its_prefix_while_it_is_open() -> None:
     assert open_on(after_close(row), other)[0] is Opening.OPENED
 
 
-def test_errors_cross_process_borders() -> None:
+def test_errors_survive_pickling() -> None:
     import pickle  # noqa: PLC0415
 
     with pytest.raises(PrefixLeasedError) as caught:

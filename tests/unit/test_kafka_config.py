@@ -38,7 +38,7 @@ LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "s3c
         ("127.0.0.1:19092", [("127.0.0.1", 19092)]),
     ],
 )
-def test_addresses_are_read(text: str, expected: list[tuple[str, int]]) -> None:
+def test_server_addresses_are_parsed(text: str, expected: list[tuple[str, int]]) -> None:
     assert parse_addresses(text) == tuple(Address(host, port) for host, port in expected)
 
 
@@ -49,7 +49,7 @@ def test_no_address_is_an_error_that_names_setting_and_variable(text: Any) -> No
 
 
 @pytest.mark.parametrize("text", [",", " , ,"])
-def test_only_separators_are_no_address_either(text: str) -> None:
+def test_separators_alone_are_not_an_address(text: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_addresses(text)
 
@@ -71,14 +71,14 @@ def test_only_separators_are_no_address_either(text: str) -> None:
         "a:65536",
     ],
 )
-def test_a_part_that_is_no_address_is_named(text: str) -> None:
+def test_an_invalid_address_is_named(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_addresses(f"good:1,{text}")
     assert repr(text) in str(caught.value)
 
 
 @given(st.from_regex(r"[a-z0-9.-]{1,20}|[0-9a-f:]{2,10}:[0-9a-f]{1,4}", fullmatch=True), st.integers(1, 65535))
-def test_an_address_reads_back_from_its_text(host: str, port: int) -> None:
+def test_an_address_survives_a_round_trip(host: str, port: int) -> None:
     address = Address(host, port)
     assert parse_addresses(str(address)) == (address,)
 
@@ -86,7 +86,7 @@ def test_an_address_reads_back_from_its_text(host: str, port: int) -> None:
 # --- accepted settings ------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_taken_for_the_servers() -> None:
+def test_a_string_is_taken_as_bootstrap_servers() -> None:
     config = KafkaConfig.of("one:1,two:2")
     assert config.servers == "one:1,two:2"
     assert config.protocol == "PLAINTEXT"
@@ -94,7 +94,7 @@ def test_a_text_is_taken_for_the_servers() -> None:
     assert config.tls() is None
 
 
-def test_a_config_is_given_back_as_it_is() -> None:
+def test_a_config_is_returned_unchanged() -> None:
     config = KafkaConfig.of("a:1")
     assert KafkaConfig.of(config) is config
 
@@ -116,12 +116,12 @@ def test_settings_and_their_defaults() -> None:
     assert given_all.transaction_timeout_ms == 60_000
 
 
-def test_librdkafkas_other_name_for_the_servers_is_known() -> None:
+def test_the_alias_of_librdkafka_for_the_servers_is_accepted() -> None:
     assert KafkaConfig.of({"metadata.broker.list": "a:1"}).servers == "a:1"
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "sasl_ssl", "Plaintext"])
-def test_every_protocol_has_what_belongs_to_it(protocol: str) -> None:
+def test_settings_of_every_protocol(protocol: str) -> None:
     config = KafkaConfig.of({**SERVERS, **LOGIN, "security.protocol": protocol})
     assert config.protocol == protocol.upper()
     assert (config.sasl is not None) == config.protocol.startswith("SASL")
@@ -137,7 +137,7 @@ def test_every_mechanism_is_known_by_both_names_of_the_setting(name: str, mechan
     assert (sasl.mechanism, sasl.username, sasl.password) == (mechanism.upper(), "me", "s3cret")
 
 
-def test_the_password_does_not_show() -> None:
+def test_the_password_is_not_shown() -> None:
     config = KafkaConfig.of({**SERVERS, **LOGIN, "security.protocol": "SASL_PLAINTEXT"})
     assert "s3cret" not in repr(config)
     assert "s3cret" not in repr(config.sasl)
@@ -147,7 +147,7 @@ def test_the_password_does_not_show() -> None:
 
 
 @pytest.mark.parametrize("settings", [None, 5, ["a:1"], b"a:1"])
-def test_settings_are_a_dict_or_a_text(settings: Any) -> None:
+def test_settings_are_a_dict_or_a_string(settings: Any) -> None:
     with pytest.raises(ConfigurationError, match="dict with librdkafka's names"):
         KafkaConfig.of(settings)
 
@@ -196,7 +196,7 @@ def test_each_bad_setting_has_its_own_error(settings: dict[str, Any], named: str
         {"delivery.report.only.error": "false"},
     ],
 )
-def test_what_the_recipe_needs_anyway_may_be_said(settings: dict[str, Any]) -> None:
+def test_settings_that_the_recipe_requires_may_be_given(settings: dict[str, Any]) -> None:
     assert KafkaConfig.of({**SERVERS, **settings}).servers == "localhost:9092"
 
 
@@ -239,11 +239,11 @@ def test_by_default_certificate_and_host_are_verified() -> None:
     assert made.check_hostname
 
 
-def test_only_the_authority_from_the_file_is_trusted_and_not_the_systems(authority: Authority) -> None:
+def test_with_a_ca_file_only_that_authority_is_trusted(authority: Authority) -> None:
     assert len(subjects(context(ssl_ca_location=str(authority.ca)))) == 1
 
 
-def test_only_the_authority_given_as_pem_is_trusted_and_not_the_systems(authority: Authority) -> None:
+def test_with_a_ca_as_pem_only_that_authority_is_trusted(authority: Authority) -> None:
     assert len(subjects(context(ssl_ca_pem=authority.ca.read_text()))) == 1
 
 
@@ -252,22 +252,22 @@ def test_a_configuration_has_one_tls_context() -> None:
     assert config.tls() is config.tls()
 
 
-def test_a_folder_of_authorities_is_taken(authority: Authority) -> None:
+def test_a_folder_of_authorities_is_accepted(authority: Authority) -> None:
     assert context(ssl_ca_location=str(authority.ca.parent)).verify_mode is ssl.CERT_REQUIRED
 
 
-def test_librdkafkas_probe_means_the_systems_authorities() -> None:
+def test_probe_means_the_authorities_of_the_system() -> None:
     assert len(subjects(context(ssl_ca_location="probe"))) == len(subjects(context()))
 
 
-def test_our_own_certificate_is_read_from_files_and_from_pem(authority: Authority) -> None:
+def test_the_client_certificate_is_read_from_files_and_from_pem(authority: Authority) -> None:
     context(ssl_certificate_location=str(authority.certificate), ssl_key_location=str(authority.key))
     context(ssl_certificate_pem=authority.certificate.read_text(), ssl_key_pem=authority.key.read_text())
     context(ssl_certificate_location=str(authority.certificate), ssl_key_pem=authority.key.read_text())
     context(ssl_certificate_pem=authority.certificate.read_text(), ssl_key_location=str(authority.key))
 
 
-def test_verification_can_be_turned_off_in_librdkafkas_two_ways() -> None:
+def test_verification_can_be_turned_off_by_both_settings_of_librdkafka() -> None:
     host_only = context(ssl_endpoint_identification_algorithm="none")
     assert not host_only.check_hostname
     assert host_only.verify_mode is ssl.CERT_REQUIRED
@@ -277,24 +277,24 @@ def test_verification_can_be_turned_off_in_librdkafkas_two_ways() -> None:
 
 
 @pytest.mark.parametrize("name", ["ssl_ca_location", "ssl_certificate_location"])
-def test_a_file_that_is_not_there_is_an_error_that_names_the_settings(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_names_the_settings(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location, ssl\.certificate\.location"):
         context(**{name: str(tmp_path / "nowhere.pem")})
 
 
-def test_a_file_that_is_no_certificate_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_certificate_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
     with pytest.raises(ConfigurationError, match="No TLS context can be created"):
         context(ssl_ca_location=str(tmp_path / "bad.pem"))
 
 
-def test_a_pem_that_is_no_certificate_is_an_error() -> None:
+def test_a_pem_that_is_not_a_certificate_is_an_error() -> None:
     with pytest.raises(ConfigurationError):
         context(ssl_ca_pem="no certificate")
 
 
 @pytest.mark.parametrize("name", ["ssl_keystore_location", "ssl_keystore_password", "ssl_engine_location", "ssl_providers"])
-def test_what_pythons_ssl_has_no_counterpart_for_is_refused(name: str) -> None:
+def test_settings_without_a_counterpart_in_python_ssl_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name.replace('_', '.')}: not supported.*PEM"):
         context(**{name: "x"})
 
@@ -315,12 +315,12 @@ def test_the_cipher_suites_are_those_of_the_setting() -> None:
     assert older == {"ECDHE-RSA-AES256-GCM-SHA384"}
 
 
-def test_a_list_of_ciphers_without_one_is_an_error() -> None:
+def test_an_empty_list_of_ciphers_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.cipher\.suites"):
         context(ssl_cipher_suites="NONE-SUCH")
 
 
-def test_a_list_of_revoked_certificates_is_looked_at(authority: Authority, tmp_path: Path) -> None:
+def test_a_revocation_list_is_loaded(authority: Authority, tmp_path: Path) -> None:
     assert not context().verify_flags & ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     revocations = tmp_path / "crl.pem"
     revocations.write_bytes(revocation_list(authority.authority))
@@ -329,7 +329,7 @@ def test_a_list_of_revoked_certificates_is_looked_at(authority: Authority, tmp_p
     assert made.cert_store_stats()["crl"] == 1
 
 
-def test_a_config_without_tls_survives_nothing_lost_in_of() -> None:
+def test_later_changes_of_the_given_dict_have_no_effect() -> None:
     """The dict that the user gave is copied: changing it later changes nothing."""
     settings = dict(SERVERS)
     config = KafkaConfig.of(settings)

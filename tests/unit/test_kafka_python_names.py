@@ -361,7 +361,7 @@ def assert_carries(read: Any, wanted: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [(name, v) for name, exchange in EXCHANGES.items() for v in exchange.versions])
-def test_a_request_and_its_response_carry_what_dualwrite_needs(name: str, version: int) -> None:
+def test_a_request_and_its_response_have_the_fields_that_dualwrite_uses(name: str, version: int) -> None:
     exchange = EXCHANGES[name]
     assert exchange.request.min_version <= version <= exchange.request.max_version
     protocol = KafkaProtocol(client_id="dualwrite")
@@ -396,7 +396,7 @@ def test_a_field_that_a_request_does_not_have_is_an_error() -> None:
         producer.InitProducerIdRequest(version=6, transactional_id="i", transaction_timeout_ms=1, enable_2pc=True)
 
 
-def test_answers_out_of_place_and_broken_ones_are_kafka_errors() -> None:
+def test_unexpected_and_broken_answers_are_kafka_errors() -> None:
     """The connection closes on a KafkaError; any other exception would propagate to the caller."""
     answer = struct.pack(">iii", 8, 77, 0)
     with pytest.raises(KafkaError):
@@ -415,7 +415,7 @@ NEWER = {ErrorCode.INVALID_REGULAR_EXPRESSION}  # which kafka-python does not kn
 RENAMED = {"NOT_LEADER_OR_FOLLOWER", "MESSAGE_TOO_LARGE", "INVALID_TOPIC_EXCEPTION", "UNKNOWN_SERVER_ERROR", "NONE"}
 
 
-def test_our_table_of_error_codes_is_kafkas() -> None:
+def test_the_table_of_error_codes_equals_kafkas() -> None:
     """Kafka has renamed some since then; kafka-python and librdkafka keep the old names."""
     for code in ErrorCode:
         assert error_name(code) == code.name
@@ -425,7 +425,7 @@ def test_our_table_of_error_codes_is_kafkas() -> None:
         assert code.name in RENAMED or for_code(code).message == code.name
 
 
-def test_an_error_code_of_a_newer_kafka_has_a_name_too() -> None:
+def test_an_error_code_of_a_newer_kafka_has_a_name() -> None:
     assert error_name(999)
 
 

@@ -37,19 +37,19 @@ class AnswersOnce:
         raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
 
 
-def test_a_topic_that_was_unknown_when_the_limit_came() -> None:
+def test_a_topic_that_is_unknown_at_the_limit() -> None:
     topics = Topics(AnswersOnce(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, "orders-1")  # type: ignore[arg-type]
     with pytest.raises(UnknownTopicError):
         topics.layout("orders", Deadline.after(SHORT))
 
 
-def test_nobody_has_answered_when_the_limit_came() -> None:
+def test_no_answer_at_the_limit() -> None:
     topics = Topics(AnswersOnce(), -1, "orders-1")  # type: ignore[arg-type]
     with pytest.raises(BrokerUnavailableError):
         topics.layout("orders", Deadline.after(SHORT))
 
 
-def test_a_partition_that_had_no_leader_when_the_limit_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_without_leader_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of("127.0.0.1:9092"))
     described = SimpleNamespace(supports=lambda *_: True)
     monkeypatch.setattr(coordinator.network, "coordinator", lambda *_, **__: described)

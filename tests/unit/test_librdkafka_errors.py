@@ -85,12 +85,12 @@ def test_the_error_inside_is_found() -> None:
     assert kafka_error(None) is None
 
 
-def test_what_librdkafka_calls_retriable_is_retriable() -> None:
+def test_retriable_errors_of_librdkafka_are_retriable() -> None:
     assert is_retriable(KafkaException(KafkaError(KafkaError._TIMED_OUT, "later", fatal=False, retriable=True)))
     assert not is_retriable(KafkaException(KafkaError(KafkaError._FENCED, "gone", fatal=True)))
     assert not is_retriable(ValueError())
 
 
-def test_a_topic_that_is_being_made_is_looked_up_again() -> None:
+def test_a_topic_being_created_is_looked_up_again() -> None:
     assert is_retriable(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
     assert is_retriable(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))

@@ -40,7 +40,7 @@ _MOVES = {
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_pair_leads_where_it_should_or_is_refused_and_changes_nothing(phase: Phase) -> None:
+def test_every_phase_and_event_has_its_transition_or_is_refused(phase: Phase) -> None:
     for event in Event:
         state = WriterState(phase, 4)
         expected = _MOVES.get((phase, event))
@@ -72,7 +72,7 @@ def test_the_database_commits_only_after_the_state_was_recorded() -> None:
 
 
 @given(st.lists(st.sampled_from(list(Event)), max_size=40))
-def test_the_number_of_transactions_never_goes_back(events: list[Event]) -> None:
+def test_the_transaction_number_never_decreases(events: list[Event]) -> None:
     state = WriterState()
     for event in events:
         try:

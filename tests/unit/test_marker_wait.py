@@ -51,13 +51,13 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     return Kafka(monkeypatch)
 
 
-def test_markers_that_are_written_in_time_are_not_looked_for_again(kafka: Kafka) -> None:
+def test_markers_written_in_time_are_not_checked_every_time(kafka: Kafka) -> None:
     kafka.markers_take = 0.001
     assert kafka.looks_of(pause=0.005) == 1
     assert kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER) == 0
 
 
-def test_but_now_and_then_one_is_made_since_they_may_have_become_slower(kafka: Kafka) -> None:
+def test_markers_are_checked_again_from_time_to_time(kafka: Kafka) -> None:
     kafka.looks_of(pause=0.005)
     assert kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER + 1) == 1
     kafka.looks_of(pause=0.006, transactions=CHECK_AGAIN_AFTER)
@@ -66,7 +66,7 @@ def test_but_now_and_then_one_is_made_since_they_may_have_become_slower(kafka: K
     assert kafka.looks_of(pause=0.04) == 1, "twice as long as they took"
 
 
-def test_after_a_pause_there_is_no_look(kafka: Kafka) -> None:
+def test_after_a_pause_markers_are_not_checked(kafka: Kafka) -> None:
     assert kafka.looks_of(pause=2 * AT_FIRST, transactions=200) == 0
 
 
@@ -77,14 +77,14 @@ def test_slow_markers_are_waited_for(kafka: Kafka) -> None:
     assert before + 0.02 <= kafka.now < before + 0.05
 
 
-def test_the_wait_has_an_end(kafka: Kafka) -> None:
+def test_the_wait_is_limited(kafka: Kafka) -> None:
     kafka.markers_take = 1000.0
     before = kafka.now
     assert kafka.looks_of(pause=0.001) <= 12
     assert kafka.now < before + 0.2
 
 
-def test_a_coordinator_that_is_away_is_not_waited_for_and_teaches_nothing(kafka: Kafka) -> None:
+def test_an_unreachable_coordinator_is_not_waited_for_nor_counted(kafka: Kafka) -> None:
     kafka.is_away = True
     assert kafka.looks_of(pause=0.005) == 1
     assert kafka.looks_of(pause=0.006) == 1

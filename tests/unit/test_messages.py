@@ -13,27 +13,27 @@ from dualwrite.kafka.messages import MAX_TOPIC_LENGTH, as_bytes, check_number, c
 
 
 @pytest.mark.parametrize("topic", ["a", "orders.v1_x-y", "A" * MAX_TOPIC_LENGTH, "...", "_", "-"])
-def test_a_name_that_kafka_allows_is_given_back(topic: str) -> None:
+def test_a_valid_topic_name_is_returned(topic: str) -> None:
     assert check_topic(topic) == topic
 
 
 @pytest.mark.parametrize(
     "topic", ["", ".", "..", "a" * (MAX_TOPIC_LENGTH + 1), "a b", "a/b", "a\n", "größe", "a#1", "\u0661", None, 5, b"a"]
 )
-def test_a_name_that_kafka_does_not_allow_is_refused(topic: Any) -> None:
+def test_an_invalid_topic_name_is_refused(topic: Any) -> None:
     with pytest.raises(InvalidMessageError):
         check_topic(topic)
 
 
 @given(st.binary())
-def test_bytes_of_every_kind_go_as_they_are(content: bytes) -> None:
+def test_bytes_of_every_kind_are_sent_unchanged(content: bytes) -> None:
     for form in (content, bytearray(content), memoryview(content)):
         assert as_bytes("value", form) == content
         assert type(as_bytes("value", form)) is bytes
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"])))
-def test_text_goes_in_utf8(content: str) -> None:
+def test_text_is_encoded_in_utf8(content: str) -> None:
     assert as_bytes("value", content) == content.encode("utf-8")
 
 
@@ -42,12 +42,12 @@ def test_none_is_a_tombstone() -> None:
 
 
 @pytest.mark.parametrize("content", [5, 1.5, True, {}, [], object(), ("a",)])
-def test_another_type_is_refused_with_what_it_was_and_what_to_do(content: Any) -> None:
+def test_another_type_is_refused_with_its_name_and_the_next_step(content: Any) -> None:
     with pytest.raises(InvalidMessageError, match=f"value must be bytes, str or None, not {type(content).__name__}.*serialise"):
         as_bytes("value", content)
 
 
-def test_text_that_has_no_utf8_is_refused() -> None:
+def test_text_without_utf8_encoding_is_refused() -> None:
     with pytest.raises(InvalidMessageError, match="key can't be encoded as UTF-8"):
         as_bytes("key", "\ud800")
     with pytest.raises(InvalidMessageError, match="header name can't be encoded as UTF-8"):
@@ -62,24 +62,24 @@ def test_headers_are_pairs_in_order() -> None:
 
 
 @pytest.mark.parametrize("headers", [5, ["a"], [("a",)], [("a", "b", "c")], "abc", [5]])
-def test_what_are_no_pairs_is_refused(headers: Any) -> None:
+def test_headers_that_are_not_pairs_are_refused(headers: Any) -> None:
     with pytest.raises(InvalidMessageError):
         header_list(headers)
 
 
 @pytest.mark.parametrize("headers", [{1: "x"}, [(None, "x")], [(b"a", "x")]])
-def test_a_headers_name_is_text(headers: Any) -> None:
+def test_a_header_name_is_text(headers: Any) -> None:
     with pytest.raises(InvalidMessageError, match="header's name must be a str"):
         header_list(headers)
 
 
-def test_a_headers_bad_value_names_the_header() -> None:
+def test_a_bad_header_value_names_the_header() -> None:
     with pytest.raises(InvalidMessageError, match="header 'trace'"):
         header_list({"trace": 5})  # type: ignore[dict-item]  # what a user may do
 
 
 @given(st.integers(0, 10))
-def test_a_number_within_its_range_is_given_back(number: int) -> None:
+def test_a_number_within_its_range_is_returned(number: int) -> None:
     assert check_number("partition", number, 10) == number
 
 

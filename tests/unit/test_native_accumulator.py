@@ -149,7 +149,7 @@ def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_nex
 
 
 @given(st.lists(st.integers(0, 1_500), max_size=60), st.none() | st.integers(0, PARTITIONS - 1), st.integers(0, 10))
-def test_many_at_once_are_as_one_after_another(lengths: list[int], partition: int | None, before: int) -> None:
+def test_extend_equals_repeated_append(lengths: list[int], partition: int | None, before: int) -> None:
     sender, accumulator = begun()
     patience = Patience(TIMEOUT, lambda: 0)
     for _ in range(before):
@@ -179,7 +179,7 @@ def test_messages_without_a_key_stay_with_a_partition_until_its_batch_is_full() 
     assert len([size for size in sizes if size < max(sizes)]) <= PARTITIONS
 
 
-def test_what_is_refused_is_not_added() -> None:
+def test_a_refused_message_is_not_added() -> None:
     sender, accumulator = begun()
     for topic, value, partition, error in [
         ("no name", b"v", None, InvalidMessageError),
@@ -195,7 +195,7 @@ def test_what_is_refused_is_not_added() -> None:
     assert [records(batch) for batches in sender.batches.values() for batch in batches] == [[(None, b"good", [], 0)]]
 
 
-def test_a_new_transaction_drops_what_the_last_one_left() -> None:
+def test_a_new_transaction_drops_leftover_messages() -> None:
     sender, accumulator = begun()
     accumulator.append("t", None, b"left", None, 0, 0, TIMEOUT)
     accumulator.begin(7, 3)

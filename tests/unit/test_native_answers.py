@@ -38,15 +38,15 @@ TRANSIENT = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
 RETRIABLE = [2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75]
 
 
-def test_what_passes_by_itself_is_tried_again() -> None:
+def test_transient_errors_are_retried() -> None:
     assert {verdict_on(code) for code in RETRIABLE} == {Verdict.AGAIN, Verdict.LOOK_UP}
 
 
-def test_what_has_moved_is_looked_up() -> None:
+def test_errors_of_a_moved_leader_cause_a_lookup() -> None:
     assert {verdict_on(code) for code in (3, 5, 6, 13, 15, 16, 74, 75)} == {Verdict.LOOK_UP}
 
 
-def test_everything_else_fails_the_transaction() -> None:
+def test_other_errors_fail_the_transaction() -> None:
     others = {*CODES, 999, -1} - {0, 10, 18, 45, 46, 59, *RETRIABLE}
     assert {code for code in others if verdict_on(code) is not Verdict.FAILED} == set()
 
@@ -62,7 +62,7 @@ def test_everything_else_fails_the_transaction() -> None:
         (18, Verdict.SPLIT),
     ],
 )
-def test_what_is_neither(code: int, verdict: Verdict) -> None:
+def test_codes_with_special_verdicts(code: int, verdict: Verdict) -> None:
     assert verdict_on(code) is verdict
 
 
@@ -99,7 +99,7 @@ def test_a_delivery_is_retriable_by_the_brokers_code() -> None:
                 assert error.retriable is (code not in PERMANENT), code
 
 
-def test_what_is_no_delivery_is_not_a_refused_message() -> None:
+def test_other_errors_are_not_refused_messages() -> None:
     for code in PERMANENT:
         assert type(failure(code, "EndTxn", "orders", otherwise=BrokerError)) is BrokerError, code
         assert type(broker_error(KafkaError(code), "orders", "commit_transaction")) is BrokerError, code
@@ -114,7 +114,7 @@ def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling
                 assert part in str(read)
 
 
-def test_what_was_tried_again_until_the_time_was_over_has_a_cause_and_a_next_step() -> None:
+def test_retries_that_timed_out_have_a_cause_and_a_next_step() -> None:
     codes = [code for code in CODES if verdict_on(code) in TRANSIENT and code not in (2, 51)]
     assert codes
     for code in codes:

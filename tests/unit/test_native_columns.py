@@ -30,7 +30,7 @@ def column_of(values: list[bytes | None], skipped: int) -> pa.Array:
 @given(columns, st.booleans(), st.integers(1, 20_000), st.integers(0, 3), st.sampled_from(NAMES))
 @example([(b"k", b"v")] * (SMALL + 2), True, 2**31, 0, "none")
 @example([(None, None)] * (SMALL + 2), True, 2**31, 1, "none")
-def test_the_same_bytes(
+def test_columns_encode_to_the_same_bytes_as_records(
     messages: list[tuple[bytes | None, bytes | None]], keyed: bool, limit: int, skipped: int, name: str
 ) -> None:
     compression = compression_by_name(name)
@@ -87,5 +87,5 @@ def test_each_partition_has_its_messages_in_order(messages: list[tuple[bytes, in
         (pa.array([b"v"]), pa.array([bytes(SMALL)])),
     ],
 )
-def test_what_is_left_to_be_encoded_one_by_one(values: pa.Array, keys: pa.Array | None) -> None:
+def test_columns_that_are_encoded_one_by_one(values: pa.Array, keys: pa.Array | None) -> None:
     assert RecordColumns.of(values, keys) is None

@@ -24,7 +24,7 @@ PACKED = ("snappy", "lz4", "zstd")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_gives_kafkas_code(name: str) -> None:
+def test_a_name_has_the_code_of_kafka(name: str) -> None:
     for spelled in (name, name.upper()):
         compression = compression_by_name(spelled)
         assert (compression.name, compression.code) == (name, CODES[name])
@@ -35,7 +35,7 @@ def test_a_name_gives_kafkas_code(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=5000) | st.builds(lambda part, times: part * times, st.binary(), st.integers(0, 500)))
 @settings(deadline=None, max_examples=50)
-def test_what_is_compressed_comes_back(name: str, data: bytes) -> None:
+def test_compression_round_trip(name: str, data: bytes) -> None:
     compression = compression_by_name(name)
     for form in (data, bytearray(data), memoryview(data)):
         compressed = compression.compress(form)
@@ -46,7 +46,7 @@ def test_what_is_compressed_comes_back(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [TEXT, NOISE, LARGE], ids=["text", "noise", "large"])
 @pytest.mark.parametrize("name", NAMES)
-def test_records_of_megabytes_come_back(name: str, data: bytes) -> None:
+def test_compression_round_trip_of_megabytes(name: str, data: bytes) -> None:
     compression = compression_by_name(name)
     assert compression.decompress(compression.compress(data)) == data
 
@@ -61,12 +61,12 @@ def test_a_bytearray_can_grow_again_once_it_was_compressed(name: str) -> None:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def test_gzip_is_what_pythons_gzip_reads() -> None:
+def test_gzip_is_readable_by_python() -> None:
     assert gzip.decompress(compression_by_name("gzip").compress(TEXT)) == TEXT
 
 
 @pytest.mark.parametrize("data", [TEXT, LARGE], ids=["one block", "several blocks"])
-def test_snappy_is_framed_as_by_javas_client(data: bytes) -> None:
+def test_snappy_is_framed_as_by_the_java_client(data: bytes) -> None:
     framed = compression_by_name("snappy").compress(data)
     assert framed.startswith(SNAPPY_MAGIC)
     read, at = b"", len(SNAPPY_MAGIC)
@@ -79,7 +79,7 @@ def test_snappy_is_framed_as_by_javas_client(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("level", [None, 0, 1, 3, 9, 12])
-def test_lz4_is_a_frame_of_independent_blocks_and_nothing_that_java_refuses(level: int | None) -> None:
+def test_lz4_is_a_frame_of_independent_blocks_that_java_accepts(level: int | None) -> None:
     frame = compression_by_name("lz4", level).compress(TEXT)
     assert frame[:4] == (0x184D2204).to_bytes(4, "little")
     flags = frame[4]
@@ -96,7 +96,7 @@ def test_zstd_is_one_frame() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", *PACKED])
-def test_what_is_cut_off_is_not_taken(name: str) -> None:
+def test_truncated_data_is_refused(name: str) -> None:
     compression = compression_by_name(name)
     compressed = compression.compress(TEXT)
     with pytest.raises(Exception):  # noqa: B017, PT011  (each codec has its own exception)
@@ -110,7 +110,7 @@ def test_what_is_cut_off_is_not_taken(name: str) -> None:
     ("name", "levels"),
     [("none", range(-1, 13)), ("gzip", range(-1, 10)), ("snappy", (-1, 0)), ("lz4", range(-1, 13)), ("zstd", range(-1, 13))],
 )
-def test_librdkafkas_levels_are_taken(name: str, levels: range) -> None:
+def test_levels_of_librdkafka_are_accepted(name: str, levels: range) -> None:
     for level in levels:
         for form in (level, str(level)):
             compression = compression_by_name(name, form)
@@ -123,7 +123,7 @@ def test_the_level_reaches_the_codec(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "level"), [("gzip", 6), ("lz4", 0), ("zstd", 3)])
-def test_the_default_level_is_librdkafkas(name: str, level: int) -> None:
+def test_the_default_level_is_that_of_librdkafka(name: str, level: int) -> None:
     expected = compression_by_name(name, level).compress(TEXT)
     for default in (None, -1, "-1"):
         assert compression_by_name(name, default).compress(TEXT) == expected
@@ -133,7 +133,7 @@ def test_the_default_level_is_librdkafkas(name: str, level: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "bzip2", "lz4 ", "inherit", None, 3, b"lz4", []])
-def test_another_name_is_refused_with_the_known_ones(name: Any) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(name: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Unknown compression\.type .*none, gzip, snappy, lz4, zstd"):
         compression_by_name(name)
 
@@ -161,7 +161,7 @@ def test_a_level_is_a_number(level: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_a_missing_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_missing_package_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "cramjam", None)
     with pytest.raises(MissingDependencyError, match=rf"{name}.*cramjam.*pip install 'dualwrite\[compression\]'"):
         compression_by_name(name)

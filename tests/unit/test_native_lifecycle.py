@@ -13,7 +13,7 @@ from dualwrite.kafka.native.states import ALLOWED, ProducerState, check_allowed
 CALLS = sorted({call for calls in ALLOWED.values() for call in calls})
 
 
-def test_every_state_has_its_calls_and_every_call_is_a_method() -> None:
+def test_every_state_lists_its_calls_and_every_call_is_a_method() -> None:
     assert set(ALLOWED) == set(ProducerState)
     assert all(callable(getattr(NativeProducer, call)) for call in CALLS)
 
@@ -42,6 +42,6 @@ def test_a_prepared_transaction_can_only_be_ended() -> None:
     }
 
 
-def test_a_producer_can_be_closed_in_every_state_and_nothing_else_is_possible_after_it() -> None:
+def test_a_producer_can_be_closed_in_every_state_and_then_refuses_everything() -> None:
     assert all("close" in calls for calls in ALLOWED.values())
     assert ALLOWED[ProducerState.CLOSED] == ("close",)

@@ -17,19 +17,19 @@ groups = st.builds(GroupMetadata, texts, st.integers(-1, 2**31 - 1), texts, st.n
 
 
 @given(groups)
-def test_what_is_written_is_read_as_it_was(group: GroupMetadata) -> None:
+def test_offsets_survive_a_round_trip(group: GroupMetadata) -> None:
     assert GroupMetadata.from_librdkafka(group.for_librdkafka()) == group
 
 
 @given(groups, st.data())
-def test_a_part_of_it_is_refused(group: GroupMetadata, data: st.DataObject) -> None:
+def test_truncated_bytes_are_refused(group: GroupMetadata, data: st.DataObject) -> None:
     written = group.for_librdkafka()
     with pytest.raises(UsageError):
         GroupMetadata.from_librdkafka(written[: data.draw(st.integers(0, len(written) - 1))])
 
 
 @given(groups, st.binary(min_size=1))
-def test_more_than_it_is_refused(group: GroupMetadata, more: bytes) -> None:
+def test_trailing_bytes_are_refused(group: GroupMetadata, more: bytes) -> None:
     with pytest.raises(UsageError):
         GroupMetadata.from_librdkafka(group.for_librdkafka() + more)
 
@@ -52,6 +52,6 @@ def test_other_bytes_are_refused(written: bytes) -> None:
         b"CGMDv2:" + struct.pack("=i", 1) + b"g\0m\0\2i\0",
     ],
 )
-def test_what_is_not_of_its_form_is_refused_with_what_to_pass(written: Any) -> None:
+def test_other_types_are_refused_with_what_to_pass(written: Any) -> None:
     with pytest.raises(UsageError, match="pass a confluent-kafka Consumer, or your own GroupMetadata"):
         GroupMetadata.from_librdkafka(written)

@@ -27,7 +27,7 @@ NAMES = ("random", *HASHED, *(f"{name}_random" for name in HASHED))
         (b"abc", 479470107),
     ],
 )
-def test_murmur2_is_javas(key: bytes, expected: int) -> None:
+def test_murmur2_equals_that_of_java(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected % 2**32
 
 
@@ -44,13 +44,13 @@ def test_murmur2_is_javas(key: bytes, expected: int) -> None:
         (b"", 0x7EE3623B),
     ],
 )
-def test_fnv1a_is_saramas(key: bytes, expected: int) -> None:
+def test_fnv1a_equals_that_of_sarama(key: bytes, expected: int) -> None:
     assert fnv1a(key) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(key=st.none() | st.binary(max_size=300), partitions=st.integers(1, 200))
-def test_a_partition_is_one_of_the_topics(name: str, key: bytes | None, partitions: int) -> None:
+def test_a_partition_is_within_range(name: str, key: bytes | None, partitions: int) -> None:
     found = partitioner_by_name(name)(key, partitions)
     assert found is None or 0 <= found < partitions
 
@@ -63,7 +63,7 @@ def test_a_key_stays_in_its_partition_with_and_without_random(name: str, key: by
 
 
 @pytest.mark.parametrize("name", ["random", "consistent_random", "murmur2_random", "fnv1a_random"])
-def test_without_a_key_any_partition_will_do(name: str) -> None:
+def test_without_a_key_any_partition_is_allowed(name: str) -> None:
     assert partitioner_by_name(name)(None, 7) is None
 
 
@@ -82,7 +82,7 @@ def test_random_spreads_one_key() -> None:
     assert {partitioner_by_name("random")(b"k", 7) for _ in range(1000)} == set(range(7))
 
 
-def test_more_keys_than_are_remembered() -> None:
+def test_more_keys_than_are_cached() -> None:
     consistent, murmur, fnv = (partitioner_by_name(name) for name in HASHED)
     for n in range(40_000):
         key = b"%d" % n
@@ -91,7 +91,7 @@ def test_more_keys_than_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Random", "murmur3", "consistent-random", None, 5, b"random", [], {}])
-def test_another_name_is_refused_with_the_known_ones(name: Any) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(name: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"Unknown partitioner .*random, consistent, consistent_random, murmur2, "
     ) as caught:

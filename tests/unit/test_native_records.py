@@ -86,7 +86,7 @@ def read_back(batch: bytes) -> list[Record]:
 @given(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300))
 @example(2**63 - 1)
 @example(-(2**63))
-def test_a_signed_number_is_as_kafka_python_writes_and_reads_it(number: int) -> None:
+def test_a_signed_number_is_encoded_as_by_kafka_python(number: int) -> None:
     expected = bytearray()
     encode_varint(number, expected.append)
     assert signed_varint(number) == bytes(expected)
@@ -97,11 +97,11 @@ def test_a_signed_number_is_as_kafka_python_writes_and_reads_it(number: int) -> 
     ("number", "encoded"),
     [(0, b"\0"), (1, b"\1"), (127, b"\x7f"), (128, b"\x80\1"), (300, b"\xac\2"), (2**32 - 1, b"\xff\xff\xff\xff\x0f")],
 )
-def test_an_unsigned_number_has_seven_bits_in_a_byte(number: int, encoded: bytes) -> None:
+def test_an_unsigned_number_has_seven_bits_per_byte(number: int, encoded: bytes) -> None:
     assert unsigned_varint(number) == encoded
 
 
-def test_the_table_holds_what_the_function_gives() -> None:
+def test_the_table_equals_the_function() -> None:
     assert len(SIGNED) == SMALL
     assert all(SIGNED[number] == signed_varint(number) for number in range(SMALL))
 
@@ -111,7 +111,7 @@ def test_the_table_holds_what_the_function_gives() -> None:
 
 @given(records, ids)
 @settings(deadline=None)
-def test_a_batch_has_the_bytes_that_kafka_pythons_has(given_records: list[Record], given_ids: dict[str, int]) -> None:
+def test_a_batch_has_the_bytes_of_kafka_python(given_records: list[Record], given_ids: dict[str, int]) -> None:
     builder = filled(given_records)
     batch = builder.build(**given_ids, compression=NONE)
     assert batch == kafka_pythons(given_records, given_ids)
@@ -121,7 +121,7 @@ def test_a_batch_has_the_bytes_that_kafka_pythons_has(given_records: list[Record
 
 @given(records)
 @settings(deadline=None)
-def test_a_batch_is_read_back_as_it_was_given(given_records: list[Record]) -> None:
+def test_a_batch_survives_a_round_trip(given_records: list[Record]) -> None:
     assert read_back(filled(given_records).build(**SOME_IDS, compression=NONE)) == given_records
 
 
@@ -136,7 +136,7 @@ def test_more_headers_than_the_table_has_numbers() -> None:
 
 
 @pytest.mark.parametrize("length", TABLE_EDGES)
-def test_lengths_around_the_edges_of_their_encodings(length: int) -> None:
+def test_lengths_at_the_limits_of_their_encodings(length: int) -> None:
     there: list[Record] = [(bytes(length), bytes(length), [("n" * length, bytes(length))], 5)]
     assert filled(there).build(**SOME_IDS, compression=NONE) == kafka_pythons(there, SOME_IDS)
 
@@ -153,7 +153,7 @@ def test_lengths_around_the_edges_of_their_encodings(length: int) -> None:
         [5, 5 - SMALL, 5 - 2 * SMALL],
     ],
 )
-def test_timestamps_may_go_backwards_and_far(times: list[int]) -> None:
+def test_timestamps_may_decrease_and_differ_widely(times: list[int]) -> None:
     there: list[Record] = [(None, b"v", [], time) for time in times]
     batch = filled(there).build(**SOME_IDS, compression=NONE)
     assert batch == kafka_pythons(there, SOME_IDS)
@@ -161,7 +161,7 @@ def test_timestamps_may_go_backwards_and_far(times: list[int]) -> None:
     assert (header.first_timestamp, header.max_timestamp) == (times[0], max(times))
 
 
-def test_no_headers_may_be_said_in_three_ways() -> None:
+def test_no_headers_may_be_none_or_empty() -> None:
     built = []
     ways: list[Any] = [None, [], ()]
     for no_headers in ways:
@@ -197,7 +197,7 @@ def test_a_builder_can_be_built_again_with_another_epoch_and_filled_further() ->
 @pytest.mark.parametrize("name", NAMES)
 @given(given_records=small_records, given_ids=ids)
 @settings(deadline=None, max_examples=50)
-def test_a_compressed_batch_differs_in_nothing_but_length_checksum_and_codec(
+def test_a_compressed_batch_differs_only_in_length_checksum_and_codec(
     name: str, given_records: list[Record], given_ids: dict[str, int]
 ) -> None:
     compression = compression_by_name(name)
@@ -216,7 +216,7 @@ def test_a_compressed_batch_differs_in_nothing_but_length_checksum_and_codec(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_that_get_smaller_go_compressed_and_others_do_not(name: str) -> None:
+def test_records_are_compressed_only_if_that_makes_them_smaller(name: str) -> None:
     compression = compression_by_name(name)
     large = filled([(None, bytes(5000), [], 5)]).build(**SOME_IDS, compression=compression)
     assert int.from_bytes(large[21:23]) == 0x10 | compression.code
@@ -227,7 +227,7 @@ def test_records_that_get_smaller_go_compressed_and_others_do_not(name: str) -> 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_without_records_can_not_be_built() -> None:
+def test_a_batch_without_records_cannot_be_built() -> None:
     with pytest.raises(UsageError, match="at least one record"):
         BatchBuilder().build(**SOME_IDS, compression=NONE)
 
@@ -239,7 +239,7 @@ def test_a_batch_without_records_can_not_be_built() -> None:
     ("base", "count", "expected"),
     [(0, 1, 1), (5, 10, 15), (2**31 - 2, 1, 2**31 - 1), (2**31 - 1, 1, 0), (2**31 - 1, 2, 1), (2**31 - 10, 16_000, 15_990)],
 )
-def test_sequences_begin_again_at_zero(base: int, count: int, expected: int) -> None:
+def test_sequences_wrap_to_zero(base: int, count: int, expected: int) -> None:
     assert next_sequence(base, count) == expected
 
 
@@ -255,7 +255,7 @@ def test_the_next_sequence_is_what_readers_of_the_batch_expect(base: int, count:
 @pytest.mark.parametrize("name", NAMES)
 @given(given_records=small_records, into=st.integers(1, 7))
 @settings(deadline=None, max_examples=50)
-def test_a_batch_comes_apart_into_its_records_in_order(name: str, given_records: list[Record], into: int) -> None:
+def test_a_batch_is_split_into_its_records_in_order(name: str, given_records: list[Record], into: int) -> None:
     compression = compression_by_name(name)
     builders = split(filled(given_records).build(**SOME_IDS, compression=compression), into)
     assert 1 <= len(builders) <= into
@@ -271,24 +271,24 @@ def test_a_batch_comes_apart_into_its_records_in_order(name: str, given_records:
 
 @given(small_records.filter(lambda found: len(found) > 1), st.integers(2, 7))
 @settings(deadline=None)
-def test_several_records_always_come_apart(given_records: list[Record], into: int) -> None:
+def test_several_records_are_always_split(given_records: list[Record], into: int) -> None:
     assert len(split(filled(given_records).build(**SOME_IDS, compression=NONE), into)) > 1
 
 
 @pytest.mark.parametrize("sizes", [[1] * 9 + [5000], [5000] + [1] * 9, [1, 5000, 1], [0, 0]])
-def test_one_large_record_does_not_keep_the_others(sizes: list[int]) -> None:
+def test_one_large_record_is_split_from_the_others(sizes: list[int]) -> None:
     there: list[Record] = [(None, bytes(size), [], 5) for size in sizes]
     first, second = split(filled(there).build(**SOME_IDS, compression=NONE), 2)
     assert first.count + second.count == len(sizes)
 
 
-def test_the_parts_are_of_about_equal_size() -> None:
+def test_the_parts_have_similar_sizes() -> None:
     there: list[Record] = [(None, bytes(100), [], 5) for _ in range(1000)]
     counts = [builder.count for builder in split(filled(there).build(**SOME_IDS, compression=NONE), 4)]
     assert sum(counts) == 1000
     assert all(abs(one - other) <= 10 for one, other in pairwise(counts))
 
 
-def test_one_record_stays_one() -> None:
+def test_one_record_is_not_split() -> None:
     (only,) = split(filled([(b"k", bytes(5000), [("n", None)], 5)]).build(**SOME_IDS, compression=NONE), 2)
     assert read_back(only.build(**SOME_IDS, compression=NONE)) == [(b"k", bytes(5000), [("n", None)], 5)]

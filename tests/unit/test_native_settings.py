@@ -31,7 +31,7 @@ def read(**given: Any) -> NativeSettings:
     return NativeSettings.of(KafkaConfig.of({**SERVERS, **given}))
 
 
-def test_the_defaults_are_librdkafkas_but_for_the_buffer() -> None:
+def test_the_defaults_are_those_of_librdkafka_except_the_buffer() -> None:
     found = read()
     assert (found.batch_bytes, found.message_max_bytes, found.buffer_bytes) == (1_000_000, 1_000_000, 32 * 2**20)
     assert (found.in_flight, found.request_timeout, found.answer_timeout, found.metadata_max_age) == (5, 30, 30, 300)
@@ -56,7 +56,7 @@ def test_the_defaults_are_librdkafkas_but_for_the_buffer() -> None:
         ({"retry.backoff.max.ms": 20}, "retry_backoff_max", 0.02),
     ],
 )
-def test_a_setting_is_read_by_librdkafkas_name_in_its_unit(given: dict[str, Any], name: str, value: float) -> None:
+def test_a_setting_has_the_name_and_unit_of_librdkafka(given: dict[str, Any], name: str, value: float) -> None:
     assert getattr(read(**given), name) == value
 
 
@@ -82,7 +82,7 @@ def test_a_value_outside_its_limits_is_refused_by_name(given: dict[str, Any], na
 
 
 @pytest.mark.parametrize("value", ["many", None, True, -7, 10**12, 1.5, float("inf"), b"\xff"])
-def test_what_is_no_number_or_outside_its_limits_is_refused_by_name(value: object) -> None:
+def test_numbers_that_are_invalid_or_out_of_range_are_refused_by_name(value: object) -> None:
     known = {"max.in.flight": "max.in.flight.requests.per.connection"}
     for named in NUMBERS:
         with pytest.raises(ConfigurationError) as caught:
@@ -91,7 +91,7 @@ def test_what_is_no_number_or_outside_its_limits_is_refused_by_name(value: objec
 
 
 @given(st.dictionaries(st.sampled_from(sorted(NUMBERS)), st.one_of(st.integers(), st.floats(), st.text(), st.none())))
-def test_whatever_is_given_the_settings_work_or_are_refused(given: dict[str, Any]) -> None:
+def test_any_settings_work_or_are_refused(given: dict[str, Any]) -> None:
     try:
         found = read(**given)
     except ConfigurationError:

@@ -54,12 +54,12 @@ def test_the_measured_pace_is_at_least_one() -> None:
     assert pace.measure() >= 1
 
 
-def test_what_is_waited_for_is_found_at_its_last_moment() -> None:
+def test_until_checks_once_more_at_the_limit() -> None:
     answers = iter([0, None, "there"])
     assert pace.until(lambda: next(answers), pause=0) == "there"
 
 
-def test_what_is_waited_for_in_vain_is_a_time_limit() -> None:
+def test_until_raises_a_time_limit_error() -> None:
     waiting = threading.Thread(target=(release := threading.Event()).wait)
     waiting.start()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -91,7 +91,7 @@ def test_what_is_waited_for_in_vain_is_a_time_limit() -> None:
         ([[]], "missing"),
     ],
 )
-def test_a_wrong_record_that_is_waited_for_is_no_time_limit(reads: list[Any], error: str | None) -> None:
+def test_a_wrong_record_is_not_a_time_limit(reads: list[Any], error: str | None) -> None:
     expected: Any = {"a": 3} if isinstance(reads[0], dict) else [1, 2]
     coming = iter(reads)
     last: Any = []
@@ -117,7 +117,7 @@ def test_records_that_still_come_at_the_limit_are_a_time_limit(monkeypatch: pyte
         pace.until_recorded(lambda: range(next(numbers)), range(1000), seconds=10, pause=0)
 
 
-def test_an_error_that_hides_a_wrong_record_is_no_time_limit() -> None:
+def test_an_error_that_hides_a_wrong_record_is_not_a_time_limit() -> None:
     def hidden() -> None:
         try:
             raise AssertionError("[1] == [1, 2]")
@@ -131,7 +131,7 @@ def test_an_error_that_hides_a_wrong_record_is_no_time_limit() -> None:
     assert is_time_limit(ExceptionGroup("both", [pace.TimeLimitError("a"), pace.TimeLimitError("b")]))
 
 
-def test_an_unrelated_time_out_is_no_time_limit() -> None:
+def test_an_unrelated_timeout_is_not_a_time_limit() -> None:
     for error in (TimeoutError("a socket's"), queue.Empty(), AssertionError("wrong"), pytest.fail.Exception("Timeout")):
         assert not is_time_limit(error)
 
@@ -167,7 +167,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pyt
 
 
 @pytest.mark.parametrize("options", [("-n", "0"), ("-n", "1")], ids=["one process", "xdist"])
-def test_what_fails_by_a_time_limit_runs_once_more_and_is_reported(
+def test_a_test_that_fails_by_a_time_limit_runs_once_more_and_is_reported(
     run: Run, pytester: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
     result = run(SLOW_ONCE, "--junitxml=junit.xml", *options)
@@ -179,12 +179,12 @@ def test_what_fails_by_a_time_limit_runs_once_more_and_is_reported(
     assert junit.count('name="of the test"') == 1
 
 
-def test_outside_of_ci_nothing_runs_once_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_ci_no_test_runs_once_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI")
     run(SLOW_ONCE).assert_outcomes(failed=1)
 
 
-def test_twice_a_time_limit_is_a_failure(run: Run) -> None:
+def test_a_second_time_limit_is_a_failure(run: Run) -> None:
     result = run("""
         from fixtures.pace import TimeLimitError
         runs = []
@@ -239,7 +239,7 @@ def test_a_time_limit_beside_another_failure_never_runs_again(run: Run) -> None:
     result.stdout.no_fnmatch_line("*RAN ONCE MORE*")
 
 
-def test_fixtures_are_set_up_anew_for_the_second_run(run: Run) -> None:
+def test_fixtures_are_set_up_again_for_the_second_run(run: Run) -> None:
     result = run("""
         import pytest
         from fixtures.pace import TimeLimitError
@@ -299,7 +299,7 @@ def test_the_limit_of_a_whole_test_follows_the_pace(run: Run, monkeypatch: pytes
     result.assert_outcomes(passed=2)
 
 
-def test_a_skipped_test_and_an_expected_failure_are_what_they_are(run: Run) -> None:
+def test_skipped_tests_and_expected_failures_are_not_run_again(run: Run) -> None:
     result = run("""
         import pytest
         from fixtures.pace import TimeLimitError

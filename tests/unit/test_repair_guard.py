@@ -54,7 +54,7 @@ def one(description: TransactionDescription | None = OPEN, name: str = ID) -> De
     ("name", "expected"),
     [("shop", False), ("shop~1", False), ("shop#3", True), (ID, True), ("shop~1#0123456789ab.0", True), ("shop#probe", False)],
 )
-def test_the_form_of_a_dualwrite_writers_id(name: str, expected: bool) -> None:
+def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
     assert is_made_by_dualwrite(name) is expected
 
 
@@ -73,7 +73,9 @@ def test_the_form_of_a_dualwrite_writers_id(name: str, expected: bool) -> None:
         (decided(Decision.WAIT), "not aborted"),
     ],
 )
-def test_an_open_transaction_that_no_database_lets_go(found: Decided | None, waived: str | None) -> None:
+def test_aborting_an_open_transaction_is_refused_unless_the_database_allows_it(
+    found: Decided | None, waived: str | None
+) -> None:
     """The option waives only what a database can't say."""
     assert refusal_to_terminate(one(), found) is not None
     left = refusal_to_terminate(one(), found, without_database=True)
@@ -90,7 +92,7 @@ def test_an_open_transaction_that_may_be_aborted(without_database: bool) -> None
 
 
 @pytest.mark.parametrize("found", [decided(Decision.COMMIT), decided(Decision.ABORT), decided(Decision.LOST)])
-def test_what_the_database_decides_may_be_completed(found: Decided) -> None:
+def test_a_transaction_that_the_database_decides_may_be_completed(found: Decided) -> None:
     assert refusal_to_complete(one(), found) is None
 
 
@@ -104,7 +106,7 @@ def test_what_the_database_decides_may_be_completed(found: Decided) -> None:
         (Decided(None, None, None, NOT_READ, UNREACHABLE), "is gone"),
     ],
 )
-def test_what_it_does_not_decide_may_not(found: Decided, said: str) -> None:
+def test_a_transaction_that_the_database_does_not_decide_may_not_be_completed(found: Decided, said: str) -> None:
     assert said in str(refusal_to_complete(one(), found))
 
 
@@ -115,7 +117,7 @@ def test_nothing_open_on_a_resolved_generation_needs_no_refusal() -> None:
         assert refusal_to_terminate(one(description), resolved) is None
 
 
-def test_an_id_that_could_not_be_described_is_not_called_ended() -> None:
+def test_an_id_that_could_not_be_described_is_not_reported_ended() -> None:
     problem = DualWriteError("no answer")
     for refusal in (refusal_to_complete, refusal_to_terminate):
         assert refusal(DescribedTransaction(ID, None, None, problem), Decided(ROW, 2, None, RESOLVED)) is problem
@@ -128,7 +130,7 @@ def test_an_id_that_could_not_be_described_is_not_called_ended() -> None:
     "described",
     [None, ENDED, OPEN, replace(OPEN, partitions=frozenset()), replace(OPEN, status=TransactionStatus.PREPARE_ABORT)],
 )
-def test_a_plan_covers_the_same_transaction_and_one_that_has_ended(described: TransactionDescription | None) -> None:
+def test_a_plan_covers_the_same_transaction_open_or_ended(described: TransactionDescription | None) -> None:
     was = planned(Decision.COMMIT, stored=True)
     assert was.covers(replace(was, described=described))
 

@@ -40,7 +40,7 @@ def test_an_empty_report_is_ok_and_raises_nothing() -> None:
     report.raise_for_problems()
 
 
-def test_an_id_that_was_taken_over_is_no_problem_here() -> None:
+def test_an_id_that_was_taken_over_is_not_a_problem() -> None:
     report = RecoveryReport((IdReport("a", taken_over_by="writer h:1"),))
     assert report.ok
     report.raise_for_problems()
@@ -59,7 +59,7 @@ def test_an_id_that_failed_is_raised_with_its_error_as_the_cause() -> None:
     assert caught.value.retriable
 
 
-def test_what_is_lost_is_raised_before_what_is_unverified() -> None:
+def test_lost_transactions_are_raised_before_unverified_ones() -> None:
     unverified = lost(LostKind.UNVERIFIED, PreparedTxnState(1, 1))
     report = RecoveryReport((IdReport("a", unacknowledged=(unverified,)), IdReport("b", unacknowledged=(lost(),))))
     assert not report.ok
@@ -86,7 +86,7 @@ def test_a_timeout_is_named_as_the_cause_only_where_a_transaction_can_time_out(
     assert "copy of this database" in caught.value.cause
 
 
-def test_what_is_unverified_has_an_error_of_its_own() -> None:
+def test_unverified_transactions_have_their_own_error() -> None:
     with pytest.raises(UnverifiedTransactionError) as caught:
         raise_for_lost([("a", lost(LostKind.UNVERIFIED))])
     assert caught.value.state == "7:5@1000"

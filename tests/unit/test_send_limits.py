@@ -114,7 +114,7 @@ def call(request: pytest.FixtureRequest) -> Callable[[NativeProducer], None]:
     return CALLS[request.param]
 
 
-def test_all_waits_of_a_call_together_keep_to_its_limit(clock: Clock, call: Callable[[NativeProducer], None]) -> None:
+def test_all_waits_of_a_call_share_its_limit(clock: Clock, call: Callable[[NativeProducer], None]) -> None:
     """Where the brokers store nothing, each of them would take the whole limit."""
     producer = on_brokers(brokers := Brokers(clock, wait=50.0, stores=0))
     began = clock.now
@@ -169,7 +169,7 @@ class Librdkafka:
 
 
 @pytest.mark.parametrize("full", [0.0, 1.5, 10.0])
-def test_librdkafkas_reason_is_not_waited_for_beyond_the_limit(clock: Clock, full: float) -> None:
+def test_the_reason_of_librdkafka_is_not_waited_for_beyond_the_limit(clock: Clock, full: float) -> None:
     """The report of the message that has failed never arrives."""
     made: Any = None
     producer = LibrdkafkaProducer(CONFIG, "orders", made, delivery_timeout=2.0)

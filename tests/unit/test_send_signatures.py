@@ -30,7 +30,7 @@ SENDING: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("method", SENDING, ids=lambda method: method.__qualname__)
-def test_what_follows_topic_and_value_is_given_by_name(method: Callable[..., Any]) -> None:
+def test_parameters_after_topic_and_value_are_keyword_only(method: Callable[..., Any]) -> None:
     _self, _topic, _value, *others = inspect.signature(method).parameters.values()
     assert others
     assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}

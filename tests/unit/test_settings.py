@@ -13,7 +13,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert Settings.from_environment({"PATH": "/bin", "KAFKA_SECURITY_PROTOCOL": "SSL"}) == Settings()
 
 
-def test_every_variable_has_its_place() -> None:
+def test_every_variable_sets_its_setting() -> None:
     settings = Settings.from_environment(
         {
             "DUALWRITE_DATABASE_URL": "sqlite:///x.db",
@@ -44,12 +44,12 @@ def test_every_variable_has_its_place() -> None:
     )
 
 
-def test_the_process_environment_is_read_when_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_TRANSACTIONAL_ID", "from-the-process")
     assert Settings.from_environment().transactional_id == "from-the-process"
 
 
-def test_an_empty_variable_is_as_good_as_none() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     assert Settings.from_environment({"DUALWRITE_DATABASE_URL": "", "DUALWRITE_TIMEOUT_KAFKA": ""}) == Settings()
 
 
@@ -68,36 +68,36 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ("DUALWRITE_TIMEOUT_DELIVERY", "-1", "'delivery' must be .*not -1.0"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(variable: str, text: str, named: str) -> None:
+def test_an_invalid_value_is_refused_by_name(variable: str, text: str, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         Settings.from_environment({variable: text})
 
 
 @pytest.mark.parametrize("lanes", [0, -1, 101, "3", 2.0, True, False])
-def test_a_number_of_lanes_that_is_none_is_refused(lanes: object) -> None:
+def test_an_invalid_number_of_lanes_is_refused(lanes: object) -> None:
     with pytest.raises(ConfigurationError, match="lanes must be an integer from 1 to 100, not"):
         Settings(lanes=lanes)  # type: ignore[arg-type]  # what a user may do
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 100])
-def test_a_number_of_lanes_is_taken(lanes: int) -> None:
+def test_a_valid_number_of_lanes_is_accepted(lanes: int) -> None:
     assert Settings(lanes=lanes).lanes == lanes
     assert Settings.from_environment({"DUALWRITE_LANES": str(lanes)}).lanes == lanes
 
 
-def test_what_is_allowed_stands_in_the_error() -> None:
+def test_the_error_lists_the_allowed_values() -> None:
     with pytest.raises(ConfigurationError, match="one of auto, native, librdkafka"):
         Settings(producer="java")  # type: ignore[arg-type]  # what a user may do
 
 
-def test_changes_that_are_none_change_nothing() -> None:
+def test_changes_to_none_are_ignored() -> None:
     settings = Settings(transactional_id="a", on_lost="report")
     assert settings.with_changes(transactional_id=None, on_lost=None) == settings
     assert settings.with_changes(transactional_id="b").transactional_id == "b"
     assert settings.with_changes(transactional_id="b").on_lost == "report"
 
 
-def test_passwords_do_not_show_in_repr() -> None:
+def test_passwords_are_not_shown_in_repr() -> None:
     settings = Settings.from_environment(
         {
             "DUALWRITE_KAFKA_SASL_PASSWORD": "s3cret",

@@ -24,7 +24,7 @@ def of(**changes: Any) -> SinkOptions:
     return SinkOptions.of({**LEAST, **changes})
 
 
-def test_the_least() -> None:
+def test_the_required_options_are_enough() -> None:
     options = of()
     assert (options.prefix, options.job_id, options.batch_id, options.num_partitions) == ("orders", None, None, None)
     assert options.frame.topic == "orders"
@@ -70,7 +70,7 @@ def test_every_option_has_an_effect(name: str) -> None:
     assert SinkOptions.of({**least, name: OTHERS[name]}) != SinkOptions.of(least)
 
 
-def test_no_secret_is_shown() -> None:
+def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in repr(of(**{"kafka.sasl.password": "s3cret", "password": "s3cret"}))
 
 
@@ -97,7 +97,7 @@ def test_a_value_of_columns(columns: str | None, expected: tuple[str, ...]) -> N
         ("sqlite:////data/shop.db", None, None, "sqlite:////data/shop.db"),
     ],
 )
-def test_addresses(url: str, user: str | None, password: str | None, expected: str) -> None:
+def test_urls(url: str, user: str | None, password: str | None, expected: str) -> None:
     assert database_url(url, user, password) == expected
 
 
@@ -114,13 +114,13 @@ def test_addresses(url: str, user: str | None, password: str | None, expected: s
         ({"twoPhase": "maybe"}, "twoPhase must be one of true, false, not 'maybe'"),
     ],
 )
-def test_what_is_wrong(changes: dict[str, str], expected: str) -> None:
+def test_invalid_options(changes: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         of(**changes)
     assert expected in str(caught.value)
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         SinkOptions.of({"producer": "quick", "dbTabel": "x"})
     told = str(caught.value)

@@ -37,13 +37,13 @@ def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
     ids=["nothing", "at Kafka", "at Kafka, kept", "stored", "all kept", "stored before Kafka's", "no id stored", "old brokers"],
 )
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_where_it_begins(stored: Position | None, seen: Seen, expected: int | str, start: str) -> None:
+def test_where_a_partition_begins(stored: Position | None, seen: Seen, expected: int | str, start: str) -> None:
     """`start` has no meaning here: where it is "latest", the ends are positions by now."""
     assert begin(stored, seen, start=start) == expected
 
 
 @pytest.mark.parametrize("stored", [at(5), None], ids=["stored", "at Kafka"])
-def test_messages_that_were_deleted(stored: Position | None) -> None:
+def test_deleted_messages(stored: Position | None) -> None:
     seen = Seen("one", first_offset=8, committed=5)
     with pytest.raises(MessagesDeletedError, match="Up to 3 messages of orders-1") as caught:
         begin(stored, seen)
@@ -73,6 +73,6 @@ def test_another_topic_of_the_same_name(first_offset: int) -> None:
 
 
 @pytest.mark.parametrize(("offsets", "command"), [("database", "dualwrite offsets reset"), ("kafka", "kafka-consumer-groups")])
-def test_the_next_step_is_one_that_works(offsets: str, command: str) -> None:
+def test_the_next_step_names_a_command(offsets: str, command: str) -> None:
     with pytest.raises(MessagesDeletedError, match=command):
         begin(at(5), Seen("one", first_offset=8), offsets=offsets)

@@ -15,7 +15,7 @@ states = st.builds(PreparedTxnState, producer_ids, epochs, st.none() | st.intege
 
 
 @given(states)
-def test_the_text_of_a_state_reads_back_as_the_state(state: PreparedTxnState) -> None:
+def test_a_state_survives_a_round_trip(state: PreparedTxnState) -> None:
     assert PreparedTxnState.parse(str(state)) == state
     assert PreparedTxnState.parse(state_text(state)) == state
 
@@ -25,17 +25,17 @@ def test_two_states_have_one_text_only_if_they_are_equal(one: PreparedTxnState, 
     assert (str(one) == str(other)) == (one == other)
 
 
-def test_the_texts_are_those_of_the_design() -> None:
+def test_the_text_form_is_fixed() -> None:
     assert str(PreparedTxnState(4711, 3)) == "4711:3"
     assert str(PreparedTxnState(4711, 3, 1700000000000)) == "4711:3@1700000000000"
 
 
-def test_the_empty_text_is_no_state() -> None:
+def test_the_empty_text_means_no_state() -> None:
     assert PreparedTxnState.parse("") is None
     assert state_text(None) == ""
 
 
-def test_only_a_state_without_start_time_has_an_epoch_of_its_own() -> None:
+def test_only_a_state_without_start_time_is_named_by_its_epoch() -> None:
     assert PreparedTxnState(1, 2).has_own_epoch
     assert not PreparedTxnState(1, 2, 3).has_own_epoch
     assert not PreparedTxnState(1, 2, 0).has_own_epoch
@@ -86,7 +86,7 @@ def test_a_text_of_another_form_is_refused_with_the_text_in_the_error(text: str)
 
 
 @given(st.text(max_size=30))
-def test_every_text_either_reads_back_unchanged_or_is_refused(text: str) -> None:
+def test_every_text_is_read_back_unchanged_or_refused(text: str) -> None:
     try:
         state = PreparedTxnState.parse(text)
     except StoredStateError:
@@ -105,9 +105,7 @@ def test_every_text_either_reads_back_unchanged_or_is_refused(text: str) -> None
         ((0, 0, MAX_PRODUCER_ID + 1), "start time"),
     ],
 )
-def test_numbers_outside_their_limits_are_refused_when_the_state_is_made(
-    numbers: tuple[int, int, int | None], named: str
-) -> None:
+def test_numbers_out_of_range_are_refused(numbers: tuple[int, int, int | None], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         PreparedTxnState(*numbers)
 

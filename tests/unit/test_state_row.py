@@ -29,7 +29,7 @@ def entry(kind: LostKind, generation: int) -> LostTransaction:
     return LostTransaction(kind, PreparedTxnState(1, 2), generation, NOW)
 
 
-def test_resolved_generations_are_not_looked_at_again() -> None:
+def test_resolved_generations_are_not_examined_again() -> None:
     """Rule SG; rule UC looks again where something is UNVERIFIED."""
     assert row(generation=1000, resolved=998).generations_to_look_at == (999, 1000)
     assert row(generation=1000, resolved=1000).generations_to_look_at == ()

@@ -16,13 +16,13 @@ def tiers(found: list[Any]) -> list[str]:
     return ["".join(mark.name for mark in case.marks) for case in found]
 
 
-def test_what_is_not_kept_is_soak() -> None:
+def test_cases_that_are_not_kept_are_soak() -> None:
     found = thinned(CASES, kept=[("a", 1), ("b", 2)])
     assert [case.values for case in found] == CASES
     assert tiers(found) == ["", "soak", "soak", ""]
 
 
-def test_what_is_kept_and_not_quick_is_slow() -> None:
+def test_cases_that_are_kept_and_not_quick_are_slow() -> None:
     assert tiers(thinned(CASES, kept=CASES[:3], quick=[("a", 2)])) == ["slow", "", "slow", "soak"]
     assert tiers(thinned(CASES, kept=CASES[:1], quick=[])) == ["slow", "soak", "soak", "soak"]
 
@@ -32,6 +32,6 @@ def test_without_kept_nothing_is_soak() -> None:
 
 
 @pytest.mark.parametrize("named", [{"kept": [("c", 1)]}, {"quick": [("c", 1)]}])
-def test_a_case_that_is_not_there_can_not_be_named(named: dict[str, Any]) -> None:
+def test_an_unknown_case_is_refused(named: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=r"not among the cases: \[\('c', 1\)\]"):
         thinned(CASES, **named)

@@ -33,14 +33,16 @@ def test_a_producer_that_is_refused_after_the_timeout_has_timed_out(clock: list[
 
 @pytest.mark.parametrize("error", FOLLOWS)
 @pytest.mark.parametrize(("timeout", "age"), [(2, 1.9), (None, 1000)], ids=["in time", "two-phase commit"])
-def test_before_that_it_has_not(clock: list[float], timeout: float | None, age: float, error: BrokerError) -> None:
+def test_a_producer_that_is_refused_before_the_timeout_has_not_timed_out(
+    clock: list[float], timeout: float | None, age: float, error: BrokerError
+) -> None:
     budget = TimeBudget(timeout)
     budget.start()
     clock[0] += age
     assert budget.explained(error, "shop#1") is error
 
 
-def test_other_errors_have_nothing_to_do_with_it(clock: list[float]) -> None:
+def test_other_errors_are_not_explained_by_the_timeout(clock: list[float]) -> None:
     budget = TimeBudget(2)
     assert budget.explained(FOLLOWS[0], "shop#1") is FOLLOWS[0], "nothing was sent yet"
     budget.start()

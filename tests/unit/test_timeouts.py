@@ -16,11 +16,11 @@ def test_the_defaults_are_valid() -> None:
 
 @pytest.mark.parametrize("name", ["claim", "kafka", "delivery"])
 @pytest.mark.parametrize("bad", [0, -1, -0.5, float("nan"), "5", None, True, [], b"1"])
-def test_anything_but_a_number_above_0_is_refused_by_name(name: str, bad: Any) -> None:
+def test_anything_but_a_positive_number_is_refused_by_name(name: str, bad: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}'"):
         Timeouts(**{name: bad})
 
 
 @pytest.mark.parametrize("good", [0.001, 1, 3600])
-def test_numbers_above_0_are_taken(good: float) -> None:
+def test_positive_numbers_are_accepted(good: float) -> None:
     assert Timeouts(claim=good, kafka=good, delivery=good).kafka == good

@@ -63,7 +63,7 @@ def test_key_and_value_are_serialized(tx: Sent) -> None:
     assert tx.messages == [("orders", b'[{"a": 1}, "orders", "value"]', b"\0\0\0\7", None, None, None)]
 
 
-def test_everything_else_is_passed_on(tx: Sent) -> None:
+def test_other_arguments_are_passed_on(tx: Sent) -> None:
     Topic("orders").send(tx, "lamp", key=b"k", headers={"a": "b"}, partition=3, timestamp=9)
     assert tx.messages == [("orders", "lamp", b"k", [("a", b"b")], 3, 9)]
 
@@ -84,7 +84,7 @@ def test_a_serializer_may_add_headers(tx: Sent) -> None:
     assert tx.messages[0][3] == [("a", b"b"), ("schema", b"1")]
 
 
-def test_many(tx: Sent) -> None:
+def test_many_messages_at_once(tx: Sent) -> None:
     Topic("numbers", value_serializer=as_json).send_many(tx, (number for number in range(2)))
     assert [message[1] for message in tx.messages] == [b'[0, "numbers", "value"]', b'[1, "numbers", "value"]']
 
@@ -110,7 +110,7 @@ def test_a_serializer_that_returns_something_else(tx: Sent) -> None:
 
 
 @pytest.mark.parametrize("field", ["key", "value"])
-def test_deserialized(field: Field) -> None:
+def test_deserializers_are_applied(field: Field) -> None:
     topic: Topic[Any, Any] = Topic("orders", **{f"{field}_deserializer": StringDeserializer()})
     assert topic.deserializes
     assert topic.deserialized(field, "Wörter".encode()) == "Wörter"
@@ -123,7 +123,7 @@ def test_without_a_deserializer() -> None:
     assert not Topic("orders").deserializes
 
 
-def test_what_can_not_be_deserialized() -> None:
+def test_content_that_cannot_be_deserialized() -> None:
     topic = Topic("orders", value_deserializer=StringDeserializer())
     with pytest.raises(
         DeserializationError, match=r"The value of a message in topic 'orders' can't be deserialized: .*utf"
@@ -162,7 +162,7 @@ def wrapped(error: Exception) -> Exception:
     ],
     ids=repr,
 )
-def test_a_registry_that_is_away_is_told_from_content_that_is_wrong(tx: Sent, error: Exception, passes: bool) -> None:
+def test_an_unreachable_registry_is_distinguished_from_invalid_content(tx: Sent, error: Exception, passes: bool) -> None:
     topic: Topic[Any, Any] = Topic("orders", value_serializer=failing(error), value_deserializer=failing(error))
     with pytest.raises(SchemaRegistryUnavailableError if passes else SerializationError) as raised:
         topic.send(tx, "value")
@@ -188,6 +188,6 @@ def test_pydantic_models(tx: Sent) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", ".", "x" * 250, 3])
-def test_names_that_no_topic_has(name: Any) -> None:
+def test_invalid_topic_names(name: Any) -> None:
     with pytest.raises(InvalidMessageError):
         dualwrite.Topic(name)

@@ -13,14 +13,14 @@ logical_ids = st.text(st.characters(exclude_characters="#~", exclude_categories=
 
 
 @pytest.mark.parametrize("good", ["a", "x" * MAX_TRANSACTIONAL_ID_LENGTH, "orders-1", "größe", "a b", "a/b:c.d"])
-def test_a_good_transactional_id_is_given_back(good: str) -> None:
+def test_a_valid_transactional_id_is_returned(good: str) -> None:
     assert validate_transactional_id(good) == good
 
 
 @pytest.mark.parametrize(
     "bad", ["", "x" * (MAX_TRANSACTIONAL_ID_LENGTH + 1), "a#1", "a~1", "#", "a\nb", "a\x00", "a\x7f", None, 5, b"a"]
 )
-def test_a_bad_transactional_id_is_refused(bad: str) -> None:
+def test_an_invalid_transactional_id_is_refused(bad: str) -> None:
     with pytest.raises(InvalidTransactionalIdError) as caught:
         validate_transactional_id(bad)
     assert isinstance(caught.value, ConfigurationError)
@@ -47,13 +47,13 @@ def test_lane_0_is_the_logical_id_itself() -> None:
 
 
 @given(logical_ids, st.integers(0, 200))
-def test_the_id_of_a_lane_splits_into_what_it_was_made_of(transactional_id: str, lane: int) -> None:
+def test_the_id_of_a_lane_splits_into_logical_id_and_number(transactional_id: str, lane: int) -> None:
     named = TransactionalId(transactional_id, lane)
     assert TransactionalId.of_row(named.row) == named
 
 
 @given(st.text(st.sampled_from("ab~#01\n")))
-def test_every_text_is_one_lane_of_one_id(text: str) -> None:
+def test_every_text_is_exactly_one_lane_of_one_id(text: str) -> None:
     assert TransactionalId.of_row(text).row == text
 
 
@@ -80,12 +80,12 @@ def test_every_text_is_one_lane_of_one_id(text: str) -> None:
         "~1",
     ],
 )
-def test_what_only_looks_like_a_lane_is_none(other: str) -> None:
+def test_ids_that_resemble_lanes_are_not_lanes(other: str) -> None:
     assert TransactionalId.of_row(other).logical != "orders-0"
     assert lanes_of([other, "orders-0~1"], "orders-0") == ["orders-0~1"]
 
 
-def test_an_id_s_lanes_are_found_and_sorted_by_their_numbers() -> None:
+def test_lanes_of_an_id_are_found_and_sorted_by_number() -> None:
     listed = ["orders-0~10", "orders-0", "orders-0~2", "orders-00", "orders-0-x", "orders-0~1", "orders-0~9"]
     assert lanes_of(listed, "orders-0") == ["orders-0", "orders-0~1", "orders-0~2", "orders-0~9", "orders-0~10"]
     assert lanes_of(listed, "orders") == []
@@ -119,7 +119,7 @@ places = st.tuples(short_ids, st.integers(0, 11), st.integers(0, 11), stores)
 
 
 @given(places, places)
-def test_different_lanes_generations_and_stores_never_meet_in_one_kafka_id(
+def test_different_lanes_generations_and_stores_never_share_a_kafka_id(
     one: tuple[str, int, int, str], other: tuple[str, int, int, str]
 ) -> None:
     first, second = (str(TransactionalId(name, lane, number, store)) for name, lane, number, store in (one, other))

@@ -93,7 +93,7 @@ def test_records_are_not_waited_for_by_equality() -> None:
         ("until_recorded(found, [1])", False),
     ],
 )
-def test_the_rule_bites(wait: str, wrong: bool) -> None:
+def test_waiting_for_records_by_equality_is_found(wait: str, wrong: bool) -> None:
     before = """
 def lines(): return read_topic(1)
 def found(): return list(lines())

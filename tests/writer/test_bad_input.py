@@ -144,7 +144,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 
 
 @both_producers
-def test_a_setting_is_wrong(sqlite_scene: Scene) -> None:
+def test_an_invalid_setting(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as live:
         scene.write(live, 1)
@@ -188,12 +188,12 @@ def test_a_timeout_together_with_two_phase_commit(sqlite_scene: Scene, producer:
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1, "true"])
-def test_two_phase_is_true_false_or_nothing(sqlite_scene: Scene, wrong: Any) -> None:
+def test_an_invalid_two_phase_is_refused(sqlite_scene: Scene, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="two"):
         sqlite_scene.connect(two_phase=wrong)
 
 
-def test_nothing_is_given(monkeypatch: pytest.MonkeyPatch, sqlite_scene: Scene) -> None:
+def test_missing_settings_are_named(monkeypatch: pytest.MonkeyPatch, sqlite_scene: Scene) -> None:
     for name in ("DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS", "TRANSACTIONAL_ID"):
         monkeypatch.delenv(f"DUALWRITE_{name}", raising=False)
     with pytest.raises(ConfigurationError, match="DUALWRITE_TRANSACTIONAL_ID"):
@@ -335,7 +335,7 @@ BAD_MESSAGES: list[tuple[dict[str, Any], str]] = [
 
 
 @both_producers
-def test_a_message_is_refused_and_the_block_may_go_on(sqlite_scene: Scene) -> None:
+def test_a_message_is_refused_and_the_block_may_continue(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
         with writer.transaction() as tx:
@@ -387,7 +387,7 @@ def test_a_partition_is_unknown(sqlite_scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_a_message_is_larger_than_the_producer_takes(scene: Scene) -> None:
+def test_a_message_above_the_limit_of_the_producer(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with pytest.raises(MessageTooLargeError) as caught, writer.transaction() as tx:
@@ -402,7 +402,7 @@ def test_a_message_is_larger_than_the_producer_takes(scene: Scene) -> None:
 
 @pytest.mark.slow
 @both_producers
-def test_a_message_is_larger_than_the_broker_takes(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
+def test_a_message_above_the_limit_of_the_broker(new_scene: Callable[..., Scene], topicless: DevCluster) -> None:
     scene = new_scene("sqlite", topicless.bootstrap_servers)
     make_topic(topicless, scene.topic)
     with scene.connect() as writer:
@@ -442,7 +442,7 @@ def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path
 
 
 @both_producers
-def test_no_thread_is_left(sqlite_scene: Scene, nobody: str) -> None:
+def test_no_thread_is_left_behind(sqlite_scene: Scene, nobody: str) -> None:
     """A failed opening leaves no Python threads running; librdkafka's threads are its own."""
     before = threading.active_count()
     for _ in range(3):

@@ -63,7 +63,7 @@ def users_store(request: pytest.FixtureRequest, sqlite_scene: Scene, tmp_path: A
     return store
 
 
-def test_two_writers_on_one_store_of_the_user_s(sqlite_scene: Scene, users_store: TxnStateStore) -> None:
+def test_two_writers_on_one_store_of_the_user(sqlite_scene: Scene, users_store: TxnStateStore) -> None:
     first, second = sqlite_scene.with_new_id(), sqlite_scene.with_new_id()
     with first.connect(users_store) as staying:
         with second.connect(users_store) as leaving, leaving.transaction() as tx:
@@ -77,7 +77,7 @@ def test_two_writers_on_one_store_of_the_user_s(sqlite_scene: Scene, users_store
     assert users_store.list() != []
 
 
-def test_an_engine_of_the_user_s_stays_open(sqlite_scene: Scene) -> None:
+def test_an_engine_of_the_user_stays_open(sqlite_scene: Scene) -> None:
     disposed: list[sa.Engine] = []
     sa.event.listen(sqlite_scene.engine, "engine_disposed", disposed.append)
     with sqlite_scene.connect() as writer:
@@ -100,7 +100,7 @@ NOT_NEEDED = {"confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", 
 """Must not be loaded. kafka-python's admin and consumer are not listed, because its package always imports them."""
 
 
-def test_a_writer_with_the_native_producer_on_postgresql_loads_what_it_uses(postgres_scene: Scene) -> None:
+def test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses(postgres_scene: Scene) -> None:
     scene = postgres_scene
     url = scene.engine.url.render_as_string(hide_password=False)
     command = [sys.executable, "-W", "ignore", "-c", WRITES, url, scene.servers, scene.transactional_id, scene.topic]

@@ -34,7 +34,7 @@ CALLS: dict[str, Callable[[Transaction], object]] = {
 
 
 @both_databases
-def test_what_would_end_the_transaction_is_refused_and_nothing_is_lost(scene: Scene) -> None:
+def test_calls_that_would_end_the_transaction_are_refused_and_nothing_is_lost(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)
@@ -57,7 +57,7 @@ def test_what_would_end_the_transaction_is_refused_and_nothing_is_lost(scene: Sc
 
 
 @producers_and_databases
-def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
+def test_a_rollback_that_bypasses_the_writer_is_found(scene: Scene) -> None:
     with scene.connect() as writer:
         with pytest.raises(TransactionControlError, match="transaction itself"), writer.transaction() as tx:
             scene.both(tx, 1)
@@ -72,7 +72,7 @@ def test_a_rollback_behind_the_writers_back_is_found(scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_a_commit_behind_the_writers_back_is_named(scene: Scene) -> None:
+def test_a_commit_that_bypasses_the_writer_is_reported(scene: Scene) -> None:
     """Here the promise can no longer be kept; the error says what may have happened, and no message is published."""
     with scene.connect() as writer:
         with pytest.raises(TransactionControlError, match="WITHOUT its messages"), writer.transaction() as tx:
@@ -98,7 +98,7 @@ def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(sqlite_scene
     assert scene.agree() == [1, 2]
 
 
-def test_the_users_fenced_error_of_another_id_is_the_users(sqlite_scene: Scene) -> None:
+def test_a_fenced_error_of_another_id_raised_by_the_block_is_passed_through(sqlite_scene: Scene) -> None:
     """A block may use another writer, whose error must not stop this one."""
     scene = sqlite_scene
     with scene.connect() as writer:

@@ -35,7 +35,7 @@ def is_cleared(scene: Scene) -> bool:
 
 @pytest.mark.parametrize("lanes", [2])
 @producers_and_databases
-def test_the_states_of_an_idle_writer_are_cleared_and_it_goes_on(scene: Scene, soon: None) -> None:
+def test_the_states_of_an_idle_writer_are_cleared_and_it_continues(scene: Scene, soon: None) -> None:
     with scene.connect() as writer:
         for first in (1, 4):
             scene.write(writer, first, first + 1, first + 2)
@@ -61,9 +61,7 @@ def test_nothing_is_cleared_while_a_transaction_is_open(scene: Scene, monkeypatc
     assert scene.agree() == [1, 2]
 
 
-def test_a_thread_that_uses_the_writer_waits_for_the_clearing_instead_of_failing(
-    scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_waits_while_states_are_cleared(scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go_on = threading.Event(), threading.Event()
     with scene.connect() as writer, ThreadPoolExecutor(1) as user:
         resolve = writer.store.record_resolution
@@ -84,7 +82,7 @@ def test_a_thread_that_uses_the_writer_waits_for_the_clearing_instead_of_failing
     assert scene.agree() == [1, 2]
 
 
-def test_many_short_pauses_disturb_nobody(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_in_many_short_pauses_disturbs_no_transaction(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread comes all the time, while two threads take turns with the writer."""
     monkeypatch.setattr(idle, "CLEAR_AFTER", 0.001)
     turn = threading.Lock()
@@ -105,7 +103,7 @@ def test_many_short_pauses_disturb_nobody(scene: Scene, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "error", [StoreUnavailableError("It is away."), RuntimeError("A bug in a store.")], ids=["away", "bug"]
 )
-def test_a_database_that_is_away_is_asked_again_later(
+def test_clearing_is_retried_after_an_error_of_the_database(
     scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     with scene.connect() as writer:
@@ -124,7 +122,7 @@ def test_a_database_that_is_away_is_asked_again_later(
     assert scene.agree() == [1, 2]
 
 
-def test_a_writer_that_was_fenced_meanwhile_clears_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fenced_writer_clears_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with scene.connect() as successor:
@@ -146,7 +144,7 @@ def test_closing_the_last_writer_ends_the_thread(scene: Scene, soon: None) -> No
     assert not [thread for thread in threading.enumerate() if thread.name == "dualwrite idle writers"]
 
 
-def test_a_pool_has_its_idle_states_cleared_too(scene: Scene, soon: None) -> None:
+def test_idle_states_of_a_pool_are_cleared(scene: Scene, soon: None) -> None:
     kafka = {"bootstrap.servers": scene.servers}
     with dualwrite.create_pool(scene.engine, prefix=scene.transactional_id, size=2, kafka=kafka) as pool:
         for number in (1, 2, 3):

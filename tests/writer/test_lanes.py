@@ -128,7 +128,7 @@ def test_transactions_take_turns(scene: Scene) -> None:
 
 
 @both_producers
-def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene) -> None:
+def test_a_rolled_back_transaction_uses_up_its_turn(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
         for number in range(5):
@@ -144,7 +144,7 @@ def test_a_transaction_that_is_rolled_back_has_had_its_turn(sqlite_scene: Scene)
 
 
 @producers_and_databases
-def test_messages_lie_in_the_order_of_the_transactions(scene: Scene) -> None:
+def test_messages_are_in_the_order_of_the_transactions(scene: Scene) -> None:
     with scene.connect() as writer:
         for number in range(60):
             ordered.write(writer, scene.topic, number)
@@ -160,7 +160,7 @@ def assert_ordered(scene: Scene, numbers: list[int]) -> None:
     ("producer", "database"),
     thinned(product(PRODUCERS, DATABASES), kept=[(LIBRDKAFKA, SQLITE)], quick=[]),
 )
-def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene) -> None:
+def test_messages_are_in_the_order_of_the_transactions_over_crashes(scene: Scene) -> None:
     """Processes are killed one after another, each at another point and lane; the next one recovers and continues.
 
     CI runs the other producer and database in test_a_writer_may_have_another_number_of_lanes_each_time.
@@ -207,7 +207,7 @@ def test_messages_lie_in_the_order_of_the_transactions_over_crashes(scene: Scene
         quick=[("after_db_commit", "connect", NATIVE, POSTGRESQL)],
     ),
 )
-def test_what_a_crash_left_on_every_lane_is_resolved(scene: Scene, point: str, by: str) -> None:
+def test_transactions_left_by_a_crash_on_every_lane_are_resolved(scene: Scene, point: str, by: str) -> None:
     names = [TransactionalId(scene.transactional_id, lane).row for lane in range(3)]
     crash(scene, f"{point}#6", 1, 6)  # lane 0, 1, 2, 0, 1, and dies on 2
     expected = [1, 2, 3, 4, 5] if point in BEFORE_COMMIT_POINT else [1, 2, 3, 4, 5, 6]
@@ -248,7 +248,7 @@ def test_what_a_crash_left_on_every_lane_is_resolved(scene: Scene, point: str, b
         quick=[("recover_after_decision", 2, NATIVE)],
     ),
 )
-def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene, point: str, passage: int) -> None:
+def test_an_interrupted_opening_is_finished_by_the_next_one(sqlite_scene: Scene, point: str, passage: int) -> None:
     scene = sqlite_scene
     crash(scene, "after_db_commit#5", 1, 5)
     crash(scene, f"{point}#{passage}", 50, 1)
@@ -267,7 +267,7 @@ def test_an_opening_that_dies_leaves_the_next_one_to_finish(sqlite_scene: Scene,
         quick=[(1, NATIVE, POSTGRESQL)],
     ),
 )
-def test_a_writer_with_fewer_lanes_resolves_those_it_does_not_use(scene: Scene, fewer: int) -> None:
+def test_a_writer_with_fewer_lanes_resolves_the_unused_ones(scene: Scene, fewer: int) -> None:
     crash(scene, "after_db_commit#6", 1, 6)
     with scene.connect(lanes=fewer) as writer:
         found = outcomes(writer.recovery_report)
@@ -300,7 +300,7 @@ def test_a_writer_may_have_another_number_of_lanes_each_time(scene: Scene) -> No
     assert len(scene.state_rows()) == 5
 
 
-def test_ids_that_look_alike_are_left_alone(sqlite_scene: Scene) -> None:
+def test_ids_that_resemble_lanes_are_not_recovered(sqlite_scene: Scene) -> None:
     """`w~1` is a lane of `w`; `wx`, `wx~1` and `w-1` are not, and the row of a lane of `w` is not one of theirs."""
     scene = sqlite_scene
     others = [Scene(scene.engine, scene.servers, transactional_id=scene.transactional_id + end) for end in ("x", "-1", "~")]
@@ -388,9 +388,7 @@ def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_bac
         quick=[("before_take_over", 2, 5, NATIVE, SQLITE)],
     ),
 )
-def test_a_writer_paused_while_it_opens_takes_nothing_from_its_successor(
-    scene: Scene, point: str, passage: int, new: int
-) -> None:
+def test_a_writer_paused_while_it_opens_does_not_fence_its_successor(scene: Scene, point: str, passage: int, new: int) -> None:
     crash(scene, "after_db_commit#2", 1, 2)
     zombie = stopped(scene, f"{point}#{passage}", 50, 3)
     with scene.connect(lanes=new) as writer:
@@ -405,7 +403,7 @@ def test_a_writer_paused_while_it_opens_takes_nothing_from_its_successor(
 
 
 @pytest.mark.parametrize("lane", thinned([0, 1], quick=[1]))
-def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(sqlite_scene: Scene, lane: int) -> None:
+def test_a_writer_whose_lane_is_claimed_while_it_starts_a_later_one_does_not_open(sqlite_scene: Scene, lane: int) -> None:
     scene = sqlite_scene
 
     def claim() -> None:
@@ -431,7 +429,7 @@ def test_a_writer_whose_lane_is_taken_while_it_starts_a_later_one_does_not_open(
         quick=[(3, 1, NATIVE)],
     ),
 )
-def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(postgres_scene: Scene, old: int, new: int) -> None:
+def test_a_writer_is_fenced_even_if_its_successor_is_paused_while_it_opens(postgres_scene: Scene, old: int, new: int) -> None:
     """The older writer may complete transactions, on both sides, on lanes not claimed yet; it stops at a claimed one."""
     scene = postgres_scene
     done = []
@@ -461,7 +459,7 @@ def test_a_writer_is_fenced_although_its_successor_is_paused_while_it_opens(post
         quick=[("recover_after_claim", NATIVE, POSTGRESQL)],
     ),
 )
-def test_a_reopening_that_broke_off_is_done_again_as_a_whole(scene: Scene, interrupted_at: str) -> None:
+def test_an_interrupted_reopening_is_repeated_for_all_lanes(scene: Scene, interrupted_at: str) -> None:
     """If it recovered only its single lane, it would run at the same time as a writer that still owns the other lanes."""
     with scene.connect(lanes=1) as one, scene.connect(lanes=3) as three:
         scene.write(three, 1)
@@ -523,7 +521,7 @@ def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
     scene.assert_resolved()
 
 
-def test_recovery_of_one_lane_by_its_own_id_leaves_the_others(sqlite_scene: Scene) -> None:
+def test_recovery_of_one_lane_by_its_id_does_not_touch_the_others(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
@@ -591,7 +589,7 @@ def test_while_a_transaction_is_in_doubt_none_begins(scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_a_lane_whose_id_was_taken_while_it_was_in_doubt_fences_all(scene: Scene) -> None:
+def test_a_lane_whose_id_was_claimed_while_in_doubt_fences_all(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         leave_in_doubt(scene, writer, 2)
@@ -626,7 +624,7 @@ def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) 
 
 
 @producers_and_databases
-def test_closing_resolves_what_one_lane_left_and_clears_the_others(scene: Scene) -> None:
+def test_closing_resolves_one_lane_and_clears_the_others(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
@@ -637,7 +635,7 @@ def test_closing_resolves_what_one_lane_left_and_clears_the_others(scene: Scene)
 
 
 @both_databases
-def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_resolved(scene: Scene) -> None:
+def test_closing_continues_with_the_other_lanes_if_one_cannot_be_resolved(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
     leave_in_doubt(scene, writer, 2)
@@ -660,7 +658,7 @@ def test_closing_goes_on_with_the_other_lanes_where_one_can_t_be_resolved(scene:
     scene.assert_resolved()
 
 
-def test_closing_tells_of_every_lane_that_could_not_be_resolved(sqlite_scene: Scene) -> None:
+def test_closing_reports_every_lane_that_could_not_be_resolved(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     writer = scene.connect()
     scene.write(writer, 1, 2, 3)
@@ -721,7 +719,7 @@ def test_an_interrupt_while_lanes_are_resolved_for_closing_releases_all(scene: S
         quick=[("open", "recover_after_claim", 2, NATIVE), ("reopen", "before_take_over", 3, NATIVE)],
     ),
 )
-def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, point: str, passage: int) -> None:
+def test_an_interrupt_while_lanes_are_claimed(sqlite_scene: Scene, opens: str, point: str, passage: int) -> None:
     scene = sqlite_scene
     interrupt = failpoints.only_at(passage, failpoints.raises(KeyboardInterrupt()))
     if opens == "open":
@@ -745,7 +743,7 @@ def test_an_interrupt_while_lanes_are_taken(sqlite_scene: Scene, opens: str, poi
 
 
 @producers_and_databases
-def test_what_is_lost_on_a_lane_is_told_until_it_is_acknowledged(scene: Scene) -> None:
+def test_a_lost_transaction_of_a_lane_is_reported_until_acknowledged(scene: Scene) -> None:
     name = TransactionalId(scene.transactional_id, 2).row
     with scene.connect() as writer:
         scene.write(writer, 1, 2)
@@ -773,7 +771,7 @@ def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
 
 
 @both_producers
-def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_that_reopens(sqlite_scene: Scene) -> None:
+def test_a_writer_that_reopens_with_an_unacknowledged_loss_can_use_its_other_lanes(sqlite_scene: Scene) -> None:
     """As with one lane: reopen() raises, nothing stays in doubt, and the writer may be used all the same."""
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -790,7 +788,7 @@ def test_an_unacknowledged_loss_keeps_nobody_from_the_other_lanes_of_a_writer_th
 # --- number of lanes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_number_of_lanes_is_refused_before_anything_is_claimed(sqlite_scene: Scene) -> None:
+def test_an_invalid_number_of_lanes_is_refused_before_any_claim(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     wrong: tuple[Any, ...] = (0, -1, 101, "3", 2.0, True)
     with scene.connect() as writer:
@@ -816,7 +814,7 @@ def test_an_id_must_leave_room_for_the_numbers_of_its_lanes(new_scene: Callable[
 
 
 @both_databases
-def test_one_lane_has_the_row_and_the_name_that_it_had_before_there_were_lanes(scene: Scene) -> None:
+def test_a_single_lane_uses_the_logical_id_for_its_row_and_in_kafka(scene: Scene) -> None:
     with scene.connect(lanes=1) as writer:
         scene.write(writer, 1, 2, 3)
         assert [row.transactional_id for row in scene.state_rows()] == [scene.transactional_id]

@@ -42,7 +42,7 @@ FACTORIES: dict[str, Callable[[sa.Engine], Any]] = {
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_the_session_is_of_the_user_s_kind(scene: Scene, factory: str) -> None:
+def test_the_session_class_of_the_user_is_used(scene: Scene, factory: str) -> None:
     with scene.connect(session=FACTORIES[factory](scene.engine)) as writer, writer.transaction() as tx:
         tx.session.event(scene.transactional_id, 1)
         assert tx.session.scalars(sa.select(Event.number).where(Event.writer == scene.transactional_id)).all() == [1]
@@ -50,7 +50,7 @@ def test_the_session_is_of_the_user_s_kind(scene: Scene, factory: str) -> None:
     assert scene.agree() == [1]
 
 
-def test_expire_on_commit_is_the_user_s(scene: Scene) -> None:
+def test_expire_on_commit_of_the_user_is_kept(scene: Scene) -> None:
     for expires, number in ((False, 1), (True, 2), (None, 3)):
         maker = None if expires is None else sessionmaker(scene.engine, expire_on_commit=expires)
         with scene.connect(session=maker) as writer, writer.transaction() as tx:
@@ -66,7 +66,7 @@ def test_expire_on_commit_is_the_user_s(scene: Scene) -> None:
 
 
 @both_databases
-def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
+def test_session_events_are_sent_after_the_facts(scene: Scene) -> None:
     maker = sessionmaker(scene.engine)
     heard: list[tuple[str, list[int]]] = []  # with the rows that others see at that time
     blocks: list[Transaction] = []
@@ -105,7 +105,7 @@ def test_events_come_when_what_they_say_has_happened(scene: Scene) -> None:
     assert scene.agree() == [1, 4]
 
 
-def test_after_commit_does_not_come_where_the_database_refuses_the_commit(postgres_scene: Scene) -> None:
+def test_after_commit_is_not_sent_if_the_database_refuses_the_commit(postgres_scene: Scene) -> None:
     scene, heard = postgres_scene, []
     maker = sessionmaker(scene.engine)
     for name in EVENTS:
@@ -118,7 +118,7 @@ def test_after_commit_does_not_come_where_the_database_refuses_the_commit(postgr
     scene.assert_resolved()
 
 
-def test_a_listener_s_error_before_the_commit_rolls_both_sides_back(scene: Scene) -> None:
+def test_an_error_of_a_listener_before_the_commit_rolls_back_both_sides(scene: Scene) -> None:
     maker = sessionmaker(scene.engine)
     sa.event.listen(maker, "before_commit", lambda _session: 1 / 0)
     with scene.connect(session=maker) as writer:
@@ -129,7 +129,7 @@ def test_a_listener_s_error_before_the_commit_rolls_both_sides_back(scene: Scene
     assert scene.agree() == [3]
 
 
-def test_a_listener_s_error_after_the_commit_takes_nothing_back(scene: Scene) -> None:
+def test_an_error_of_a_listener_after_the_commit_rolls_back_nothing(scene: Scene) -> None:
     maker = sessionmaker(scene.engine)
     sa.event.listen(maker, "after_commit", lambda _session: 1 / 0)
     with scene.connect(session=maker) as writer:
@@ -141,7 +141,7 @@ def test_a_listener_s_error_after_the_commit_takes_nothing_back(scene: Scene) ->
     assert scene.agree() == [1, 2]
 
 
-def test_what_would_lead_out_of_the_transaction_is_refused(scene: Scene, tmp_path: Any) -> None:
+def test_session_options_that_leave_the_transaction_are_refused(scene: Scene, tmp_path: Any) -> None:
     for wrong in (sessionmaker(twophase=True), sessionmaker(binds={Event: scene.engine}), "a text", sessionmaker()()):
         with pytest.raises(ConfigurationError):
             scene.connect(session=wrong)

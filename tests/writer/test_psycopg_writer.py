@@ -72,7 +72,7 @@ def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene
     scene.assert_resolved()
 
 
-def test_a_conflict_is_repeated(postgres_scene: Scene) -> None:
+def test_a_conflict_is_retried(postgres_scene: Scene) -> None:
     scene, runs = postgres_scene, []
     dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as other:
@@ -120,7 +120,7 @@ def test_an_unknown_commit_is_resolved(
     scene.assert_resolved()
 
 
-def test_a_connection_in_a_transaction_of_the_users(postgres_scene: Scene) -> None:
+def test_a_connection_in_a_transaction_of_the_user(postgres_scene: Scene) -> None:
     scene = postgres_scene
     dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with (

@@ -150,7 +150,7 @@ def test_an_empty_transaction(scene: Scene) -> None:
 
 
 @both_databases
-def test_a_function_becomes_a_transaction(scene: Scene) -> None:
+def test_a_decorated_function_runs_in_a_transaction(scene: Scene) -> None:
     with scene.connect() as writer:
 
         @writer.transactional
@@ -246,7 +246,7 @@ def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> N
     assert scene.agree() == [2]
 
 
-def test_attempts_end_with_the_last_ones_error(postgres_scene: Scene) -> None:
+def test_after_the_last_attempt_its_error_is_raised(postgres_scene: Scene) -> None:
     """A deferred constraint fails at every COMMIT."""
     scene, runs = postgres_scene, []
     with scene.engine.begin() as connection:
@@ -273,7 +273,7 @@ def test_attempts_end_with_the_last_ones_error(postgres_scene: Scene) -> None:
 
 
 @both_producers
-def test_the_users_exception_goes_through_unchanged(sqlite_scene: Scene) -> None:
+def test_an_exception_of_the_user_is_passed_through_unchanged(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     kinds = [TroubleError, ValueError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
     with scene.connect() as writer:
@@ -333,7 +333,7 @@ def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(p
 # --- the handle after its block -----------------------------------------------------------------------------------------
 
 
-def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
+def test_a_handle_is_refused_after_its_block(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
         with writer.transaction() as tx:
@@ -358,7 +358,7 @@ def test_a_handle_is_of_no_use_after_its_block(sqlite_scene: Scene) -> None:
 
 
 @both_databases
-def test_a_nested_transaction_is_refused_and_the_outer_one_goes_on(scene: Scene) -> None:
+def test_a_nested_transaction_is_refused_and_the_outer_one_continues(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)

@@ -17,7 +17,7 @@ from writer.cases import NATIVE
 from writer.scene import Event, Scene
 
 
-def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Scene) -> None:
+def test_a_commit_that_fails_on_a_full_disk_names_the_disk(sqlite_scene: Scene) -> None:
     """A limit on the size of files simulates a full disk; it is lifted as soon as COMMIT has failed."""
     scene = sqlite_scene
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -47,7 +47,7 @@ def test_a_commit_for_which_the_disk_has_no_room_names_the_disk(sqlite_scene: Sc
 
 
 @pytest.mark.parametrize("producer", [NATIVE])  # with librdkafka the old Kafka id is left as it is and still shows the outcome
-def test_a_writer_that_was_overtaken_after_the_database_s_commit_is_told_that_it_committed(sqlite_scene: Scene) -> None:
+def test_a_writer_overtaken_after_the_database_commit_reports_that_it_committed(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
 
     def take_over() -> None:

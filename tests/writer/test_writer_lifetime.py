@@ -63,7 +63,7 @@ def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scen
     assert scene.recover().ids[0].outcomes == ()
 
 
-def test_a_closed_writer_says_so(sqlite_scene: Scene) -> None:
+def test_a_closed_writer_refuses_calls(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     writer = scene.connect()
     writer.close()
@@ -76,7 +76,7 @@ def test_a_closed_writer_says_so(sqlite_scene: Scene) -> None:
         writer.open()
 
 
-def test_a_writer_that_was_never_opened_says_so(sqlite_scene: Scene) -> None:
+def test_an_unopened_writer_refuses_calls(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     store = SqlStateStore(scene.engine)
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
@@ -121,7 +121,7 @@ def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(sqlite_sce
     scene.assert_resolved()
 
 
-def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) -> None:
+def test_an_engine_of_the_user_stays_open_and_that_of_a_url_is_closed(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect(str(scene.engine.url)) as writer:
         scene.write(writer, 1)
@@ -135,7 +135,7 @@ def test_a_users_engine_stays_open_and_a_url_s_is_closed(sqlite_scene: Scene) ->
 
 
 @both_producers
-def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -> None:
+def test_a_second_thread_is_refused_and_the_first_continues(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
 
     def use(writer: DualWriter) -> None:
@@ -160,7 +160,7 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(sqlite_scene: Scene) -
     assert scene.agree() == [1, 2, 3, 4]
 
 
-def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene) -> None:
+def test_many_threads_succeed_or_get_a_clear_error(postgres_scene: Scene) -> None:
     scene = postgres_scene
     done: list[int] = []
     refused: list[int] = []
@@ -188,7 +188,7 @@ def test_many_threads_at_once_get_through_or_a_clear_error(postgres_scene: Scene
 
 @forks
 @producers_and_databases
-def test_a_forked_child_is_refused_and_the_parent_goes_on(scene: Scene) -> None:
+def test_a_forked_child_is_refused_and_the_parent_continues(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         with writer.transaction() as tx:
@@ -231,7 +231,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
 @forks
 @pytest.mark.parametrize("fails", thinned([False, True], quick=[True]))
 @producers_and_databases
-def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails: bool) -> None:
+def test_a_forked_child_that_leaves_the_block_changes_neither_side(scene: Scene, fails: bool) -> None:
     """It shares the parent's connections: a rollback in the child would roll back the parent's transaction."""
     with scene.connect() as writer:
         in_parent = True
@@ -264,7 +264,7 @@ def test_a_child_that_leaves_the_block_touches_neither_side(scene: Scene, fails:
 
 @pytest.mark.parametrize("by", thinned(["recover", "connect"], quick=["connect"]))
 @producers_and_databases
-def test_a_writer_whose_id_was_taken_is_fenced_until_it_reopens(scene: Scene, by: str) -> None:
+def test_a_writer_whose_id_was_claimed_is_fenced_until_it_reopens(scene: Scene, by: str) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         if by == "recover":
@@ -309,7 +309,7 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
 
 
 @both_producers
-def test_a_writer_fenced_in_its_block_that_fails_by_itself_is_fenced_afterwards(postgres_scene: Scene) -> None:
+def test_a_writer_fenced_in_a_failing_block_is_fenced_afterwards(postgres_scene: Scene) -> None:
     scene = postgres_scene
     with scene.connect() as writer:
         with pytest.raises(ValueError, match="mine"), writer.transaction() as tx:
@@ -335,7 +335,7 @@ def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_two_writers_that_reopen_take_turns(scene: Scene) -> None:
+def test_two_writers_that_reopen_fence_each_other(scene: Scene) -> None:
     with scene.connect() as one, scene.connect() as two:
         for number in range(0, 6, 2):
             one.reopen()
@@ -384,7 +384,7 @@ def test_opening_reports_what_it_resolved(scene: Scene, point: str, outcome: Out
 
 
 @producers_and_databases
-def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: Scene) -> None:
+def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
         error = scene.lose(writer, 2)
@@ -425,6 +425,6 @@ def test_a_lost_transaction_is_told_at_once_and_until_it_is_acknowledged(scene: 
     scene.assert_resolved()
 
 
-def test_on_lost_has_two_values(sqlite_scene: Scene) -> None:
+def test_an_invalid_on_lost_is_refused(sqlite_scene: Scene) -> None:
     with pytest.raises(DualWriteError, match="on_lost is 'ignore'"):
         sqlite_scene.connect(on_lost="ignore")

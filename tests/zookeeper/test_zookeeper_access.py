@@ -24,7 +24,7 @@ from fixtures.pace import LIMIT, limit
 # --- chroot ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chroot_is_made(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
+def test_a_missing_chroot_is_created(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
     deep = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/a/b/c")
     with ZooKeeperStore.from_url(deep) as store, ZooKeeperStore.from_url(deep) as second:
         recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
@@ -33,7 +33,7 @@ def test_a_chroot_is_made(zookeeper_server: ZooKeeperServer, chroot: str, plain:
     assert plain.exists(f"/a/b/c/kafka_transaction_state/{ID}")
 
 
-def test_a_users_client_gets_its_chroot_too(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+def test_the_chroot_of_a_client_of_the_user_is_created(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
     client = KazooClient(f"{zookeeper_server.hosts}{chroot}/deep")
     with ZooKeeperStore(client) as store:
         store.check()
@@ -42,7 +42,7 @@ def test_a_users_client_gets_its_chroot_too(zookeeper_server: ZooKeeperServer, c
     client.close()
 
 
-def test_a_chroot_that_may_not_be_made(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
+def test_a_chroot_that_may_not_be_created(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
     plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
     inside = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/closed/a/b")
     with ZooKeeperStore.from_url(inside) as store:
@@ -70,7 +70,9 @@ def test_nodes_have_the_acl(alices: ZooKeeperStore) -> None:
     assert "wonder" not in alices.description
 
 
-def test_who_is_kept_out_is_told_what_to_do(alices: ZooKeeperStore, zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+def test_denied_access_is_reported_with_the_next_step(
+    alices: ZooKeeperStore, zookeeper_server: ZooKeeperServer, chroot: str
+) -> None:
     claim = alices.claim(ID, "tests", timeout=LIMIT)
     with ZooKeeperStore.from_url(zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/alice")) as other:
         for call in (
@@ -99,7 +101,7 @@ def test_an_operation_that_is_not_permitted(store: ZooKeeperStore, plain: KazooC
     assert plain.exists(ORDER) is None
 
 
-def test_a_row_that_may_be_read_and_not_written(store: ZooKeeperStore, plain: KazooClient) -> None:
+def test_a_row_that_may_only_be_read(store: ZooKeeperStore, plain: KazooClient) -> None:
     claim = store.claim(ID, "tests", timeout=LIMIT)
     transaction = recorded(store, claim)
     admin = make_digest_acl("admin", "admin", all=True)
@@ -111,7 +113,7 @@ def test_a_row_that_may_be_read_and_not_written(store: ZooKeeperStore, plain: Ka
     assert store.read_claimed(claim).prepared_state is None
 
 
-def test_a_default_acl_of_the_users_client(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+def test_a_default_acl_of_the_client_of_the_user(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
     client = KazooClient(
         f"{zookeeper_server.hosts}{chroot}", default_acl=CREATOR_ALL_ACL, auth_data=[("digest", "bob:builder")]
     )
@@ -136,7 +138,7 @@ def test_a_scheme_that_the_server_refuses(url: str) -> None:
             assert "secret" not in str(caught.value)
 
 
-def test_credentials_stay_out_of_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_are_not_logged(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.DEBUG, logger="dualwrite.stores.zookeeper.client"),
         ZooKeeperStore.from_url(url.replace("://", "://alice:wonderland@")) as store,
@@ -239,7 +241,7 @@ def test_tls_without_trust(tls_server: tuple[ZooKeeperServer, int], caplog: pyte
         ("nowhere.invalid:2181", "the name 'nowhere.invalid' can't be resolved"),
     ],
 )
-def test_why_there_is_no_connection(hosts: str, said: str) -> None:
+def test_the_error_says_why_there_is_no_connection(hosts: str, said: str) -> None:
     with ZooKeeperStore.from_url(f"zookeeper://u:secret@{hosts}/a", connect_timeout=0.5) as store:
         with pytest.raises(StoreUnavailableError) as caught:
             store.check()
@@ -253,7 +255,7 @@ def test_one_of_several_servers_is_enough(zookeeper_server: ZooKeeperServer, chr
         assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
 
 
-def test_a_server_that_says_nothing(own_server: ZooKeeperServer) -> None:
+def test_a_server_that_does_not_answer(own_server: ZooKeeperServer) -> None:
     waits = {"session_timeout": limit(1), "connect_timeout": limit(2), "request_timeout": limit(1)}
     with ZooKeeperStore.from_url(own_server.url, **waits) as store:
         store.check()
@@ -265,6 +267,6 @@ def test_a_server_that_says_nothing(own_server: ZooKeeperServer) -> None:
         store.check()
 
 
-def test_durability_is_not_known(store: ZooKeeperStore) -> None:
+def test_durability_is_unknown(store: ZooKeeperStore) -> None:
     found: Any = store.durability()
     assert found == {}

@@ -16,7 +16,7 @@ from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 
 
-def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
+def test_a_claim_does_not_wait_for_transactions(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     theirs = rival.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError):
@@ -25,7 +25,7 @@ def test_a_claim_waits_for_nobody(store: ZooKeeperStore, rival: ZooKeeperStore, 
 
 
 @pytest.mark.parametrize("pause", [0, 1.2], ids=["between two attempts", "in an attempt"])
-def test_a_claim_gives_up_where_others_are_always_faster(
+def test_a_claim_gives_up_if_others_always_claim_first(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
     """Simulated: a rival that is faster every time, until the claim's timeout."""
@@ -46,7 +46,7 @@ def test_a_claim_gives_up_where_others_are_always_faster(
     assert caught.value.timeout == 1
 
 
-def test_a_claim_made_while_the_row_is_read_is_seen_by_that_read(
+def test_a_read_sees_a_claim_made_during_it(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated: another client changes the row between the read and the check of its version, repeatedly."""
@@ -67,7 +67,7 @@ def test_a_claim_made_while_the_row_is_read_is_seen_by_that_read(
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_a_claim_survives_a_broken_connection(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     proxied_store.check()
     proxy.on_client_bytes(SET, Link.cut, times=2)
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
@@ -75,7 +75,7 @@ def test_a_claim_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore
 
 @pytest.mark.parametrize("expected", [None, 1])
 @pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
-def test_a_claim_whose_answer_was_lost_knows_its_own(
+def test_a_claim_whose_answer_was_lost_recognizes_itself(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, expected: int | None, cut: Any
 ) -> None:
     proxied_store.check()
@@ -85,7 +85,7 @@ def test_a_claim_whose_answer_was_lost_knows_its_own(
     assert proxied_store.read_claimed(again).owner == "ours"
 
 
-def test_a_first_claim_whose_answer_was_lost_knows_its_own(
+def test_a_first_claim_whose_answer_was_lost_recognizes_itself(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, plain: KazooClient
 ) -> None:
     proxied_store.claim("another", "ours", timeout=LIMIT)
@@ -93,7 +93,7 @@ def test_a_first_claim_whose_answer_was_lost_knows_its_own(
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
-def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
+def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
 ) -> None:
     proxied_store.check()
@@ -108,7 +108,7 @@ def test_an_expected_claim_does_not_take_the_next_ones_for_its_own(
     assert caught.value.current_owner == "theirs"
 
 
-def test_a_claim_gives_up_on_a_server_that_stays_away(proxied_store: ZooKeeperStore, proxy: TcpProxy) -> None:
+def test_a_claim_gives_up_on_an_unreachable_server(proxied_store: ZooKeeperStore, proxy: TcpProxy) -> None:
     proxy.refuse()
     with pytest.raises(StoreUnavailableError) as caught:
         proxied_store.claim(ID, "ours", timeout=1)
@@ -118,7 +118,7 @@ def test_a_claim_gives_up_on_a_server_that_stays_away(proxied_store: ZooKeeperSt
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
-def test_a_claim_that_was_given_up_can_not_come_later(
+def test_a_claim_that_timed_out_cannot_take_effect_later(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
 ) -> None:
     """A request that was in flight when the claim timed out arrives after another's claim, and is refused."""

@@ -37,7 +37,7 @@ def claim(proxied_store: ZooKeeperStore) -> Claim:
 # --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
-def test_no_connection_to_send_it_over(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_no_connection_at_commit(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = recorded(proxied_store, claim)
     proxied_store._connection._connect_timeout = 0.5
     proxy.refuse()
@@ -59,7 +59,7 @@ def test_a_connection_lost_before_record(proxied_store: ZooKeeperStore, proxy: T
     assert_the_truth_is_told(proxied_store, claim, committed=True)
 
 
-def test_a_server_out_of_reach_at_record(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_an_unreachable_server_at_record(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = proxied_store.begin(claim)
     proxied_store._connection._connect_timeout = 0.5
     proxy.refuse()
@@ -151,7 +151,7 @@ def test_an_interrupt_while_waiting_for_the_answer(proxied_store: ZooKeeperStore
 # --- a multi that comes late ----------------------------------------------------------------------------------------------
 
 
-def test_a_multi_that_the_network_held_back(
+def test_a_multi_delayed_by_the_network(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
 ) -> None:
     """It reaches the server over the old connection, after another's claim: refused, nothing of it applied."""
@@ -176,7 +176,7 @@ def test_a_multi_that_the_network_held_back(
 
 
 @pytest.mark.parametrize("claimant", ["another", "ourselves"])
-def test_a_multi_that_kazoo_held_back(
+def test_a_multi_delayed_by_kazoo(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim, claimant: str
 ) -> None:
     """A request made while kazoo is connecting is queued, and sent when it is connected again.
@@ -208,7 +208,7 @@ def test_a_multi_that_kazoo_held_back(
         assert late.ready()
 
 
-def test_kazoo_never_sends_a_multi_again_by_itself(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_kazoo_never_resends_a_multi(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = recorded(proxied_store, claim)
     seen: list[Link] = []
 
@@ -227,7 +227,7 @@ def test_kazoo_never_sends_a_multi_again_by_itself(proxied_store: ZooKeeperStore
 # --- servers that die, sessions that end ----------------------------------------------------------------------------------
 
 
-def test_a_server_killed_before_it_gets_the_multi(own_server: ZooKeeperServer) -> None:
+def test_a_server_killed_before_it_receives_the_multi(own_server: ZooKeeperServer) -> None:
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = recorded(store, claim)
@@ -242,7 +242,7 @@ def test_a_server_killed_before_it_gets_the_multi(own_server: ZooKeeperServer) -
         assert_the_truth_is_told(store, claim, committed=False)
 
 
-def test_a_server_killed_when_it_has_answered(own_server: ZooKeeperServer) -> None:
+def test_a_server_killed_after_its_answer(own_server: ZooKeeperServer) -> None:
     def kill(link: Link) -> None:
         own_server.kill()
         link.cut()
@@ -296,7 +296,7 @@ def test_a_session_that_expires_in_commit(
     assert proxied_store.client.client_id[0] != session
 
 
-def test_a_users_client_is_read_the_same(
+def test_the_outcome_is_read_with_a_client_of_the_user(
     zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str, store: ZooKeeperStore
 ) -> None:
     store.check()

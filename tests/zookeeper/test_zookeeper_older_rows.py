@@ -11,13 +11,13 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from fixtures.older import OLDER_ROW, see_it_move_on
 
 
-def test_a_row_of_an_older_release_is_read_and_moves_on(store: ZooKeeperStore, plain: KazooClient) -> None:
+def test_a_row_of_an_older_release_is_read_and_updated(store: ZooKeeperStore, plain: KazooClient) -> None:
     store.check()
     plain.create(f"/kafka_transaction_state/{ID}", OLDER_ROW.encode(), makepath=True)
     see_it_move_on(store, ID)
 
 
-def test_a_block_may_not_write_the_node_of_the_database_s_id(store: ZooKeeperStore) -> None:
+def test_a_block_may_not_write_the_identity_node(store: ZooKeeperStore) -> None:
     transaction = store.begin(store.claim(ID, "tests", timeout=5))
     with pytest.raises(UsageError):
         transaction.handle.create("/kafka_transaction_store", b"mine")

@@ -29,14 +29,14 @@ ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
         ("a%2Fb", "a%252Fb"),
     ],
 )
-def test_names_of_ids(transactional_id: str, name: str) -> None:
+def test_node_names_of_ids(transactional_id: str, name: str) -> None:
     assert node_name(transactional_id) == name
     assert transactional_id_of(name) == transactional_id
 
 
 @settings(deadline=None)
 @given(ids)
-def test_every_id_comes_back(transactional_id: str) -> None:
+def test_every_id_survives_a_round_trip(transactional_id: str) -> None:
     name = node_name(transactional_id)
     assert transactional_id_of(name) == transactional_id
     assert "/" not in name
@@ -46,29 +46,29 @@ def test_every_id_comes_back(transactional_id: str) -> None:
 
 @settings(deadline=None)
 @given(ids, ids)
-def test_two_ids_have_two_names(one: str, other: str) -> None:
+def test_different_ids_have_different_names(one: str, other: str) -> None:
     assert (node_name(one) == node_name(other)) is (one == other)
 
 
 @settings(deadline=None)
 @given(st.text())
-def test_a_name_that_no_id_has_is_somebody_elses(name: str) -> None:
+def test_a_name_belongs_to_at_most_one_id(name: str) -> None:
     found = transactional_id_of(name)
     assert found is None or node_name(found) == name
 
 
 @pytest.mark.parametrize("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])
-def test_names_of_no_id(name: str) -> None:
+def test_names_that_belong_to_no_id(name: str) -> None:
     assert transactional_id_of(name) is None
 
 
 @pytest.mark.parametrize("transactional_id", ["", "a\ud800"])
-def test_what_is_no_id(transactional_id: str) -> None:
+def test_invalid_ids(transactional_id: str) -> None:
     with pytest.raises(InvalidTransactionalIdError):
         node_name(transactional_id)
 
 
-def test_whose_a_path_is() -> None:
+def test_paths_of_dualwrite_are_recognized() -> None:
     assert is_ours("/kafka_transaction_state")
     assert is_ours("/kafka_transaction_state/a")
     assert not is_ours("/kafka_transaction_states")

@@ -27,7 +27,7 @@ def stored(store: ZooKeeperStore, claim: Claim) -> None:
     transaction.commit()
 
 
-def test_an_id_that_was_never_claimed(store: ZooKeeperStore) -> None:
+def test_an_unclaimed_id(store: ZooKeeperStore) -> None:
     assert store.read(ID) is None
     assert store.list() == []
     assert store.acknowledge(ID) == ()
@@ -44,18 +44,18 @@ def test_any_other_client_can_read_the_row(store: ZooKeeperStore, claim: Claim, 
     assert found["owner"] == "tests"
 
 
-def test_a_row_holds_text_of_any_language(store: ZooKeeperStore, plain: KazooClient) -> None:
+def test_a_row_stores_text_of_any_language(store: ZooKeeperStore, plain: KazooClient) -> None:
     claim = store.claim(ID, "Ünï 本 😀", timeout=LIMIT)
     assert store.read_claimed(claim).owner == "Ünï 本 😀"
     assert "Ünï 本 😀" in plain.get(f"/kafka_transaction_state/{ID}")[0].decode()
 
 
-def test_an_id_that_can_not_be_one(store: ZooKeeperStore) -> None:
+def test_an_invalid_id_is_refused(store: ZooKeeperStore) -> None:
     with pytest.raises(InvalidTransactionalIdError):
         store.claim("", "tests", timeout=LIMIT)
 
 
-def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore, plain: KazooClient) -> None:
+def test_list_by_prefix_skips_tombstones_and_foreign_nodes(store: ZooKeeperStore, plain: KazooClient) -> None:
     for each in ("b/1", "b/2", "a", "b"):
         store.claim(each, "tests", timeout=LIMIT)
     claim = store.claim("b/3", "tests", timeout=LIMIT)
@@ -67,7 +67,7 @@ def test_lists_by_prefix_without_tombstones_and_strangers(store: ZooKeeperStore,
     assert store.list("c") == []
 
 
-def test_lists_many(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
+def test_list_of_many_ids(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
     ids = [f"id-{number:04}" for number in range(450)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda each: store.claim(each, "tests", timeout=LIMIT), ids))
@@ -75,7 +75,7 @@ def test_lists_many(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b"1:2", b'{"fence": "one"}'])
-def test_a_row_that_can_not_be_read(store: ZooKeeperStore, claim: Claim, plain: KazooClient, text: bytes) -> None:
+def test_a_row_that_cannot_be_read(store: ZooKeeperStore, claim: Claim, plain: KazooClient, text: bytes) -> None:
     plain.set(f"/kafka_transaction_state/{ID}", text)
     for call in (
         lambda: store.read(ID),
@@ -92,7 +92,7 @@ def test_a_row_that_can_not_be_read(store: ZooKeeperStore, claim: Claim, plain: 
 # --- changes --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_was_deleted(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+def test_a_deleted_row(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
     plain.delete(f"/kafka_transaction_state/{ID}")
     with pytest.raises(FencedError, match="gone"):
         store.read_claimed(claim)
@@ -130,9 +130,7 @@ def test_no_write_is_conditional_on_the_version_that_means_any() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "answered"])
-def test_a_change_survives_a_connection_that_breaks(
-    proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, when: Any
-) -> None:
+def test_a_write_survives_a_broken_connection(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, when: Any) -> None:
     proxied_store.check()
     proxy.on_client_bytes(SET, Link.cut, when=when)
     proxied_store.record_resolution(claim, Resolution(lost=LOST))
@@ -142,7 +140,7 @@ def test_a_change_survives_a_connection_that_breaks(
     assert proxied_store.read_claimed(claim).lost == ()
 
 
-def test_a_read_survives_a_connection_that_breaks(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_a_read_survives_a_broken_connection(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     proxied_store.check()
     proxy.on_client_bytes(b"/kafka_transaction_state", Link.cut)
     assert proxied_store.read_claimed(claim).fence == 1

@@ -17,12 +17,12 @@ from dualwrite.devcluster import DevClusterError, jars
 from dualwrite.testing.zookeeper import ZOOKEEPER_VERSION, ZooKeeperServer, ZooKeeperStartError
 
 
-def test_it_answers_with_its_version(zookeeper_server: ZooKeeperServer) -> None:
+def test_a_server_answers_with_its_version(zookeeper_server: ZooKeeperServer) -> None:
     assert f"Zookeeper version: {ZOOKEEPER_VERSION}" in zookeeper_server.answer_to("srvr")
     assert "not in the whitelist" in zookeeper_server.answer_to("wchc")
 
 
-def test_what_was_acknowledged_survives_a_kill(own_server: ZooKeeperServer) -> None:
+def test_acknowledged_writes_survive_a_kill(own_server: ZooKeeperServer) -> None:
     port = own_server.port
     client = KazooClient(own_server.hosts, connection_retry={"max_tries": -1, "max_delay": 0.2})
     client.start()
@@ -37,7 +37,7 @@ def test_what_was_acknowledged_survives_a_kill(own_server: ZooKeeperServer) -> N
     client.close()
 
 
-def test_a_paused_one_answers_nothing_until_it_goes_on(own_server: ZooKeeperServer) -> None:
+def test_a_paused_server_does_not_answer_until_resumed(own_server: ZooKeeperServer) -> None:
     own_server.pause()
     client = KazooClient(own_server.hosts, timeout=1)
     with pytest.raises(KazooTimeoutError):
@@ -46,7 +46,7 @@ def test_a_paused_one_answers_nothing_until_it_goes_on(own_server: ZooKeeperServ
     assert "standalone" in own_server.answer_to("srvr")
 
 
-def test_one_that_can_not_start_tells_its_log() -> None:
+def test_a_server_that_cannot_start_shows_its_log() -> None:
     server = ZooKeeperServer(settings={"tickTime": "soon"})
     try:
         with pytest.raises(ZooKeeperStartError, match='NumberFormatException: For input string: "soon"'):
@@ -56,7 +56,7 @@ def test_one_that_can_not_start_tells_its_log() -> None:
         server.remove()
 
 
-def test_jars_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_args: object, **_kwargs: object) -> None:
         raise requests.ConnectionError("no route to host")
 
@@ -68,7 +68,7 @@ def test_jars_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ZooKeeperServer().start()
 
 
-def test_it_ends_with_its_parent() -> None:
+def test_a_server_ends_with_its_parent() -> None:
     program = (
         "import os, sys, time\n"
         "from dualwrite.testing.zookeeper import ZooKeeperServer\n"

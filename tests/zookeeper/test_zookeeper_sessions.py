@@ -28,7 +28,7 @@ from fixtures.tiers import thinned
 
 
 @pytest.mark.parametrize("when", ["before record", "before commit"])
-def test_a_session_that_expired_on_the_way_changes_nothing(
+def test_a_session_that_expired_in_a_transaction_changes_nothing(
     zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, claim: Claim, when: str
 ) -> None:
     """Kazoo opens a new session; the condition is the version, not the session."""
@@ -55,7 +55,7 @@ def test_a_claim_while_the_session_was_expired(
 
 
 @pytest.mark.slow
-def test_a_long_outage_is_waited_for_and_seen_to_be_over(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_a_claim_waits_for_the_end_of_a_long_outage(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     proxied_store.check()
     proxy.refuse()
     proxy.cut()
@@ -67,7 +67,7 @@ def test_a_long_outage_is_waited_for_and_seen_to_be_over(proxied_store: ZooKeepe
         assert claiming.result().fence == 2
 
 
-def test_reads_give_up_in_time(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
+def test_reads_time_out(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     batch = proxied_store.begin(claim).handle
     proxied_store._connection._connect_timeout = 0.3
     proxy.refuse()
@@ -85,7 +85,7 @@ def test_reads_give_up_in_time(proxied_store: ZooKeeperStore, proxy: TcpProxy, c
 
 
 @pytest.mark.slow
-def test_a_store_that_was_never_connected_connects_when_the_server_comes(own_server: ZooKeeperServer) -> None:
+def test_a_store_connects_once_its_server_has_started(own_server: ZooKeeperServer) -> None:
     own_server.stop()
     with ZooKeeperStore.from_url(own_server.url, connect_timeout=0.5) as store:
         with pytest.raises(StoreUnavailableError, match="refused"):
@@ -150,7 +150,7 @@ def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, 
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_users_client_stays_open(zookeeper_server: ZooKeeperServer, chroot: str, started: bool) -> None:
+def test_a_client_of_the_user_stays_open(zookeeper_server: ZooKeeperServer, chroot: str, started: bool) -> None:
     client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
     if started:
         client.start_async().wait(LIMIT)
@@ -166,7 +166,7 @@ def test_a_users_client_stays_open(zookeeper_server: ZooKeeperServer, chroot: st
     client.close()
 
 
-def test_a_users_client_that_he_has_stopped(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
+def test_a_client_that_the_user_has_stopped(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
     client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
     with ZooKeeperStore(client) as store:
         store.check()
@@ -179,7 +179,7 @@ def test_a_users_client_that_he_has_stopped(zookeeper_server: ZooKeeperServer, c
     client.close()
 
 
-def test_a_closed_store_says_so_and_leaves_no_thread(url: str) -> None:
+def test_a_closed_store_refuses_calls_and_leaves_no_thread(url: str) -> None:
     before = threading.active_count()
     store = ZooKeeperStore.from_url(url)
     claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -231,7 +231,7 @@ store.close()
 """
 
 
-def test_a_forked_child_gets_a_clear_error_and_leaves_the_parents_session_alone(url: str) -> None:
+def test_a_forked_child_is_refused_and_does_not_touch_the_parents_session(url: str) -> None:
     done = subprocess.run([sys.executable, "-c", FORKED, url], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert "does not survive a fork" in done.stdout

@@ -28,7 +28,7 @@ from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 
 
-def test_all_operations_and_the_row_are_there_together(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
+def test_all_operations_and_the_row_become_visible_together(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
     plain.create("/stock", b"3")
     plain.create("/old", b"")
     plain.create("/shop", b"")
@@ -84,7 +84,7 @@ def test_a_claim_between_record_and_commit(
     assert rival.read_claimed(theirs).prepared_state is None
 
 
-def test_the_fence_is_told_also_where_the_users_operations_fail(
+def test_fencing_is_reported_even_if_an_operation_of_the_user_fails(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, plain: KazooClient
 ) -> None:
     transaction = recorded(store, claim)
@@ -170,7 +170,7 @@ def test_an_operation_that_fails_is_named(store: ZooKeeperStore, claim: Claim, p
         lambda batch: batch.__exit__(None, None, None),
     ],
 )
-def test_the_user_can_not_end_it(store: ZooKeeperStore, claim: Claim, plain: KazooClient, end: Any) -> None:
+def test_the_block_cannot_end_the_transaction(store: ZooKeeperStore, claim: Claim, plain: KazooClient, end: Any) -> None:
     transaction = store.begin(claim)
     transaction.handle.create(ORDER)
     with pytest.raises(TransactionControlError):
@@ -213,7 +213,7 @@ def test_a_batch_that_has_ended(store: ZooKeeperStore, claim: Claim, plain: Kazo
 
 
 @pytest.mark.parametrize("path", ["/kafka_transaction_state", f"/kafka_transaction_state/{ID}", "kafka_transaction_state//x/y"])
-def test_our_nodes_are_not_the_users_to_write(store: ZooKeeperStore, claim: Claim, path: str) -> None:
+def test_the_block_cannot_write_state_nodes(store: ZooKeeperStore, claim: Claim, path: str) -> None:
     batch = store.begin(claim).handle
     for operate in (
         partial(batch.create, path),
@@ -227,7 +227,7 @@ def test_our_nodes_are_not_the_users_to_write(store: ZooKeeperStore, claim: Clai
     batch.create("/kafka_transaction_states")
 
 
-def test_what_kazoo_does_not_take_leaves_the_batch_as_it_was(store: ZooKeeperStore, claim: Claim) -> None:
+def test_arguments_that_kazoo_refuses_leave_the_batch_unchanged(store: ZooKeeperStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     batch = transaction.handle
     with pytest.raises(TypeError):
@@ -258,14 +258,14 @@ def test_there_is_no_orm_session(store: ZooKeeperStore, claim: Claim) -> None:
         _ = store.begin(claim).session
 
 
-def test_nothing_the_user_does_is_a_conflict_before_the_commit(store: ZooKeeperStore) -> None:
+def test_no_operation_of_the_block_conflicts_before_commit(store: ZooKeeperStore) -> None:
     assert not store.is_conflict(NoNodeError())
 
 
 # --- size -----------------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_are_those_on_the_wire() -> None:
+def test_sizes_are_computed_as_on_the_wire() -> None:
     operations = [
         Create("/a", b"xyz", OPEN_ACL_UNSAFE, 0),
         SetData("/ü", b"", 3),
@@ -276,9 +276,7 @@ def test_sizes_are_those_on_the_wire() -> None:
         assert multi_size(operations[:count]) == 8 + len(Transaction(operations[:count]).serialize())
 
 
-def test_a_transaction_of_just_the_limit_is_taken_by_the_server(
-    store: ZooKeeperStore, claim: Claim, plain: KazooClient
-) -> None:
+def test_the_server_accepts_a_transaction_of_exactly_the_limit(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
     """The rest of the space reserved for the row is filled manually, so that the multi has exactly the limit's size."""
     transaction = store.begin(claim)
     batch = transaction.handle

@@ -13,7 +13,7 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.url import parse_url
 
 
-def test_a_store_of_a_url_connects_to_nothing_yet() -> None:
+def test_a_store_from_a_url_connects_lazily() -> None:
     with store_from_url("zookeeper://nowhere.invalid:1,[::1]:2,third/a/b") as store:
         assert isinstance(store, ZooKeeperStore)
         assert store.description == "zookeeper://nowhere.invalid:1,[::1]:2,third:2181/a/b"
@@ -45,7 +45,7 @@ def test_a_store_of_a_url_connects_to_nothing_yet() -> None:
         ),
     ],
 )
-def test_what_a_url_says(url: str, hosts: str, options: dict[str, Any]) -> None:
+def test_hosts_and_options_of_a_url(url: str, hosts: str, options: dict[str, Any]) -> None:
     parsed = parse_url(url)
     assert (parsed.hosts, dict(parsed.options)) == (hosts, options)
 
@@ -66,7 +66,7 @@ def test_what_a_url_says(url: str, hosts: str, options: dict[str, Any]) -> None:
         "zookeeper://a?use_ssl=secret",
     ],
 )
-def test_a_url_that_can_not_be_read_is_not_quoted(url: str) -> None:
+def test_an_invalid_url_is_not_quoted(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         ZooKeeperStore.from_url(url)
     assert "secret" not in str(caught.value)
@@ -85,12 +85,12 @@ def test_arguments_win_over_the_url() -> None:
         assert store.client.use_ssl is False
 
 
-def test_an_option_that_kazoo_does_not_know() -> None:
+def test_an_option_unknown_to_kazoo() -> None:
     with pytest.raises(ConfigurationError, match="retries"):
         ZooKeeperStore.from_url("zookeeper://a", retries=3)
 
 
-def test_a_client_of_the_users_is_described_by_its_hosts() -> None:
+def test_a_client_of_the_user_is_described_by_its_hosts() -> None:
     client = KazooClient("a:1/b", auth_data=[("digest", "u:secret")])
     assert ZooKeeperStore(client).description == "zookeeper://a:1/b"
     client.close()
