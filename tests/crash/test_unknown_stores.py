@@ -100,7 +100,7 @@ def through_a_proxy(scene: Scene, commit: Callable[[Scene], bytes], options: str
         yield Proxied(scene, proxy, commit(scene), url)
 
 
-def assert_the_truth(proxied: Proxied, writer: DualWriter, fault: Fault) -> None:
+def assert_outcome(proxied: Proxied, writer: DualWriter, fault: Fault) -> None:
     scene = proxied.scene
     told = committed(proxied, writer, fault)
     assert fault.committed in (None, told)
@@ -128,7 +128,7 @@ def committed(proxied: Proxied, writer: DualWriter, fault: Fault) -> bool:
 def test_the_connection_breaks_around_the_commit(proxied: Proxied, fault: str) -> None:
     with proxied.connect() as writer:
         worker.write_event(writer, proxied.scene.topic, 1)
-        assert_the_truth(proxied, writer, FAULTS[fault])
+        assert_outcome(proxied, writer, FAULTS[fault])
 
 
 @pytest.mark.slow
@@ -136,14 +136,14 @@ def test_the_answer_to_the_commit_never_arrives(proxied: Proxied) -> None:
     """Until a time limit of the driver or the session ends the wait."""
     with proxied.connect() as writer:
         worker.write_event(writer, proxied.scene.topic, 1)
-        assert_the_truth(proxied, writer, NO_ANSWER)
+        assert_outcome(proxied, writer, NO_ANSWER)
 
 
 @pytest.mark.slow
 def test_the_commit_never_arrives_at_zookeeper_on_a_connection_that_stays(proxied_zookeeper: Proxied) -> None:
     with proxied_zookeeper.connect() as writer:
         worker.write_event(writer, proxied_zookeeper.scene.topic, 1)
-        assert_the_truth(proxied_zookeeper, writer, NO_REQUEST)
+        assert_outcome(proxied_zookeeper, writer, NO_REQUEST)
 
 
 @pytest.mark.slow

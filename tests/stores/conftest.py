@@ -1,17 +1,29 @@
-"""Fixtures of the store tests."""
+"""Fixtures of the store tests: the first claim of the id, on each kind of store."""
 
 from __future__ import annotations
 
 import pytest
-from store_scene import ID, user_metadata
+from store_scene import first_claim
 
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.pace import LIMIT
 
 
 @pytest.fixture
 def claim(store: SqlStateStore) -> Claim:
-    """The first claim of the id, in a database that has the user's tables too."""
-    user_metadata.create_all(store.engine)
-    return store.claim(ID, "tests", timeout=LIMIT)
+    return first_claim(store)
+
+
+@pytest.fixture
+def postgres_claim(postgres_store: SqlStateStore) -> Claim:
+    return first_claim(postgres_store)
+
+
+@pytest.fixture
+def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
+    return first_claim(mariadb_store)
+
+
+@pytest.fixture
+def proxied_claim(proxied_store: SqlStateStore) -> Claim:
+    return first_claim(proxied_store)

@@ -13,8 +13,6 @@ from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 
 ID = "orders"
-RECORD = "record"
-"""How `recorded` records: `record`, or `record_at_commit`."""
 STATE = PreparedTxnState(4711, 3)
 
 user_metadata = MetaData()
@@ -40,15 +38,21 @@ def assert_nothing_is_checked_out(store: SqlStateStore) -> None:
     assert store.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # QueuePool
 
 
-def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
-    """The claim's first transaction, which has inserted an order and recorded the state."""
+def first_claim(store: SqlStateStore) -> Claim:
+    """The first claim of the id, in a database that has the user's tables too."""
+    user_metadata.create_all(store.engine)
+    return store.claim(ID, "tests", timeout=LIMIT)
+
+
+def recorded(store: SqlStateStore, claim: Claim, record: str = "record") -> StoreTransaction:
+    """The claim's first transaction, which has inserted an order and recorded the state; or is to, by `record_at_commit`."""
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    getattr(transaction, RECORD)(STATE, generation=0, transaction_number=1)
+    getattr(transaction, record)(STATE, generation=0, transaction_number=1)
     return transaction
 
 
-def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
+def assert_outcome(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
     """What the writer does after an unknown COMMIT (rule F8)."""
     again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     row = store.read_claimed(again)

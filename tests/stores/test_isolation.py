@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert, select, update
-from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+from store_scene import ID, STATE, assert_nothing_is_checked_out, assert_outcome, orders, user_metadata
 
 from dualwrite import migration
 from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreError
@@ -271,7 +271,7 @@ def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level
             transaction.commit()
         happened(is_down)
         server.start()  # here: it ends with the thread that starts it
-        _assert_the_truth(store, claim, committed=when == "answered")
+        assert_outcome(store, claim, committed=when == "answered")
         engine.dispose()
 
 
@@ -306,11 +306,4 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
                     connection.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
             with pytest.raises(StoreCommitUnknownError, match="terminating connection"):
                 committing.result()
-        _assert_the_truth(store, claim, committed=False)
-
-
-def _assert_the_truth(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
-    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    assert store.read_claimed(again).transaction_number == (1 if committed else 0)
-    assert rows(store.engine) == (1 if committed else 0)
-    assert_nothing_is_checked_out(store)
+        assert_outcome(store, claim, committed=False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert
-from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows, user_metadata
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, recorded, rows, user_metadata
 
 from dualwrite import migration
 from dualwrite.errors import (
@@ -32,12 +32,6 @@ from dualwrite.testing.mariadb import MariaDBServer
 from fixtures.pace import LIMIT, done, happened
 
 
-@pytest.fixture
-def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(mariadb_store.engine)
-    return mariadb_store.claim(ID, "tests", timeout=LIMIT)
-
-
 @contextmanager
 def users_own(url: str, **options: Any) -> Iterator[SqlStateStore]:
     """A store on the user's engine."""
@@ -47,13 +41,6 @@ def users_own(url: str, **options: Any) -> Iterator[SqlStateStore]:
         yield SqlStateStore(engine)
     finally:
         engine.dispose()
-
-
-def recorded(store: SqlStateStore, claim: Claim) -> StoreTransaction:
-    transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    return transaction
 
 
 def connection_id(transaction: StoreTransaction) -> int:

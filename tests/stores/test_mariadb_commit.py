@@ -12,7 +12,8 @@ from store_scene import (
     ID,
     STATE,
     assert_nothing_is_checked_out,
-    assert_the_truth_is_told,
+    assert_outcome,
+    first_claim,
     recorded,
     rows,
     user_metadata,
@@ -31,15 +32,9 @@ UPDATE = b"UPDATE kafka_transaction_state"
 
 
 @pytest.fixture
-def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(mariadb_store.engine)
-    return mariadb_store.claim(ID, "tests", timeout=LIMIT)
-
-
-@pytest.fixture
 def proxied_claim(proxied_mariadb_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(proxied_mariadb_store.engine)
-    return proxied_mariadb_store.claim(ID, "tests", timeout=LIMIT)
+    """Here through the proxy of MariaDB."""
+    return first_claim(proxied_mariadb_store)
 
 
 @contextmanager
@@ -61,7 +56,7 @@ def test_a_commit_that_waited_too_long_for_a_backup_lock(
         transaction = recorded(store, mariadb_claim)
         with commits_held_back(mariadb_store), pytest.raises(StoreCommitFailedError, match="1205"):
             transaction.commit()
-        assert_the_truth_is_told(store, mariadb_claim, committed=False)
+        assert_outcome(store, mariadb_claim, committed=False)
 
 
 def test_a_server_that_became_read_only(
@@ -80,7 +75,7 @@ def test_a_server_that_became_read_only(
                     transaction.commit()
             finally:
                 connection.exec_driver_sql("SET GLOBAL read_only = OFF")
-        assert_the_truth_is_told(store, mariadb_claim, committed=False)
+        assert_outcome(store, mariadb_claim, committed=False)
 
 
 def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
@@ -90,7 +85,7 @@ def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store
     transaction.handle.connection.rollback()
     with pytest.raises(StoreCommitFailedError, match="no transaction any more"):
         transaction.commit()
-    assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+    assert_outcome(mariadb_store, mariadb_claim, committed=False)
 
 
 # --- unknown --------------------------------------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ def test_an_administrator_kills_the_connection_in_commit(mariadb_store: SqlState
             admin.exec_driver_sql(f"{how} {number}")
             with pytest.raises(StoreCommitUnknownError):
                 done(committing)
-        assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+        assert_outcome(mariadb_store, mariadb_claim, committed=False)
 
 
 def test_an_administrator_kills_the_connection_before_commit(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
@@ -141,7 +136,7 @@ def test_an_administrator_kills_the_connection_before_commit(mariadb_store: SqlS
         connection.exec_driver_sql(f"KILL {number}")
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
-    assert_the_truth_is_told(mariadb_store, mariadb_claim, committed=False)
+    assert_outcome(mariadb_store, mariadb_claim, committed=False)
 
 
 @pytest.mark.slow
@@ -154,7 +149,7 @@ def test_a_server_that_shuts_down_before_commit(own_mariadb_server: MariaDBServe
         own_mariadb_server.restart()
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
-        assert_the_truth_is_told(store, claim, committed=False)
+        assert_outcome(store, claim, committed=False)
 
 
 @pytest.mark.slow
@@ -169,7 +164,7 @@ def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> Non
         with pytest.raises(StoreCommitUnknownError, match="timed out"):
             transaction.commit()
         own_mariadb_server.resume()
-        assert_the_truth_is_told(store, claim, committed=True)
+        assert_outcome(store, claim, committed=True)
 
 
 # --- claims and the like, unanswered --------------------------------------------------------------------------------------

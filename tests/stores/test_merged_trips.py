@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from psycopg_pool import ConnectionPool
 from sqlalchemy import event, insert
-from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+from store_scene import ID, STATE, assert_nothing_is_checked_out, first_claim, orders, rows, user_metadata
 
 from dualwrite.errors import FencedError, StateTableMissingError, StoreUnavailableError, TransactionControlError
 from dualwrite.stores.base import Claim, StoreTransaction
@@ -22,8 +22,7 @@ from fixtures.pace import LIMIT
 
 @pytest.fixture
 def claim(postgres_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(postgres_store.engine)
-    return postgres_store.claim(ID, "tests", timeout=LIMIT)
+    return first_claim(postgres_store)
 
 
 def write(transaction: StoreTransaction) -> None:

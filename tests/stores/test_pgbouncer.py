@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, rows, user_metadata
+from store_scene import ID, STATE, assert_outcome, orders, rows, user_metadata
 
 from dualwrite import migration
 from dualwrite.errors import (
@@ -61,18 +61,11 @@ def bounced(bounced_url: str) -> Iterator[SqlStateStore]:
 
 
 def recorded(store: SqlStateStore, claim: Claim, number: int = 1) -> StoreTransaction:
+    """As in `store_scene`, by the session and with any number."""
     transaction = store.begin(claim)
     transaction.session.execute(sa.insert(orders).values(id=number, item="chair"))
     transaction.record(STATE, generation=0, transaction_number=number)
     return transaction
-
-
-def assert_the_truth_is_told(store: SqlStateStore, claim: Claim, *, committed: bool) -> None:
-    again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-    row = store.read_claimed(again)
-    assert (row.transaction_number == 1, row.prepared_state) == (committed, STATE if committed else None)
-    assert rows(store.engine) == (1 if committed else 0)
-    assert_nothing_is_checked_out(store)
 
 
 # --- transaction mode ---------------------------------------------------------------------------------------------------------
@@ -226,7 +219,7 @@ def test_a_fault_between_pgbouncer_and_the_server_in_commit(
         transaction.rollback()
         if "PgBouncer" in fault:
             bouncer.start()
-        assert_the_truth_is_told(store, claim, committed=when == "answered")
+        assert_outcome(store, claim, committed=when == "answered")
 
 
 @pytest.mark.parametrize("when", ["before", "answered"])
@@ -241,7 +234,7 @@ def test_a_fault_between_the_client_and_pgbouncer_in_commit(bouncer: PgBouncer, 
             with pytest.raises(StoreCommitUnknownError):
                 transaction.commit()
             transaction.rollback()
-            assert_the_truth_is_told(store, claim, committed=when == "answered")
+            assert_outcome(store, claim, committed=when == "answered")
 
 
 @pytest.mark.parametrize("who", ["PgBouncer", "the client"])
@@ -274,7 +267,7 @@ def test_a_claim_waits_for_a_commit_whose_client_is_gone(
                 bouncer.start()
             with pytest.raises(ClaimTimeoutError):
                 store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
-        assert_the_truth_is_told(store, claim, committed=True)
+        assert_outcome(store, claim, committed=True)
 
 
 def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> None:
@@ -311,7 +304,7 @@ def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgr
             transaction.commit()
         transaction.rollback()
         server.start()
-        assert_the_truth_is_told(store, claim, committed=when == "answered")
+        assert_outcome(store, claim, committed=when == "answered")
 
 
 def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlStateStore) -> None:
@@ -323,7 +316,7 @@ def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlSt
     with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
     transaction.rollback()
-    assert_the_truth_is_told(bounced, claim, committed=False)
+    assert_outcome(bounced, claim, committed=False)
 
 
 @pytest.mark.slow

@@ -12,13 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-import store_scene
 from sqlalchemy import insert
 from store_scene import (
     ID,
     STATE,
     assert_nothing_is_checked_out,
-    assert_the_truth_is_told,
+    assert_outcome,
     orders,
     recorded,
     rows,
@@ -50,23 +49,10 @@ SERVERS = thinned(["postgresql", "mariadb"], quick=["postgresql"])
 RECORDS = ("record", "record_at_commit")
 
 
-@pytest.fixture(params=RECORDS, autouse=True)
-def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """PostgreSQL can take the record with the COMMIT, in one message."""
-    monkeypatch.setattr(store_scene, "RECORD", request.param)
+@pytest.fixture(params=RECORDS)
+def record(request: pytest.FixtureRequest) -> str:
+    """How a test records: PostgreSQL can take the record with the COMMIT, in one message."""
     return str(request.param)
-
-
-@pytest.fixture
-def proxied_claim(proxied_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(proxied_store.engine)
-    return proxied_store.claim(ID, "tests", timeout=LIMIT)
-
-
-@pytest.fixture
-def postgres_claim(postgres_store: SqlStateStore) -> Claim:
-    user_metadata.create_all(postgres_store.engine)
-    return postgres_store.claim(ID, "tests", timeout=LIMIT)
 
 
 # --- certainly failed -----------------------------------------------------------------------------------------------------
@@ -98,17 +84,17 @@ def test_a_serialization_failure(postgres_url: str, record: str) -> None:
     engine.dispose()
 
 
-def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
+def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, postgres_claim: Claim, record: str) -> None:
     with postgres_store.engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
-    transaction = recorded(postgres_store, postgres_claim)
+    transaction = recorded(postgres_store, postgres_claim, record)
     transaction.handle.execute(sa.text("INSERT INTO once VALUES (1), (1)"))
     with pytest.raises(StoreCommitFailedError, match="once_id_key"):
         transaction.commit()
-    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+    assert_outcome(postgres_store, postgres_claim, committed=False)
 
 
-def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
+def test_a_deferred_constraint_of_sqlite(sqlite_url: str, record: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
         user_metadata.create_all(store.engine)
         claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -117,16 +103,16 @@ def test_a_deferred_constraint_of_sqlite(sqlite_url: str) -> None:
                 sa.text("CREATE TABLE child (id int, parent int REFERENCES orders(id) DEFERRABLE INITIALLY DEFERRED)")
             )
         sa.event.listen(store.engine, "checkout", lambda raw, *_: raw.execute("PRAGMA foreign_keys = ON"))
-        transaction = recorded(store, claim)
+        transaction = recorded(store, claim, record)
         transaction.handle.execute(sa.text("INSERT INTO child VALUES (1, 99)"))
         with pytest.raises(StoreCommitFailedError, match="FOREIGN KEY"):
             transaction.commit()
-        assert_the_truth_is_told(store, claim, committed=False)
-        again = recorded(store, store.claim(ID, "tests", timeout=LIMIT))
+        assert_outcome(store, claim, committed=False)
+        again = recorded(store, store.claim(ID, "tests", timeout=LIMIT), record)
         again.commit()
 
 
-def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path, record: str) -> None:
     """Without WAL, COMMIT waits for readers, and times out with the transaction still open."""
     engine = sa.create_engine(sqlite_url, connect_args={"timeout": 0.1})
     with engine.connect() as connection:
@@ -134,7 +120,7 @@ def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path
     store = SqlStateStore(engine)
     user_metadata.create_all(engine)
     claim = store.claim(ID, "tests", timeout=LIMIT)
-    transaction = recorded(store, claim)
+    transaction = recorded(store, claim, record)
     reader = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM orders").fetchall()
@@ -142,21 +128,21 @@ def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path
         transaction.commit()
     reader.execute("COMMIT")
     reader.close()
-    assert_the_truth_is_told(store, claim, committed=False)
+    assert_outcome(store, claim, committed=False)
     engine.dispose()
 
 
-@pytest.mark.parametrize("when", ["before record", "after record"])
+@pytest.mark.parametrize("after", [None, *RECORDS])
 def test_an_aborted_transaction_is_never_reported_committed(
-    postgres_store: SqlStateStore, postgres_claim: Claim, when: str, record: str
+    postgres_store: SqlStateStore, postgres_claim: Claim, after: str | None
 ) -> None:
     """PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and psycopg raises nothing."""
     transaction = postgres_store.begin(postgres_claim)
-    if when == "after record":
-        getattr(transaction, record)(STATE, generation=0, transaction_number=1)
+    if after is not None:
+        getattr(transaction, after)(STATE, generation=0, transaction_number=1)
     with pytest.raises(sa.exc.ProgrammingError):
         transaction.handle.execute(sa.text("SELECT * FROM nowhere"))
-    if when == "after record":
+    if after is not None:
         with pytest.raises(StoreCommitFailedError, match="earlier statement"):
             transaction.commit()
     else:
@@ -164,7 +150,7 @@ def test_an_aborted_transaction_is_never_reported_committed(
             transaction.record(STATE, generation=0, transaction_number=1)
         assert not caught.value.retriable
         transaction.rollback()
-    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+    assert_outcome(postgres_store, postgres_claim, committed=False)
 
 
 def test_a_connection_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
@@ -194,24 +180,24 @@ FAULTS: dict[str, tuple[Callable[[TcpProxy, bytes], None], bool]] = {
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_connection_lost_in_commit(request: pytest.FixtureRequest, server: str, fault: str) -> None:
+def test_a_connection_lost_in_commit(request: pytest.FixtureRequest, server: str, fault: str, record: str) -> None:
     break_it, committed = FAULTS[fault]
     postgres = server == "postgresql"
     store: SqlStateStore = request.getfixturevalue("proxied_store" if postgres else "proxied_mariadb_store")
     proxy: TcpProxy = request.getfixturevalue("postgres_proxy" if postgres else "mariadb_proxy")
     user_metadata.create_all(store.engine)
     claim = store.claim(ID, "tests", timeout=LIMIT)
-    transaction = recorded(store, claim)
+    transaction = recorded(store, claim, record)
     break_it(proxy, COMMIT if postgres else MARIADB_COMMIT)
     with pytest.raises(StoreCommitUnknownError) as caught:
         transaction.commit()
     assert not caught.value.retriable
     transaction.rollback()
-    assert_the_truth_is_told(store, claim, committed=committed)
+    assert_outcome(store, claim, committed=committed)
 
 
 def test_a_connection_lost_while_commit_runs(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim, record: str
 ) -> None:
     """The COMMIT continues without us (a deferred trigger waits for a lock); the next claim waits for it and sees it."""
     with proxied_store.engine.begin() as connection:
@@ -223,7 +209,7 @@ def test_a_connection_lost_while_commit_runs(
             "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
             "EXECUTE FUNCTION wait()"
         )
-    transaction = recorded(proxied_store, proxied_claim)
+    transaction = recorded(proxied_store, proxied_claim, record)
     postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="after")
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as watcher:
         watcher.execute("SELECT pg_advisory_lock(42)")
@@ -232,17 +218,17 @@ def test_a_connection_lost_while_commit_runs(
         (number,) = watcher.execute("SELECT transaction_number FROM kafka_transaction_state").fetchone() or (None,)
         assert number == 0  # a plain read shows "not committed" here, which is wrong once the trigger has its lock
         watcher.execute("SELECT pg_advisory_unlock(42)")
-    assert_the_truth_is_told(proxied_store, proxied_claim, committed=True)
+    assert_outcome(proxied_store, proxied_claim, committed=True)
 
 
-def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
-    transaction = recorded(postgres_store, postgres_claim)
+def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Claim, record: str) -> None:
+    transaction = recorded(postgres_store, postgres_claim, record)
     pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
     with postgres_store.engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
     with pytest.raises(StoreCommitUnknownError, match="terminating connection"):
         transaction.commit()
-    assert_the_truth_is_told(postgres_store, postgres_claim, committed=False)
+    assert_outcome(postgres_store, postgres_claim, committed=False)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +244,7 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
     ),
     indirect=["record"],
 )
-def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, when: Any) -> None:
+def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, when: Any, record: str) -> None:
     own: PostgresServer | MariaDBServer = request.getfixturevalue(
         "own_postgres_server" if server == "postgresql" else "own_mariadb_server"
     )
@@ -266,7 +252,7 @@ def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, 
     with TcpProxy("127.0.0.1", own.port) as proxy, SqlStateStore.from_url(own.url_at(proxy.port)) as store:
         user_metadata.create_all(store.engine)
         claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = recorded(store, claim)
+        transaction = recorded(store, claim, record)
 
         def crash(link: Link) -> None:
             own.kill()
@@ -279,13 +265,13 @@ def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, 
         with pytest.raises(StoreUnavailableError):
             store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
         own.start()
-        assert_the_truth_is_told(store, claim, committed=when == "answered")
+        assert_outcome(store, claim, committed=when == "answered")
 
 
 def test_an_interrupt_in_commit_is_raised_unchanged(
     store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str
 ) -> None:
-    transaction = recorded(store, claim)
+    transaction = recorded(store, claim, record)
     closed: list[Any] = []
     sa.event.listen(store.engine, "close", lambda *connection: closed.append(connection))
 
@@ -300,14 +286,14 @@ def test_an_interrupt_in_commit_is_raised_unchanged(
     assert_nothing_is_checked_out(store)
     assert len(closed) == 1
     has_committed = record == "record_at_commit" and store.engine.name == "postgresql"  # before SQLAlchemy's turn
-    assert_the_truth_is_told(store, claim, committed=has_committed)
+    assert_outcome(store, claim, committed=has_committed)
 
 
 def test_an_interrupt_masked_by_an_assertion_of_sqlalchemy_is_raised(
-    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str
 ) -> None:
     """Simulated: SQLAlchemy's cleanup after COMMIT asserts a state that the interrupt kept from being reached."""
-    transaction = recorded(store, claim)
+    transaction = recorded(store, claim, record)
 
     def interrupted(_transaction: sa.RootTransaction) -> None:
         raise KeyboardInterrupt
@@ -317,7 +303,7 @@ def test_an_interrupt_masked_by_an_assertion_of_sqlalchemy_is_raised(
         with pytest.raises(KeyboardInterrupt):
             transaction.commit()
     assert_nothing_is_checked_out(store)
-    assert_the_truth_is_told(store, claim, committed=True)
+    assert_outcome(store, claim, committed=True)
 
 
 def test_an_error_during_the_handling_of_an_interrupt_is_raised_unchanged(store: SqlStateStore, claim: Claim) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, ConnectionLoss, RuntimeInconsistency
-from zookeeper_scene import ID, MULTI, ORDER, SHORT_SESSION, STATE, assert_the_truth_is_told, recorded, until
+from zookeeper_scene import ID, MULTI, ORDER, SHORT_SESSION, STATE, assert_outcome, recorded, until
 
 from dualwrite.errors import (
     FencedError,
@@ -47,7 +47,7 @@ def test_no_connection_at_commit(proxied_store: ZooKeeperStore, proxy: TcpProxy,
         transaction.commit()
     assert caught.value.retriable
     proxy.refuse(refusing=False)
-    assert_the_truth_is_told(proxied_store, claim, committed=False)
+    assert_outcome(proxied_store, claim, committed=False)
 
 
 def test_a_connection_lost_before_record(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
@@ -56,7 +56,7 @@ def test_a_connection_lost_before_record(proxied_store: ZooKeeperStore, proxy: T
     proxy.cut()
     transaction.record(STATE, generation=0, transaction_number=1)  # over a new connection that kazoo has made
     transaction.commit()
-    assert_the_truth_is_told(proxied_store, claim, committed=True)
+    assert_outcome(proxied_store, claim, committed=True)
 
 
 def test_an_unreachable_server_at_record(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
@@ -78,9 +78,9 @@ def test_a_connection_lost_between_record_and_commit(proxied_store: ZooKeeperSto
     try:
         transaction.commit()
     except StoreCommitUnknownError:
-        assert_the_truth_is_told(proxied_store, claim, committed=False)
+        assert_outcome(proxied_store, claim, committed=False)
     else:
-        assert_the_truth_is_told(proxied_store, claim, committed=True)
+        assert_outcome(proxied_store, claim, committed=True)
 
 
 # --- unknown --------------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_connection_lost_in_commit(proxied_store: ZooKeeperStore, proxy: TcpPr
     transaction.rollback()
     with pytest.raises(WriterClosedError):
         transaction.commit()
-    assert_the_truth_is_told(proxied_store, claim, committed=committed)
+    assert_outcome(proxied_store, claim, committed=committed)
 
 
 @pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
@@ -131,7 +131,7 @@ def test_no_answer_within_the_limit(proxied_store: ZooKeeperStore, proxy: TcpPro
     with pytest.raises(StoreCommitUnknownError, match="did not answer within the limit"):
         transaction.commit()
     proxied_store._connection._request_timeout = 5
-    assert_the_truth_is_told(proxied_store, claim, committed=True)
+    assert_outcome(proxied_store, claim, committed=True)
 
 
 def test_an_interrupt_while_waiting_for_the_answer(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
@@ -145,7 +145,7 @@ def test_an_interrupt_while_waiting_for_the_answer(proxied_store: ZooKeeperStore
     with pytest.raises(KeyboardInterrupt):
         transaction.commit()
     transaction.rollback()
-    assert_the_truth_is_told(proxied_store, claim, committed=True)
+    assert_outcome(proxied_store, claim, committed=True)
 
 
 # --- a multi that comes late ----------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_multi_delayed_by_kazoo(
         assert store.read_claimed(theirs).prepared_state is None
     else:
         proxy.refuse(refusing=False)
-        assert_the_truth_is_told(proxied_store, claim, committed=True)  # one queue: the multi came before the claim
+        assert_outcome(proxied_store, claim, committed=True)  # one queue: the multi came before the claim
         assert late.ready()
 
 
@@ -239,7 +239,7 @@ def test_a_server_killed_before_it_receives_the_multi(own_server: ZooKeeperServe
             with pytest.raises(StoreCommitUnknownError):
                 committing.result()
         own_server.start()
-        assert_the_truth_is_told(store, claim, committed=False)
+        assert_outcome(store, claim, committed=False)
 
 
 def test_a_server_killed_after_its_answer(own_server: ZooKeeperServer) -> None:
@@ -256,7 +256,7 @@ def test_a_server_killed_after_its_answer(own_server: ZooKeeperServer) -> None:
             with pytest.raises(StoreCommitUnknownError):
                 transaction.commit()
             own_server.start()
-            assert_the_truth_is_told(store, claim, committed=True)
+            assert_outcome(store, claim, committed=True)
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ def test_a_session_that_expires_in_commit(
         transaction.commit()
     time.sleep(SHORT_SESSION + 1)
     proxy.refuse(refusing=False)
-    assert_the_truth_is_told(proxied_store, claim, committed=committed)
+    assert_outcome(proxied_store, claim, committed=committed)
     assert proxied_store.client.client_id[0] != session
 
 
@@ -307,7 +307,7 @@ def test_the_outcome_is_read_with_a_client_of_the_user(
         proxy.on_client_bytes(MULTI, Link.cut, when="answered")
         with pytest.raises(StoreCommitUnknownError):
             transaction.commit()
-        assert_the_truth_is_told(users, claim, committed=True)
+        assert_outcome(users, claim, committed=True)
     assert client.connected
     client.stop()
     client.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
-from zookeeper_scene import ID, ORDER, SHORT_SESSION, STATE, assert_the_truth_is_told, expire, recorded, until
+from zookeeper_scene import ID, ORDER, SHORT_SESSION, STATE, assert_outcome, expire, recorded, until
 
 from dualwrite.errors import FencedError, StoreUnavailableError, UsageError
 from dualwrite.stores.base import Claim
@@ -40,7 +40,7 @@ def test_a_session_that_expired_in_a_transaction_changes_nothing(
     if when == "before commit":
         expire(zookeeper_server.hosts, store.client)
     transaction.commit()
-    assert_the_truth_is_told(store, claim, committed=True)
+    assert_outcome(store, claim, committed=True)
 
 
 def test_a_claim_while_the_session_was_expired(

@@ -27,7 +27,7 @@ def recorded(store: ZooKeeperStore, claim: Claim, number: int = 1) -> StoreTrans
     return transaction
 
 
-def assert_the_truth_is_told(store: ZooKeeperStore, claim: Claim, *, committed: bool) -> None:
+def assert_outcome(store: ZooKeeperStore, claim: Claim, *, committed: bool) -> None:
     """What the writer does after an unknown commit (rule F8)."""
     again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
     row = store.read_claimed(again)
