@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures import json_pages
+from fixtures.broker import make_topic, read_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended
 
+NewName = Callable[[str], str]
 Run = Callable[..., tuple[int, str, str]]
+"""Runs a command with these arguments: the exit code, stdout and stderr."""
 JsonOf = Callable[..., tuple[int, Any]]
+"""Runs a command with these arguments and --json: the exit code, and the document."""
 
 
 @pytest.fixture
@@ -71,15 +73,32 @@ def json_of(called_json: JsonOf) -> JsonOf:
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest) -> str:
     """A database with dualwrite's tables; of another kind by an indirect parameter."""
     kind = getattr(request, "param", "sqlite")
-    if kind != "sqlite":
-        databases, broker = map(request.getfixturevalue, ("databases", "trusting_broker"))
-        return str(databases.scene(kind, broker).url)
-    made = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(made)
-    return made
+    if kind == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    databases, broker = map(request.getfixturevalue, ("databases", "trusting_broker"))
+    return str(databases.scene(kind, broker).url)
+
+
+@pytest.fixture
+def topic(trusting_broker: DevCluster, new_name: NewName) -> str:
+    """An empty topic with one partition."""
+    name = new_name("topic")
+    make_topic(trusting_broker, name)
+    return name
+
+
+def state_of(json_of: JsonOf, transactional_id: str) -> str:
+    """The state that `describe` shows."""
+    _, found = json_of("describe", transactional_id)
+    return str(found["transactions"][0]["state"])
+
+
+def committed_count(broker: DevCluster, topic: str) -> int:
+    """How many committed messages the topic has."""
+    return len(read_topic(broker.bootstrap_servers, topic))
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Crash(Protocol):
 
 
 @pytest.fixture
-def crashed(environment: None, url: str, new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Crash:
+def crashed(environment: None, url: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> Crash:
     """Runs a writer that dies at a failpoint of its last transaction."""
 
     def run_it(point: str, *, transactions: int = 1, lanes: int = 1) -> Crashed:

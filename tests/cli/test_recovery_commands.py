@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import dualwrite
-from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError
@@ -54,14 +53,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    url = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(url)
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+def scene(broker: DevCluster, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
     monkeypatch.setenv("DUALWRITE_LANES", "1")
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
-    return Scene(url, broker)
+    return Scene(sqlite_url, broker)
 
 
 @pytest.fixture

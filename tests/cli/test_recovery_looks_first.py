@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dualwrite
-from dualwrite import Timeouts, migration
+from dualwrite import Timeouts
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
@@ -33,14 +32,12 @@ NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
-def url(broker: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(broker: DevCluster, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with the table; the environment names it and the broker."""
-    url = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(url)
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
-    return url
+    return sqlite_url
 
 
 @pytest.fixture

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.conftest import Crash, JsonOf, Run
+from cli.conftest import Crash, JsonOf, NewName, Run, committed_count, state_of
 from crash.databases import DATABASES
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from fixtures.broker import make_topic, read_topic, wait_for_markers
+from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
 
-NewName = Callable[[str], str]
 PRODUCER_ID = 4_000_000
 
 every_database = pytest.mark.parametrize(
@@ -28,26 +26,10 @@ every_database = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def topic(trusting_broker: DevCluster, new_name: NewName) -> str:
-    name = new_name("topic")
-    make_topic(trusting_broker, name)
-    return name
-
-
-@pytest.fixture
 def hanging(trusting_broker: DevCluster, topic: str) -> str:
     """A topic with a hanging transaction."""
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
     return topic
-
-
-def state(json_of: JsonOf, name: str) -> str:
-    _, found = json_of("describe", name)
-    return str(found["transactions"][0]["state"])
-
-
-def committed(trusting_broker: DevCluster, topic: str) -> int:
-    return len(read_topic(trusting_broker.bootstrap_servers, topic))
 
 
 # --- of ---------------------------------------------------------------------------------------------------------------
@@ -122,7 +104,7 @@ def test_abort_refuses_a_transaction_that_does_not_hang(
     assert code == 1
     assert "does not hang: its coordinator will end it" in err
     producer.commit_transaction(LIMIT)
-    assert committed(trusting_broker, topic) == 1
+    assert committed_count(trusting_broker, topic) == 1
 
 
 @every_database
@@ -157,11 +139,11 @@ def test_force_terminate(trusting_broker: DevCluster, topic: str, run: Run, json
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Aborted."
     wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state(json_of, name) == "CompleteAbort"
+    assert state_of(json_of, name) == "CompleteAbort"
     code, found = json_of("force-terminate", "--transactionalId", name, "--yes")
     assert run("forceTerminateTransaction", "--transactionalId", name, "--yes")[0] == 0
     assert (code, found["outcomes"]) == (0, [])
-    assert committed(trusting_broker, topic) == 0
+    assert committed_count(trusting_broker, topic) == 0
     del producer
 
 
@@ -179,12 +161,12 @@ def test_force_terminate_refuses_a_committed_transaction(
         assert code == 1
         assert "the database committed the transaction, and Kafka has it prepared" in err
         assert f"dualwrite recover --id {left.name}" in err
-    assert state(json_of, left.kafka_id) == "Ongoing"
+    assert state_of(json_of, left.kafka_id) == "Ongoing"
     code, _, err = run("force-terminate", left.kafka_id, "--yes")
     assert code == 1
     assert "its database has not been asked" in err
     assert main(["recover", "--yes", "--url", url]) == 0
-    assert committed(trusting_broker, left.topic) == 1
+    assert committed_count(trusting_broker, left.topic) == 1
 
 
 @every_database
@@ -196,8 +178,8 @@ def test_force_terminate_claims_an_id_in_the_database(
     (outcome,) = found["outcomes"]
     assert (code, outcome["transactional_id"], outcome["outcome"]) == (0, left.name, "ABORTED")
     wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state(json_of, left.kafka_id) == "CompleteAbort"
-    assert committed(trusting_broker, left.topic) == 0
+    assert state_of(json_of, left.kafka_id) == "CompleteAbort"
+    assert committed_count(trusting_broker, left.topic) == 0
 
 
 def test_force_terminate_without_a_database(
@@ -212,8 +194,8 @@ def test_force_terminate_without_a_database(
     code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", other, "--without-database")
     assert (code, err) == (0, "")
     wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state(json_of, left.kafka_id) == "CompleteAbort"
-    assert committed(trusting_broker, left.topic) == 0
+    assert state_of(json_of, left.kafka_id) == "CompleteAbort"
+    assert committed_count(trusting_broker, left.topic) == 0
 
 
 # --- complete ---------------------------------------------------------------------------------------------------------
@@ -234,7 +216,7 @@ def test_complete(
     code, found = json_of("complete", left.kafka_id, "--url", url, "--yes")
     (done,) = found["outcomes"]
     assert (code, done["transactional_id"], done["outcome"]) == (0, left.name, outcome)
-    assert committed(trusting_broker, left.topic) == messages
+    assert committed_count(trusting_broker, left.topic) == messages
     code, out, err = run("complete", left.name, "--url", url, "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Nothing is open on it: nothing to do."
@@ -261,5 +243,5 @@ def test_an_unreachable_database(
         code, _, err = run(repair, name, "--url", f"sqlite:///{tmp_path}/empty.db", "--yes")
         assert code == 2
         assert "dualwrite db upgrade" in err
-    assert state(json_of, name) == "Ongoing"
+    assert state_of(json_of, name) == "Ongoing"
     del producer

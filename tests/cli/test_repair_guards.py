@@ -16,7 +16,7 @@ import typer
 from confluent_kafka import Producer
 
 import dualwrite
-from cli.conftest import Crash, Crashed, JsonOf, Run
+from cli.conftest import Crash, Crashed, JsonOf, NewName, Run, committed_count, state_of
 from dualwrite import migration
 from dualwrite.admin import DescribedTransaction, TransactionAdmin
 from dualwrite.api import open_recoverer
@@ -28,20 +28,12 @@ from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.registry import store_from_url
-from fixtures.broker import make_topic, read_topic, wait_for_markers
+from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 
-NewName = Callable[[str], str]
 PRODUCER_ID = 5_000_000
-
-
-@pytest.fixture
-def topic(trusting_broker: DevCluster, new_name: NewName) -> str:
-    name = new_name("topic")
-    make_topic(trusting_broker, name)
-    return name
 
 
 @pytest.fixture
@@ -72,15 +64,6 @@ def at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any
     return prepare
 
 
-def state(json_of: JsonOf, name: str) -> str:
-    _, found = json_of("describe", name)
-    return str(found["transactions"][0]["state"])
-
-
-def committed(broker: DevCluster, topic: str) -> int:
-    return len(read_topic(broker.bootstrap_servers, topic))
-
-
 # --- what is acted on was shown ---------------------------------------------------------------------------------------
 
 
@@ -102,7 +85,7 @@ def test_complete_shows_and_names_every_lane(
         (f"{left.name}~1", "COMMITTED"),
         (f"{left.name}~2", "NOTHING"),
     ]
-    assert committed(trusting_broker, left.topic) == 2
+    assert committed_count(trusting_broker, left.topic) == 2
 
 
 def test_force_terminate_refuses_an_id_committed_on_any_lane(
@@ -115,7 +98,7 @@ def test_force_terminate_refuses_an_id_committed_on_any_lane(
     assert "the database committed the transaction, and Kafka has it prepared" in err
     assert f"dualwrite recover --id {left.name}~1`" in err
     assert run("complete", left.name, "--url", url, "--yes")[0] == 0
-    assert committed(trusting_broker, left.topic) == 2
+    assert committed_count(trusting_broker, left.topic) == 2
 
 
 def test_an_open_lane_is_found_if_lane_0_is_resolved(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
@@ -137,7 +120,7 @@ def test_a_committed_lane_does_not_prevent_the_abort_of_another(
     code, found = json_of("force-terminate", left.name, "--url", url, "--yes")
     assert code == 0
     assert [one["outcome"] for one in found["outcomes"]] == ["ALREADY_COMMITTED", "ABORTED", "NOTHING"]
-    assert committed(trusting_broker, left.topic) == 1
+    assert committed_count(trusting_broker, left.topic) == 1
 
 
 # --- only if it still is as it was shown ------------------------------------------------------------------------------
@@ -166,7 +149,7 @@ def test_a_writer_that_reopens_during_the_prompt_continues(
     assert "The id is not as it was shown" in err
     with closing(again[0]) as writer, writer.transaction() as tx:
         tx.send(left.topic, "goes on")
-    assert committed(trusting_broker, left.topic) == 1
+    assert committed_count(trusting_broker, left.topic) == 1
 
 
 def test_another_transaction_than_the_one_shown_is_not_ended(
@@ -185,7 +168,7 @@ def test_another_transaction_than_the_one_shown_is_not_ended(
     assert code == 1
     assert "has another transaction open" in err
     later[0].commit_transaction(LIMIT)
-    assert committed(trusting_broker, left.topic) == 1
+    assert committed_count(trusting_broker, left.topic) == 1
 
 
 def test_a_claim_between_the_last_check_and_the_claim_of_the_command_wins(
@@ -219,7 +202,7 @@ def test_an_idle_writer_is_not_fenced(
         assert (code, out.splitlines()[-1]) == (0, "Nothing is open on it: nothing to do.")
         with writer.transaction() as tx:
             tx.send(topic, "goes on")
-    assert committed(trusting_broker, topic) == 1
+    assert committed_count(trusting_broker, topic) == 1
 
 
 # --- an id of dualwrite's needs its database --------------------------------------------------------------------------
@@ -267,9 +250,9 @@ def test_a_database_that_has_committed_is_not_waived(
     code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", url, "--without-database")
     assert code == 1
     assert "the database committed the transaction, and Kafka has it prepared" in err
-    assert state(json_of, left.kafka_id) == "Ongoing"
+    assert state_of(json_of, left.kafka_id) == "Ongoing"
     assert run("complete", left.kafka_id, "--yes", "--url", url)[0] == 0
-    assert committed(trusting_broker, left.topic) == 1
+    assert committed_count(trusting_broker, left.topic) == 1
 
 
 def test_an_unreachable_database_is_waived(crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path) -> None:
@@ -278,7 +261,7 @@ def test_an_unreachable_database_is_waived(crashed: Crash, run: Run, json_of: Js
     assert run("force-terminate", left.kafka_id, "--yes", *unreachable)[0] == 2
     code, out, _ = run("force-terminate", left.kafka_id, "--yes", *unreachable, "--without-database")
     assert (code, out.splitlines()[-1]) == (0, "Aborted.")
-    assert state(json_of, left.kafka_id) != "Ongoing"
+    assert state_of(json_of, left.kafka_id) != "Ongoing"
 
 
 def test_an_id_of_an_older_release_needs_its_database(
@@ -326,7 +309,7 @@ def test_a_transaction_open_on_a_generation_unknown_to_the_database(
         assert "--without-database" in err
     code, out, err = run("force-terminate", kafka_id, "--url", url, "--without-database", "--yes")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Aborted.")
-    assert state(json_of, kafka_id) != "Ongoing"
+    assert state_of(json_of, kafka_id) != "Ongoing"
     del producer
 
 

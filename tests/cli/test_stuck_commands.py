@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 from rich.console import Console
 
-from cli.conftest import Crashed
+from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite import migration
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.cli import watch
@@ -28,10 +27,6 @@ from fixtures.open_transactions import left_open
 from fixtures.pace import ended, limit, until
 from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.terminal import Terminal
-
-NewName = Callable[[str], str]
-Run = Callable[..., tuple[int, str, str]]
-JsonOf = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture

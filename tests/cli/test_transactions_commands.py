@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Crashed
+from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.recovery import recoverer
@@ -21,7 +21,6 @@ from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
 
-NewName = Callable[[str], str]
 HOUR_MS = 3_600_000
 
 
@@ -42,10 +41,6 @@ def hanging(trusting_broker: DevCluster, new_name: NewName) -> str:
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     return topic
-
-
-Run = Callable[..., tuple[int, str, str]]
-JsonOf = Callable[..., tuple[int, Any]]
 
 
 def rows(out: str) -> list[list[str]]:

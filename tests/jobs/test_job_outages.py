@@ -36,16 +36,9 @@ def postgres_scene(postgres_url: str, broker: DevCluster, new_name: Callable[[st
 
 
 @pytest.fixture
-def proxied_scene(
-    postgres_server: PostgresServer,
-    postgres_proxy: TcpProxy,
-    postgres_url: str,
-    broker: DevCluster,
-    new_name: Callable[[str], str],
-) -> Iterator[JobScene]:
+def proxied_scene(proxied_postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
     """A job whose connections to PostgreSQL go through `postgres_proxy`."""
-    through = postgres_server.url_at(postgres_proxy.port, postgres_url.rpartition("/")[2])
-    made = JobScene(through, broker.bootstrap_servers, new_name("job"), timeouts=PATIENT)
+    made = JobScene(proxied_postgres_url, broker.bootstrap_servers, new_name("job"), timeouts=PATIENT)
     yield made
     made.close()
 

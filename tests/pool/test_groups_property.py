@@ -147,11 +147,14 @@ BEHAVIOURS: tuple[Callable[[Transaction, Scene, int], None], ...] = (
 GOOD = {succeeds, handles_an_error, leaves_a_savepoint}
 
 
-@pytest.fixture(params=["as they come", "always"], autouse=True)
+@pytest.fixture(params=["as they come", "always"])
 def savepoint_policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """After all these failures no group would have one savepoint any more."""
     if request.param == "always":
         monkeypatch.setattr(SavepointPolicy, "allow", lambda _: True)
+
+
+with_and_without_policy = pytest.mark.usefixtures("savepoint_policy")
 
 
 @pytest.fixture
@@ -276,11 +279,13 @@ def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.Da
     assert set(scene.rows()) - before == told
 
 
+@with_and_without_policy
 def test_both_sides_hold_exactly_the_reported_outcomes(pool: WriterPool[Any], scene: Scene) -> None:
     check(pool, scene, BEHAVIOURS)
     assert scene.agree()
 
 
+@with_and_without_policy
 def test_both_sides_hold_exactly_the_reported_outcomes_with_pipelined_answers(
     psycopg_pool: WriterPool[Any], scene: Scene
 ) -> None:
@@ -288,6 +293,7 @@ def test_both_sides_hold_exactly_the_reported_outcomes_with_pipelined_answers(
     assert scene.agree()
 
 
+@with_and_without_policy
 @pytest.mark.parametrize(
     ("behaviour", "expected"),
     [

@@ -27,10 +27,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    made = f"sqlite:///{tmp_path}/app.db"
-    migration.upgrade(made)
-    return made
+def url(sqlite_url: str) -> str:
+    return sqlite_url
 
 
 @pytest.fixture

@@ -203,11 +203,10 @@ def sources(dsn: str) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("kind", ["connection", "pool", "function"])
 @pytest.mark.parametrize("committed", [False, True])
 def test_an_unknown_commit(
-    postgres_server: PostgresServer, postgres_proxy: TcpProxy, dsn: str, kind: str, *, committed: bool
+    proxied_postgres_url: str, postgres_proxy: TcpProxy, dsn: str, kind: str, *, committed: bool
 ) -> None:
     """The connection is closed, since its transaction might still be open; pool and function provide a new one."""
-    through = postgres_server.url_at(postgres_proxy.port, dsn.rpartition("/")[2]).replace("+psycopg", "")
-    source = sources(through)[kind]()
+    source = sources(proxied_postgres_url.replace("+psycopg", ""))[kind]()
     with SqlStateStore.from_psycopg(source, lock_timeout=LIMIT) as store:
         claim = claim_of(store)
         transaction = recorded(store, claim)

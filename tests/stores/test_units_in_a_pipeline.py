@@ -55,23 +55,22 @@ def commit(transaction: StoreTransaction) -> None:
     transaction.commit()
 
 
-def test_statements_do_not_wait_for_each_other(postgres_server: Any, postgres_url: str) -> None:
+def test_statements_do_not_wait_for_each_other(proxied_postgres_url: str, postgres_proxy: TcpProxy) -> None:
     """The server is silent until the end of the units."""
-    with TcpProxy("127.0.0.1", postgres_server.port) as proxy:
-        address = postgres_server.url_at(proxy.port, postgres_url.rpartition("/")[2]).replace("+psycopg", "")
-        with SqlStateStore.from_psycopg(lambda: psycopg.connect(address)) as store:
-            user_metadata.create_all(store.engine)
-            links: list[Link] = []
-            proxy.on_client_bytes(b"BEGIN", links.append, when="answered")
-            transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
-            transaction.begin_units()
-            links[-1].blackhole("server_to_client")
-            for number in range(20):
-                transaction.handle.execute(INSERT, (number,))
-                transaction.end_unit()
-            links[-1].resume()
-            commit(transaction)
-            assert rows(store.engine) == 20
+    address = proxied_postgres_url.replace("+psycopg", "")
+    with SqlStateStore.from_psycopg(lambda: psycopg.connect(address)) as store:
+        user_metadata.create_all(store.engine)
+        links: list[Link] = []
+        postgres_proxy.on_client_bytes(b"BEGIN", links.append, when="answered")
+        transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
+        transaction.begin_units()
+        links[-1].blackhole("server_to_client")
+        for number in range(20):
+            transaction.handle.execute(INSERT, (number,))
+            transaction.end_unit()
+        links[-1].resume()
+        commit(transaction)
+        assert rows(store.engine) == 20
 
 
 # --- what the answer alone has ------------------------------------------------------------------------------------------------
