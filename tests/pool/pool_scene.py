@@ -1,12 +1,17 @@
-"""What the pool's tests do with a scene of the crash tests: units of work, and pools that run them."""
+"""What the pool's tests do with a scene of the crash tests: units of work, pools that run them, programs with a pool."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 import dualwrite
 from crash.events import write_event
@@ -14,6 +19,9 @@ from crash.scene import Scene, Worker
 from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction, WriterPool
 from fixtures.pace import LIMIT, done
+from fixtures.tiers import thinned
+
+both_producers = pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], quick=["native"]), indirect=True)
 
 
 def open_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[Any]:
@@ -98,3 +106,41 @@ def assert_true(scene: Scene, *processes: Worker) -> set[int]:
         there = told_not(process) & found
         assert not there, f"told as not committed, but there: {there}; {process.lines}"
     return found
+
+
+def program(text: str, scene: Scene, *, signals: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program that has `pool`, `unit` and `scene`'s names, as a process of its own."""
+    start = f"""
+import os, signal, sys, threading, time
+import dualwrite
+from sqlalchemy import text
+
+def unit(tx, number, seconds=0.0):
+    tx.db.execute(text("INSERT INTO events VALUES (:w, :n)"), dict(w={scene.transactional_id!r}, n=number))
+    tx.send({scene.topic!r}, str(number), key={scene.transactional_id!r})
+    time.sleep(seconds)
+    return number
+
+pool = dualwrite.create_pool({scene.url!r}, kafka={scene.settings!r}, prefix={scene.transactional_id!r})
+"""
+    command = [sys.executable, "-c", start + textwrap.dedent(text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            if signals is not None:
+                assert process.stdout is not None
+                ready = process.stdout.readline()
+                if ready:
+                    process.send_signal(signals)
+            output, errors = process.communicate(timeout=LIMIT)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def scene_rows_are_clear(scene: Scene) -> None:
+    """A pool that was closed leaves nothing to recover."""
+    with dualwrite.store_from_url(scene.url) as store:
+        rows = [store.read(each) for each in store.list(scene.transactional_id)]
+    assert rows
+    assert not any(row.prepared_state for row in rows if row is not None)

@@ -1,4 +1,4 @@
-"""Closing a pool whose units or transactions do not end: it takes a limited time, and says what is left; signals."""
+"""Closing a pool finishes what it has taken; if that does not end, it takes a limited time and says what is left; signals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from dualwrite.errors import ConcurrentUseError, WriterClosedError
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit, until, until_recorded
 from pool.aio_scene import in_loop
-from pool.pool_scene import assert_true, both, open_pool
-from pool.test_pool import program
+from pool.pool_scene import assert_true, both, held, open_pool, program
 
 
 @contextmanager
@@ -40,6 +39,35 @@ def stuck(pool: WriterPool[Any], scene: Scene, number: int) -> Iterator[Any]:
         yield future
     finally:
         release.set()
+
+
+def test_closing_finishes_queued_calls(scene: Scene) -> None:
+    pool = open_pool(scene, size=1)
+    with held(pool):
+        futures = [pool.submit(both, scene, number) for number in range(100)]
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        until(lambda: pool._is_closed, "the pool is closing")
+        for call in (lambda: pool.run(both, scene, 1), lambda: pool.submit(both, scene, 1)):
+            with pytest.raises(WriterClosedError, match="is closed"):
+                call()
+    closing.join(LIMIT)
+    assert [future.result(0) for future in futures] == list(range(100))
+    assert scene.agree() == list(range(100))
+    pool.close()
+    with pytest.raises(WriterClosedError, match="is closed"), pool.transaction():
+        pass
+
+
+def test_closing_waits_for_separate_transactions(scene: Scene) -> None:
+    pool = open_pool(scene)
+    with ThreadPoolExecutor(1) as thread, pool.transaction() as tx:
+        closing = thread.submit(pool.close)
+        until(lambda: pool._is_closed, "the pool is closing")
+        both(tx, scene, 1)
+        assert not closing.done()
+    done(closing)
+    assert scene.agree() == [1]
 
 
 def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:

@@ -1,13 +1,8 @@
-"""A pool on real databases and a real broker: results, errors, groups, limits, closing."""
+"""A pool on real databases and a real broker: results, order, limits, when a call returns, misuse."""
 
 from __future__ import annotations
 
 import contextvars
-import dataclasses
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -25,8 +20,6 @@ from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
     ConfigurationError,
-    FencedError,
-    MessageTooLargeError,
     NestedTransactionError,
     PoolTimeoutError,
     StoreCommitFailedError,
@@ -37,21 +30,11 @@ from dualwrite.pool.call import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
-from fixtures.pace import LIMIT, done, limit, until
+from fixtures.pace import LIMIT, done, limit
 from fixtures.tiers import thinned
-from pool.pool_scene import both, grouped, held, open_pool, then_raise
-
-
-class StoreWithoutLeases(SqlStateStore):
-    """As a store of a third party: pools use fixed ids."""
-
-    @property
-    def leases(self) -> None:
-        return None
-
+from pool.pool_scene import both, both_producers, grouped, held, open_pool, then_raise
 
 every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
-both_producers = pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], quick=["native"]), indirect=True)
 
 
 # --- what a caller gets -----------------------------------------------------------------------------------------------------
@@ -181,124 +164,9 @@ def test_a_decorated_function_is_a_unit(scene: Scene) -> None:
     assert scene.agree() == [2, 3]
 
 
-# --- a group that fails as a whole --------------------------------------------------------------------------------------------
-
-
-def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
-    """A deferred constraint is checked at the COMMIT of all: both sides are rolled back, and the units run one by one."""
-    table = f"strict_{scene.transactional_id.replace('-', '_')}"
-    with scene.engine.begin() as connection:
-        connection.execute(sa.text(f"CREATE TABLE {table} (id int, CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)"))
-
-    def strict(tx: Transaction, number: int, row: int) -> int:
-        tx.db.execute(sa.text(f"INSERT INTO {table} VALUES (:row)"), {"row": row})
-        return both(tx, scene, number)
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, *(partial(strict, number=number, row=row) for number, row in ((1, 7), (2, 7), (3, 8))))
-        assert [futures[0].result(), futures[2].result()] == [1, 3]
-        with pytest.raises(StoreCommitFailedError, match="once"):
-            futures[1].result()
-    assert scene.agree() == [1, 3]
-
-
-@both_producers
-@pytest.mark.parametrize("topic", ["no such topic", "events"])
-def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, topic: str) -> None:
-    def bad(tx: Transaction) -> None:
-        both(tx, scene, 2)
-        tx.send(scene.topic if topic == "events" else topic, b"x" * 1_100_000)
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, partial(both, scene=scene, number=1), bad, partial(both, scene=scene, number=3))
-        assert [futures[0].result(), futures[2].result()] == [1, 3]
-        expected = MessageTooLargeError if topic == "events" else dualwrite.InvalidMessageError
-        with pytest.raises(expected):
-            futures[1].result()
-    assert scene.agree() == [1, 3]
-
-
-@pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
-def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
-    def ends(tx: Transaction) -> None:
-        both(tx, scene, 2)
-        tx.db.commit()
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, partial(both, scene=scene, number=1), ends, partial(both, scene=scene, number=3))
-        assert [futures[0].result(), futures[2].result()] == [1, 3]
-        with pytest.raises(dualwrite.TransactionControlError):
-            futures[1].result()
-    assert scene.agree() == [1, 3]
-
-
-def test_units_do_not_rerun_after_one_has_ended_the_transaction(scene: Scene) -> None:
-    """What they wrote is committed without messages: running them again would write it twice."""
-    runs: list[int] = []
-
-    def counted(tx: Transaction, number: int) -> None:
-        runs.append(number)
-        both(tx, scene, number)
-
-    def ends(tx: Transaction) -> None:
-        counted(tx, 2)
-        tx.db.connection.driver_connection.commit()
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, partial(counted, number=1), ends, partial(counted, number=3))
-        for future in futures:
-            with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT its messages"):
-                future.result()
-    assert runs in ([1, 2], [1, 2, 3])
-    assert scene.messages() == []
-
-
-def test_callers_share_no_exception(scene: Scene) -> None:
-    """Each raises its own copy: a traceback is a property of the exception."""
-    with (
-        StoreWithoutLeases.from_url(scene.url) as store,
-        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, size=1, timeouts=timeouts()) as pool,
-    ):
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}.1"):
-            errors = [pool.submit(both, scene, number).exception(LIMIT) for number in range(5)]
-        assert len({id(error) for error in errors}) == 5
-        assert all(isinstance(error, FencedError) for error in errors)
-        assert "a prefix of its own" in str(errors[-1])
-        assert pool.size == 0
-    assert scene.agree() == []
-
-
-def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
-    """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
-    with open_pool(scene) as pool:
-        for number in range(4):
-            pool.run(both, scene, number)
-        dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
-        told = [pool.submit(both, scene, number).exception(LIMIT) for number in range(4, 30)]
-        assert all(error is None or isinstance(error, FencedError) for error in told)
-        assert told[-10:] == [None] * 10
-        assert pool.size == 2
-    assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
-
-
-def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Scene) -> None:
-    left = f"{scene.transactional_id}.4"
-    crashed = dataclasses.replace(scene, transactional_id=left)
-    process = crashed.write(1, 1, "after_db_commit=kill")
-    process.killed()
-    with (
-        StoreWithoutLeases.from_url(scene.url) as store,
-        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts()) as pool,
-    ):
-        assert crashed.messages() == [1]
-        assert pool.transactional_ids == (f"{scene.transactional_id}.1", f"{scene.transactional_id}.2")
-        pool.resize(3)
-        assert pool.run(both, scene, 2) == 2
-        pool.resize(1)
-        assert pool.run(both, scene, 3) == 3
-    assert scene.agree() == [2, 3]
-    with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
-        assert recoverer.pending(prefix=scene.transactional_id) == ()
+def test_the_name_of_a_call_of_a_partial() -> None:
+    """For errors: a partial has no name."""
+    assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
 
 
 # --- ordering -----------------------------------------------------------------------------------------------------------------
@@ -533,43 +401,6 @@ def test_separate_transactions_beside_groups(scene: Scene) -> None:
     assert scene.agree() == list(range(60))
 
 
-# --- closing ------------------------------------------------------------------------------------------------------------------
-
-
-def test_closing_finishes_queued_calls(scene: Scene) -> None:
-    pool = open_pool(scene, size=1)
-    with held(pool):
-        futures = [pool.submit(both, scene, number) for number in range(100)]
-        closing = threading.Thread(target=pool.close)
-        closing.start()
-        until(lambda: pool._is_closed, "the pool is closing")
-        for call in (lambda: pool.run(both, scene, 1), lambda: pool.submit(both, scene, 1)):
-            with pytest.raises(WriterClosedError, match="is closed"):
-                call()
-    closing.join(LIMIT)
-    assert [future.result(0) for future in futures] == list(range(100))
-    assert scene.agree() == list(range(100))
-    pool.close()
-    with pytest.raises(WriterClosedError, match="is closed"), pool.transaction():
-        pass
-
-
-def test_closing_waits_for_separate_transactions(scene: Scene) -> None:
-    pool = open_pool(scene)
-    with ThreadPoolExecutor(1) as thread, pool.transaction() as tx:
-        closing = thread.submit(pool.close)
-        until(lambda: pool._is_closed, "the pool is closing")
-        both(tx, scene, 1)
-        assert not closing.done()
-    done(closing)
-    assert scene.agree() == [1]
-
-
-def test_the_name_of_a_call_of_a_partial() -> None:
-    """For errors: a partial has no name."""
-    assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
-
-
 # --- psycopg ------------------------------------------------------------------------------------------------------------------
 
 
@@ -592,123 +423,3 @@ def test_units_on_psycopg_connections(scene: Scene) -> None:
         failed = [number for number, future in enumerate(futures) if future.exception() is not None]
     assert failed == list(range(0, 30, 3))
     assert scene.agree() == [number for number in range(30) if number % 3]
-
-
-# --- processes ----------------------------------------------------------------------------------------------------------------
-
-
-def program(text: str, scene: Scene, *, signals: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program that has `pool`, `unit` and `scene`'s names, as a process of its own."""
-    start = f"""
-import os, signal, sys, threading, time
-import dualwrite
-from sqlalchemy import text
-
-def unit(tx, number, seconds=0.0):
-    tx.db.execute(text("INSERT INTO events VALUES (:w, :n)"), dict(w={scene.transactional_id!r}, n=number))
-    tx.send({scene.topic!r}, str(number), key={scene.transactional_id!r})
-    time.sleep(seconds)
-    return number
-
-pool = dualwrite.create_pool({scene.url!r}, kafka={scene.settings!r}, prefix={scene.transactional_id!r})
-"""
-    command = [sys.executable, "-c", start + textwrap.dedent(text)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            if signals is not None:
-                assert process.stdout is not None
-                ready = process.stdout.readline()
-                if ready:
-                    process.send_signal(signals)
-            output, errors = process.communicate(timeout=LIMIT)
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-
-def test_queued_calls_are_finished_at_the_end_of_the_program(scene: Scene) -> None:
-    """Nobody has called close()."""
-    ended = program("futures = [pool.submit(unit, number, 0.01) for number in range(50)]", scene)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert scene.agree() == list(range(50))
-    scene_rows_are_clear(scene)
-
-
-def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
-    """By `sys.exit()`, as in any program: what was submitted is finished."""
-    ended = program(
-        """
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        print("ready", flush=True)
-        for number in range(100_000):
-            pool.submit(unit, number)
-            if number > 30:
-                time.sleep(0.01)
-        """,
-        scene,
-        signals=signal.SIGTERM,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    found = scene.agree()
-    assert found == list(range(len(found)))
-    scene_rows_are_clear(scene)
-
-
-def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
-    """The unit that has begun is committed; the one that has not does not run."""
-    ended = program(
-        """
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupted = threading.Event()
-        slow = pool.submit(lambda tx: (unit(tx, 1), interrupted.wait())[0])
-        while not slow.running():
-            time.sleep(0.01)
-        try:
-            print("ready", flush=True)
-            pool.run(unit, 2)
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
-        interrupted.set()
-        assert slow.result() == 1
-        pool.close()
-        """,
-        scene,
-        signals=signal.SIGINT,
-    )
-    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "interrupted\n")
-    assert scene.agree() == [1]
-
-
-def test_a_forked_child_must_create_its_own_pool(scene: Scene) -> None:
-    ended = program(
-        """
-        pool.run(unit, 1)
-        if not (child := os.fork()):
-            try:
-                for call in (lambda: pool.run(unit, 2), lambda: pool.submit(unit, 2), lambda: pool.transaction().__enter__()):
-                    try:
-                        call()
-                    except dualwrite.UsageError as error:
-                        assert "after a fork" in str(error), error
-                    else:
-                        os._exit(2)
-                pool.close()
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        pool.run(unit, 3)
-        """,
-        scene,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert scene.agree() == [1, 3]
-
-
-def scene_rows_are_clear(scene: Scene) -> None:
-    """A pool that was closed leaves nothing to recover."""
-    with dualwrite.store_from_url(scene.url) as store:
-        rows = [store.read(each) for each in store.list(scene.transactional_id)]
-    assert rows
-    assert not any(row.prepared_state for row in rows if row is not None)

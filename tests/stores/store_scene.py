@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, func, insert, select
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from dualwrite.state import PreparedTxnState
@@ -42,6 +44,23 @@ def first_claim(store: SqlStateStore) -> Claim:
     """The first claim of the id, in a database that has the user's tables too."""
     user_metadata.create_all(store.engine)
     return store.claim(ID, "tests", timeout=LIMIT)
+
+
+@contextmanager
+def store_on_engine(url: str, **options: Any) -> Iterator[SqlStateStore]:
+    """A store on an engine of the user, in a database that has the user's tables too."""
+    engine = create_engine(url, **options)
+    try:
+        user_metadata.create_all(engine)
+        yield SqlStateStore(engine)
+    finally:
+        engine.dispose()
+
+
+def execute_past_the_guard(transaction: StoreTransaction, statement: str) -> None:
+    """On the driver's own connection, where no guard checks it."""
+    with transaction.handle.connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 def recorded(store: SqlStateStore, claim: Claim, record: str = "record") -> StoreTransaction:

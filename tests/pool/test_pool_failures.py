@@ -1,0 +1,148 @@
+"""A group that fails as a whole: its units run again, apart from each other where that is needed; ids are recovered."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+import sqlalchemy as sa
+
+import dualwrite
+from crash.scene import Scene
+from crash.worker import timeouts
+from dualwrite import Transaction
+from dualwrite.errors import (
+    FencedError,
+    MessageTooLargeError,
+    StoreCommitFailedError,
+)
+from dualwrite.stores.sql import SqlStateStore
+from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
+from pool.pool_scene import both, both_producers, grouped, open_pool
+
+
+class StoreWithoutLeases(SqlStateStore):
+    """As a store of a third party: pools use fixed ids."""
+
+    @property
+    def leases(self) -> None:
+        return None
+
+
+def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
+    """A deferred constraint is checked at the COMMIT of all: both sides are rolled back, and the units run one by one."""
+    table = f"strict_{scene.transactional_id.replace('-', '_')}"
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {table} (id int, CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)"))
+
+    def strict(tx: Transaction, number: int, row: int) -> int:
+        tx.db.execute(sa.text(f"INSERT INTO {table} VALUES (:row)"), {"row": row})
+        return both(tx, scene, number)
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, *(partial(strict, number=number, row=row) for number, row in ((1, 7), (2, 7), (3, 8))))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        with pytest.raises(StoreCommitFailedError, match="once"):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+@both_producers
+@pytest.mark.parametrize("topic", ["no such topic", "events"])
+def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, topic: str) -> None:
+    def bad(tx: Transaction) -> None:
+        both(tx, scene, 2)
+        tx.send(scene.topic if topic == "events" else topic, b"x" * 1_100_000)
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(both, scene=scene, number=1), bad, partial(both, scene=scene, number=3))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        expected = MessageTooLargeError if topic == "events" else dualwrite.InvalidMessageError
+        with pytest.raises(expected):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
+def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
+    def ends(tx: Transaction) -> None:
+        both(tx, scene, 2)
+        tx.db.commit()
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(both, scene=scene, number=1), ends, partial(both, scene=scene, number=3))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        with pytest.raises(dualwrite.TransactionControlError):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+def test_units_do_not_rerun_after_one_has_ended_the_transaction(scene: Scene) -> None:
+    """What they wrote is committed without messages: running them again would write it twice."""
+    runs: list[int] = []
+
+    def counted(tx: Transaction, number: int) -> None:
+        runs.append(number)
+        both(tx, scene, number)
+
+    def ends(tx: Transaction) -> None:
+        counted(tx, 2)
+        tx.db.connection.driver_connection.commit()
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(counted, number=1), ends, partial(counted, number=3))
+        for future in futures:
+            with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT its messages"):
+                future.result()
+    assert runs in ([1, 2], [1, 2, 3])
+    assert scene.messages() == []
+
+
+def test_callers_share_no_exception(scene: Scene) -> None:
+    """Each raises its own copy: a traceback is a property of the exception."""
+    with (
+        StoreWithoutLeases.from_url(scene.url) as store,
+        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, size=1, timeouts=timeouts()) as pool,
+    ):
+        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=f"{scene.transactional_id}.1"):
+            errors = [pool.submit(both, scene, number).exception(LIMIT) for number in range(5)]
+        assert len({id(error) for error in errors}) == 5
+        assert all(isinstance(error, FencedError) for error in errors)
+        assert "a prefix of its own" in str(errors[-1])
+        assert pool.size == 0
+    assert scene.agree() == []
+
+
+def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
+    """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
+    with open_pool(scene) as pool:
+        for number in range(4):
+            pool.run(both, scene, number)
+        dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
+        told = [pool.submit(both, scene, number).exception(LIMIT) for number in range(4, 30)]
+        assert all(error is None or isinstance(error, FencedError) for error in told)
+        assert told[-10:] == [None] * 10
+        assert pool.size == 2
+    assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
+
+
+def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Scene) -> None:
+    left = f"{scene.transactional_id}.4"
+    crashed = dataclasses.replace(scene, transactional_id=left)
+    process = crashed.write(1, 1, "after_db_commit=kill")
+    process.killed()
+    with (
+        StoreWithoutLeases.from_url(scene.url) as store,
+        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts()) as pool,
+    ):
+        assert crashed.messages() == [1]
+        assert pool.transactional_ids == (f"{scene.transactional_id}.1", f"{scene.transactional_id}.2")
+        pool.resize(3)
+        assert pool.run(both, scene, 2) == 2
+        pool.resize(1)
+        assert pool.run(both, scene, 3) == 3
+    assert scene.agree() == [2, 3]
+    with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
+        assert recoverer.pending(prefix=scene.transactional_id) == ()

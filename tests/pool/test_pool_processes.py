@@ -1,0 +1,87 @@
+"""A program with a pool: its normal end, a signal handler, Ctrl-C, a fork."""
+
+from __future__ import annotations
+
+import signal
+
+from crash.scene import Scene
+from pool.pool_scene import program, scene_rows_are_clear
+
+
+def test_queued_calls_are_finished_at_the_end_of_the_program(scene: Scene) -> None:
+    """Nobody has called close()."""
+    ended = program("futures = [pool.submit(unit, number, 0.01) for number in range(50)]", scene)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert scene.agree() == list(range(50))
+    scene_rows_are_clear(scene)
+
+
+def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
+    """By `sys.exit()`, as in any program: what was submitted is finished."""
+    ended = program(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        print("ready", flush=True)
+        for number in range(100_000):
+            pool.submit(unit, number)
+            if number > 30:
+                time.sleep(0.01)
+        """,
+        scene,
+        signals=signal.SIGTERM,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = scene.agree()
+    assert found == list(range(len(found)))
+    scene_rows_are_clear(scene)
+
+
+def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
+    """The unit that has begun is committed; the one that has not does not run."""
+    ended = program(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupted = threading.Event()
+        slow = pool.submit(lambda tx: (unit(tx, 1), interrupted.wait())[0])
+        while not slow.running():
+            time.sleep(0.01)
+        try:
+            print("ready", flush=True)
+            pool.run(unit, 2)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        interrupted.set()
+        assert slow.result() == 1
+        pool.close()
+        """,
+        scene,
+        signals=signal.SIGINT,
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "interrupted\n")
+    assert scene.agree() == [1]
+
+
+def test_a_forked_child_must_create_its_own_pool(scene: Scene) -> None:
+    ended = program(
+        """
+        pool.run(unit, 1)
+        if not (child := os.fork()):
+            try:
+                for call in (lambda: pool.run(unit, 2), lambda: pool.submit(unit, 2), lambda: pool.transaction().__enter__()):
+                    try:
+                        call()
+                    except dualwrite.UsageError as error:
+                        assert "after a fork" in str(error), error
+                    else:
+                        os._exit(2)
+                pool.close()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        pool.run(unit, 3)
+        """,
+        scene,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert scene.agree() == [1, 3]
