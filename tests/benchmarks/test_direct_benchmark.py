@@ -1,3 +1,5 @@
+"""benchmarks/direct.py compares this checkout with another one."""
+
 import re
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""The pool's benchmark runs, and verifies what it measures."""
+
 import json
 import os
 import re

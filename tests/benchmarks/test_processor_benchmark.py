@@ -1,3 +1,5 @@
+"""The processor's benchmark runs, and verifies what it measures."""
+
 import subprocess
 import sys
 from pathlib import Path

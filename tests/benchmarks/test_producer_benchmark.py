@@ -1,3 +1,5 @@
+"""The benchmark of producers runs, and verifies what it measures."""
+
 import subprocess
 import sys
 from pathlib import Path

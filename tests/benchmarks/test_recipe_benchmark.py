@@ -1,3 +1,5 @@
+"""The benchmark of the recipe runs, and verifies what it measures."""
+
 import json
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What `abort`, `force-terminate` and `complete` leave alone, and that they do what they have shown, on a real broker."""
+"""What `abort`, `force-terminate` and `complete` refuse to do, and that they do only what they have shown, on a real broker."""
 
 from __future__ import annotations
 

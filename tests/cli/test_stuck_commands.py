@@ -193,7 +193,7 @@ def test_watch_keeps_the_last_answer_without_kafka(trusting_broker: DevCluster, 
 
 @pytest.mark.slow
 def test_watch_can_be_left_while_kafka_does_not_answer(watched: Terminal, trusting_broker: DevCluster) -> None:
-    """Its connections are in use by a request that nobody answers."""
+    """Its connections are in use by a request without an answer."""
     trusting_broker.pause()
     try:
         time.sleep(0.3)  # a look is under way, every 0.1 s

@@ -58,7 +58,7 @@ class Databases:
         return _ready(f"{self._servers.enter_context(ZooKeeperServer()).url}/crash")
 
     def _pooled(self, server: PostgresServer | MariaDBServer) -> Events:
-        """With a pool: connecting anew is most of what a writer in this process would wait for."""
+        """With a pool: a writer in this process would spend most of its time on new connections."""
         events = SqlEvents(server.create_database("crash"), sa.QueuePool)
         self._servers.callback(events.engine.dispose)
         events.make_room()

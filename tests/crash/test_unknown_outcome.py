@@ -521,7 +521,7 @@ def wait_for_marker(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
-@pytest.mark.soak  # in CI: it stays down, or comes back after prepare
+@pytest.mark.soak  # in CI: it stays down, or restarts after prepare
 @mostly_native
 def test_the_broker_is_killed_before_prepare_and_restarts(
     frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor

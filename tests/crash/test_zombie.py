@@ -109,7 +109,7 @@ def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
 def test_postgresql_locks_the_row_only_in_the_commit(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
-    """Under two-phase commit the record is sent with the COMMIT: a process that stops before it holds nobody up."""
+    """Under two-phase commit the record is sent with the COMMIT: a process that stops before it blocks no other."""
     fenced_before_the_commit_point(databases.scene(database, broker), point)
 
 

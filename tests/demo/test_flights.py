@@ -1,3 +1,5 @@
+"""The flights of the demo: which are read, in which order, and which worker gets which."""
+
 from __future__ import annotations
 
 import subprocess

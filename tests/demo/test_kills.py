@@ -1,3 +1,5 @@
+"""The plan of the demo's kills."""
+
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""The verdict of the demo: when both sides agree, and how it is shown."""
+
 from __future__ import annotations
 
 import json

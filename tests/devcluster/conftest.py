@@ -1,3 +1,5 @@
+"""Fixtures of the tests of the development cluster: a running cluster, and a state directory of its own."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

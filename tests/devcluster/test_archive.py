@@ -1,3 +1,5 @@
+"""The archives of classes that let brokers start faster: created once, never used if damaged."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""The jars of brokers: cached, downloaded by one process at a time, and the errors without a network."""
+
 from __future__ import annotations
 
 import json

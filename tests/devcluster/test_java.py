@@ -1,3 +1,5 @@
+"""Which Java a broker runs on."""
+
 from __future__ import annotations
 
 import shutil

@@ -152,7 +152,7 @@ def runs(text: str) -> bool:
 
 
 def topics(text: str) -> set[str]:
-    """The topics whose content the page foretells."""
+    """The topics whose content the page states."""
     return {expected.topic for expected in expectations(text) if expected.topic is not None}
 
 

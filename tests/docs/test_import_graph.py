@@ -1,4 +1,4 @@
-"""The import graph of the package has no circle, and the command that draws it would say so."""
+"""The import graph of the package has no cycle, and the command that draws it would report one."""
 
 from __future__ import annotations
 

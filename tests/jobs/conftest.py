@@ -1,3 +1,5 @@
+"""Fixtures of the job tests: a job on each kind of database."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -285,7 +285,7 @@ def test_taking_over_keeps_to_its_limit_if_the_longest_timeout_is_unknown(
     """`transaction.max.timeout.ms`, which the producer takes if the user sets none."""
     told = {DescribeConfigsRequest: lambda _: released.wait() and HANG_UP}
     if kind is ProducerKind.NATIVE:
-        told[DescribeTransactionsRequest] = ongoing  # else it is only registered
+        told[DescribeTransactionsRequest] = ongoing  # otherwise it is only registered
     with WireServer(told) as server, _released_at_the_end(released):
         config = config_of(server.port)
         coordinator = WireTransactionCoordinator(config, timeout=600)

@@ -207,7 +207,7 @@ def test_brokers_get_the_version_of_dualwrite() -> None:
 
 
 def test_an_answer_read_by_another_call_counts_even_if_the_connection_breaks_afterwards() -> None:
-    """A producer and its coordinator share a connection: each gets its own answers, whoever reads them; nothing is repeated."""
+    """A producer and its coordinator share a connection: each gets its answers, even if read by the other, without a retry."""
     with WireServer() as server:
         server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1})

@@ -194,7 +194,7 @@ def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin
 
 
 def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
-    """A position that was sent behind the coordinator's back: the group's members wait forever."""
+    """A position that was sent without the coordinator's knowledge: the group's members wait forever."""
     group = new_name("group")
     plain = Producer({"bootstrap.servers": servers})
     plain.produce(topic, b"v")

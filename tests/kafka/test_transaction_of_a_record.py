@@ -55,7 +55,7 @@ def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic
 def test_a_committed_transaction_after_an_open_one(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
-    """It lies beyond the last stable offset; its marker tells how it ended."""
+    """It lies beyond the last stable offset; its marker shows the outcome."""
     producer = left_open(servers, new_name("open"), topic)
     left_open(servers, new_name("id"), topic, messages=2).commit_transaction(LIMIT)
     wait_for_markers(servers)

@@ -1,4 +1,4 @@
-"""Ending transactions of real brokers: hanging ones by a marker, others by compare-and-set; and what is left alone."""
+"""Ending transactions of real brokers: hanging ones by a marker, others by compare-and-set; and which are refused."""
 
 from __future__ import annotations
 

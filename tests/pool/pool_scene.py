@@ -79,7 +79,7 @@ def pool_worker(
     return Worker([*where, str(first), str(units), "8"], failpoints, module=module, **environment)
 
 
-def told(process: Worker) -> set[int]:
+def reported_committed(process: Worker) -> set[int]:
     """The units of which a caller in the process knows that they are committed."""
     return {int(line.split()[1]) for line in process.lines if line.startswith("told ")}
 
@@ -88,23 +88,23 @@ MAYBE = {"InDoubtTransactionError", "LostTransactionError", "UnverifiedTransacti
 """Errors after which a unit may be there."""
 
 
-def told_not(process: Worker) -> set[int]:
+def reported_failed(process: Worker) -> set[int]:
     """The units of which a caller in the process knows that they are not committed; it has not tried them again."""
     errors = (line.split()[1:3] for line in process.lines if line.startswith("error "))
     return {int(number) for number, name in errors if name not in MAYBE}
 
 
-def assert_true(scene: Scene, *processes: Worker) -> set[int]:
-    """Recover the pool's ids; both sides agree, and hold all that a caller was told, and nothing that it was told is not."""
+def assert_reports_true(scene: Scene, *processes: Worker) -> set[int]:
+    """Recover the pool's ids: both sides agree, have all units reported committed, and none reported rolled back."""
     report = dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts())
     assert not report.failed
     assert not report.unacknowledged
     found = set(scene.agree())
     for process in processes:
-        missing = told(process) - found
-        assert not missing, f"told as committed, but not there: {missing}"
-        there = told_not(process) & found
-        assert not there, f"told as not committed, but there: {there}; {process.lines}"
+        missing = reported_committed(process) - found
+        assert not missing, f"reported committed, but missing: {missing}"
+        there = reported_failed(process) & found
+        assert not there, f"reported failed, but present: {there}; {process.lines}"
     return found
 
 

@@ -319,7 +319,7 @@ def test_psycopg_connections_are_used_in_the_thread(scene: Scene) -> None:
 
 @pytest.mark.parametrize("flushes", [True, False])
 def test_a_session_leaves_the_pipeline_in_the_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch, *, flushes: bool) -> None:
-    """On psycopg connections a group runs in a pipeline; whoever leaves it waits for the database."""
+    """On psycopg connections a group runs in a pipeline; leaving it waits for the database."""
     left_in: list[int] = []
     leave = PipelineBatch.leave
 

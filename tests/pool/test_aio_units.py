@@ -229,7 +229,7 @@ def test_a_unit_cancelled_at_any_await_is_rolled_back_alone(scene: Scene) -> Non
 
 
 def test_many_coroutines_cancelled_at_random(scene: Scene) -> None:
-    """Units of both kinds and transactions of their own; each caller that was told is right, and both sides agree."""
+    """Units of both kinds and transactions of their own; each reported outcome is right, and both sides agree."""
     chance = random.Random(4711)
     told: set[int] = set()
     ended: list[int] = []

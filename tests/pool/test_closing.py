@@ -19,7 +19,7 @@ from dualwrite.errors import ConcurrentUseError, WriterClosedError
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit, until, until_recorded
 from pool.aio_scene import in_loop
-from pool.pool_scene import assert_true, both, held, open_pool, program
+from pool.pool_scene import assert_reports_true, both, held, open_pool, program
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
         assert done(unit) == 1, "it has ended, and is committed: its caller is told so"
     until(lambda: not pool._writers._open, "its writer is closed")
     assert scene.agree() == [1]
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}
 
 
 def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
@@ -101,7 +101,7 @@ def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
         assert waits.cancelled()
         both(tx, scene, 2)
     until(lambda: not any(thread.is_alive() for thread in pool._threads), "the threads end")
-    assert assert_true(scene) == {2}
+    assert assert_reports_true(scene) == {2}
 
 
 def test_a_commit_that_hangs_in_kafka(scene: Scene) -> None:
@@ -117,7 +117,7 @@ def test_a_commit_that_hangs_in_kafka(scene: Scene) -> None:
             release.set()
         assert done(future) == 1
     until(lambda: not pool._writers._open, "its writer is closed")
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}
 
 
 def test_a_long_queue_is_finished(scene: Scene) -> None:
@@ -152,7 +152,7 @@ def test_coroutines_queued_behind_a_stuck_unit_get_an_error(scene: Scene) -> Non
 
     in_loop(main())
     until_recorded(scene.rows, [1], "the stuck unit is committed")
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}
 
 
 # --- processes ------------------------------------------------------------------------------------------------------------
@@ -190,18 +190,18 @@ def test_a_program_with_a_stuck_unit_ends(scene: Scene) -> None:
     assert ended.returncode == 0
     assert "stuck_unit (for " in ended.stderr
     assert "neither side has committed" in ended.stderr
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}
 
 
 def test_sigterm_with_a_handler_that_exits(scene: Scene) -> None:
     ended = stuck_program(scene, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", signal.SIGTERM)
     assert ended.returncode == 3
     assert "stuck_unit (for " in ended.stderr
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}
 
 
 def test_sigterm_without_a_handler(scene: Scene) -> None:
     """The process ends at once, as by SIGKILL: what the database has not committed is rolled back."""
     ended = stuck_program(scene, "", signal.SIGTERM)
     assert ended.returncode == -signal.SIGTERM
-    assert assert_true(scene) == {1}
+    assert assert_reports_true(scene) == {1}

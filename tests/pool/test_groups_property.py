@@ -1,4 +1,4 @@
-"""Units that succeed, fail and interfere with each other, in any order and group: both sides hold exactly what was told."""
+"""Units that succeed, fail and interfere, in any order and group: both sides hold exactly the reported outcomes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def swallows_an_error(tx: Transaction, scene: Scene, number: int) -> None:
 
 
 def handles_an_error(tx: Transaction, scene: Scene, number: int) -> None:
-    """Under a savepoint of its own it goes on."""
+    """Under its own savepoint it continues."""
     with suppress(sa.exc.DBAPIError), tx.db.begin_nested():
         tx.db.execute(sa.text("INSERT INTO strict VALUES (0, NULL)"))
     both(tx, scene, number)

@@ -39,7 +39,7 @@ from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.topics import OpenTransactionsError
 from fixtures.pace import LIMIT, done, limit, until, until_recorded
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_true, both, open_pool, pool_worker, told
+from pool.pool_scene import assert_reports_true, both, open_pool, pool_worker, reported_committed
 
 every_database = pytest.mark.parametrize(
     "database", thinned(DATABASES, kept=["postgresql", "rocksdb", "zookeeper"], quick=["postgresql"])
@@ -129,7 +129,7 @@ def test_processes_that_start_at_once(scene: Scene) -> None:
     workers = [pool_worker(scene, first, 20) for first in (0, 100, 200)]
     opened = [worker.wait_for("open").split()[1:] for worker in workers]
     assert [worker.end() for worker in workers] == [0, 0, 0], [worker.errors for worker in workers]
-    assert len(told(workers[0]) | told(workers[1]) | told(workers[2])) == 60
+    assert len(reported_committed(workers[0]) | reported_committed(workers[1]) | reported_committed(workers[2])) == 60
     names = [name for some in opened for name in some]
     assert all(number <= 6 for number in (int(name.rpartition(".")[2]) for name in names)), names
     assert leases(scene) == []
@@ -145,7 +145,7 @@ def test_ids_whose_leases_have_ended_are_leased_again(scene: Scene) -> None:
         assert set(pool.transactional_ids) == ids(scene, 1, 2)
         pool.run(both, scene, 100)
         found = scene.agree()
-    assert {100, *told(dies)} <= set(found)
+    assert {100, *reported_committed(dies)} <= set(found)
 
 
 # --- processes that die -------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_live_pool_recovers_the_transactions_of_a_dead_one(scene: Scene) -> No
         until_recorded(lambda: readable(scene), committed, "a consumer reads what was prepared", pause=0.1)
         assert set(pool.transactional_ids) == ids(scene, 1), "it has given the others back"
         pool.run(both, scene, 100)
-        assert told(dies) < {*scene.agree()}
+        assert reported_committed(dies) < {*scene.agree()}
         with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
             until(lambda: set(recoverer.pending(prefix=scene.transactional_id)) == ids(scene, 1), "nothing else is open")
         until(lambda: {each.transactional_id for each in leases(scene)} == ids(scene, 1), "their leases are given back")
@@ -217,7 +217,7 @@ def test_pools_killed_repeatedly(scene: Scene) -> None:
             pool.run(both, scene, 10_000 + first)
         until(lambda: {each.transactional_id for each in leases(scene)} == ids(scene, 1), "all ids are recovered")
         found = set(scene.agree())
-        assert all(told(process) <= found for process in dead)
+        assert all(reported_committed(process) <= found for process in dead)
     with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
 
@@ -226,7 +226,7 @@ def test_pools_killed_repeatedly(scene: Scene) -> None:
 
 
 # Not SQLite: any thread of the paused process, such as the one that renews its leases, may have the write lock of the whole
-# file, and nobody can do anything until it wakes up. Other databases lock single rows, and end a paused transaction of ours.
+# file, and every other process waits until it resumes. Other databases lock single rows, and end a paused transaction.
 PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_units", "after_db_commit"), ("used", "recovered")))
 
 
@@ -242,7 +242,7 @@ PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit
     ),
 )
 def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) -> None:
-    """Others recover its ids, or use them. When it wakes up it is fenced; it leases ids again, and goes on.
+    """Others recover its ids, or use them. When it resumes it is fenced; it leases ids again, and continues.
 
     Both points are followed by a request to Kafka: a process with threads is not stopped at once, and must not get as far as
     to lock its row.
@@ -267,8 +267,8 @@ def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) 
     kinds = {line.split()[2] for line in failed}
     assert kinds <= {"FencedError", "ProducerFencedError", "InDoubtTransactionError"}, failed
     assert len(failed) <= 2 * 8, "what its 8 threads ran when it was paused, and the next that its writer began"
-    assert len(told(sleeper)) + len(failed) == units
-    assert set(range(1000, 1010)) <= assert_true(scene, sleeper)
+    assert len(reported_committed(sleeper)) + len(failed) == units
+    assert set(range(1000, 1010)) <= assert_reports_true(scene, sleeper)
 
 
 def grown(pool: WriterPool[Any]) -> bool:

@@ -13,7 +13,7 @@ from crash.databases import DATABASES
 from crash.scene import Scene
 from fixtures.pace import limit
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_true, both, open_pool, pool_worker, told, told_not
+from pool.pool_scene import assert_reports_true, both, open_pool, pool_worker, reported_committed, reported_failed
 
 UNITS = 60
 
@@ -40,7 +40,7 @@ def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: s
     del producer, database
     dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill")
     dies.killed()
-    kept = assert_true(scene, dies)
+    kept = assert_reports_true(scene, dies)
     with open_pool(scene) as pool:
         assert pool.run(both, scene, UNITS) == UNITS
     assert set(scene.agree()) == {*kept, UNITS}
@@ -79,13 +79,13 @@ def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str
     """On psycopg's pipeline, with callers that go on before Kafka has committed, with units that fail, one by one."""
     dies = pool_worker(scene, 1, UNITS, f"{point}#6=kill", **WAYS[way])
     dies.killed()
-    kept = assert_true(scene, dies)
+    kept = assert_reports_true(scene, dies)
     last = pool_worker(scene, 1001, UNITS, **WAYS[way])
     last.wait_for("closed")
     assert last.end() == 0
-    found = assert_true(scene, dies, last)
-    assert found == kept | told(last)
-    assert told(last) | told_not(last) == set(range(1001, 1001 + UNITS))
+    found = assert_reports_true(scene, dies, last)
+    assert found == kept | reported_committed(last)
+    assert reported_committed(last) | reported_failed(last) == set(range(1001, 1001 + UNITS))
 
 
 ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_record", "after_db_commit")
@@ -105,7 +105,7 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
     del database
     dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill", module="pool.aio_worker")
     dies.killed()
-    kept = assert_true(scene, dies)
+    kept = assert_reports_true(scene, dies)
     last = pool_worker(scene, UNITS, UNITS, module="pool.aio_worker")
     last.wait_for("closed")
     assert last.end() == 0
@@ -120,23 +120,23 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
     ),
 )
 def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(scene: Scene, database: str, point: str) -> None:
-    """When it goes on, the group of that moment is told so and changes nothing; the pool takes its ids back."""
+    """When it resumes, the callers of its current group get the error, and nothing changes; the pool reopens its ids."""
     del database
     # another writer might be inside its COMMIT, and keep its row locked
     zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", module="pool.aio_worker", SIZE="1")
     zombie.wait_until_stopped()
-    before = assert_true(scene)
+    before = assert_reports_true(scene)
     with open_pool(scene) as pool:
         assert pool.run(both, scene, UNITS) == UNITS
     zombie.resume()
     zombie.wait_for("closed")
     assert zombie.end() == 0
-    found = assert_true(scene, zombie)
+    found = assert_reports_true(scene, zombie)
     fenced = {int(line.split()[1]) for line in zombie.lines if line.startswith("error ") and "FencedError" in line}
     assert fenced, zombie.lines
     assert not fenced & found
-    assert found == before | told(zombie) | {UNITS}
-    assert fenced | told(zombie) == set(range(UNITS))
+    assert found == before | reported_committed(zombie) | {UNITS}
+    assert fenced | reported_committed(zombie) == set(range(UNITS))
 
 
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
@@ -154,5 +154,5 @@ def test_kills_at_random_moments(scene: Scene, database: str) -> None:
     last = pool_worker(scene, 5000, 100)
     last.wait_for("closed")
     assert last.end() == 0
-    assert len(told(last)) == 100
-    assert len(assert_true(scene, *processes, last)) > 100
+    assert len(reported_committed(last)) == 100
+    assert len(assert_reports_true(scene, *processes, last)) > 100

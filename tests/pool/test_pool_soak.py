@@ -33,14 +33,14 @@ def three() -> Iterator[DevCluster]:
 
 
 class Run:
-    """One process with a pool, and what its callers were told."""
+    """One process with a pool, and the outcomes that its callers got."""
 
     def __init__(self, scene: Scene, number: int) -> None:
         first = number * CALLERS * PER_CALLER
         where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
         self.process = Worker([*where, str(first), str(CALLERS)], module="pool.soak_worker")
         self.told: list[int] = []
-        self.told_not: list[int] = []
+        self.reported_failed: list[int] = []
         self.errors: Counter[str] = Counter()
         self._read = 0
         self.process.wait_for("open")
@@ -56,10 +56,10 @@ class Run:
             elif what == "error":
                 self.errors[rest[1]] += 1
                 if rest[1] not in MAYBE:
-                    self.told_not.append(int(rest[0]))
+                    self.reported_failed.append(int(rest[0]))
 
     def wait_for_more(self, units: int) -> None:
-        """Wait until its callers were told of so many more units, or it has written all that it can."""
+        """Wait until its callers have got so many more outcomes, or it has written all that it can."""
         wanted = len(self.told) + units
 
         def arrived() -> bool:
@@ -100,7 +100,7 @@ def test_processes_and_brokers_are_killed_at_random(databases: Databases, three:
     found = both_sides(scene)
     told = {number for run in runs for number in run.told}
     assert told <= found, f"told as committed, but not there: {sorted(told - found)[:20]}"
-    there = {number for run in runs for number in run.told_not} & found
+    there = {number for run in runs for number in run.reported_failed} & found
     assert not there, f"told as not committed, but there: {sorted(there)[:20]}"
     errors = sum((run.errors for run in runs), Counter[str]())
     print(f"{len(found)} units, told of {len(told)}; kills: {dict(kills)}; errors: {dict(errors)}")  # noqa: T201  (pytest -s)

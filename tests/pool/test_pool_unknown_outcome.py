@@ -1,4 +1,4 @@
-"""The COMMIT of a group has an unknown outcome: each caller is told committed or in doubt, never something false."""
+"""The COMMIT of a group has an unknown outcome: each caller gets committed or in doubt, never a wrong outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT, done, happened, until
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_true, both, grouped, open_pool
+from pool.pool_scene import assert_reports_true, both, grouped, open_pool
 
 HANDLES = ("postgresql", "psycopg", "mariadb", "zookeeper")
 """Databases that a proxy can be put before; with psycopg, the units' statements go through libpq's pipeline."""
@@ -144,7 +144,7 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterP
     ),
 )
 def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any], when: str) -> None:
-    """In doubt are those that succeeded; who has failed is told its own error, since its part was undone for certain."""
+    """Units that succeeded are in doubt; a unit that failed raises its own error, since its part was certainly rolled back."""
     with proxied.break_the_next_commit(when, for_good=True):
         futures = grouped(
             pool,
@@ -162,7 +162,7 @@ def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any],
     assert isinstance(futures[1].exception(), KeyError)
     proxied.proxy.refuse(refusing=False)
     expected = {1, 3} if when == "answered" else set()
-    assert assert_true(proxied.scene) == expected
+    assert assert_reports_true(proxied.scene) == expected
     error = pool.submit(partial(proxied.unit, number=4)).exception(LIMIT)
     assert error is None or isinstance(error, FencedError | StoreUnavailableError), error
     expected |= {4} if error is None else set()
@@ -177,7 +177,7 @@ def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any],
     assert set(proxied.scene.agree()) == {*expected, 5}
 
 
-# --- an error that is none of ours ------------------------------------------------------------------------------------------
+# --- an unexpected error ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit", "before_kafka_commit"])

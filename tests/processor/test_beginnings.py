@@ -228,7 +228,7 @@ def put_back(scene: ProcessorScene, offset: int = 0) -> None:
         consumer.commit(offsets=[TopicPartition(scene.source, n, offset) for n in range(PARTITIONS)], asynchronous=False)
 
 
-# --- topics that are made again ---------------------------------------------------------------------------------------
+# --- recreated topics -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("looks_often")

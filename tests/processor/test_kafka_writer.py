@@ -115,7 +115,7 @@ def test_a_message_that_cannot_be_processed(scene: KafkaScene) -> None:
 def test_the_broker_is_killed_during_the_commit(
     brisk: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, producer: Any
 ) -> None:
-    """And comes back after the writer's limit: the offsets say what became of the transaction."""
+    """And starts again after the writer's limit: the offsets show the outcome of the transaction."""
     scene = KafkaScene(brisk, new_name)
     scene.produce(range(40))
     kind = NativeProducer if producer == "native" else LibrdkafkaProducer
@@ -184,7 +184,7 @@ def test_invalid_uses(scene: KafkaScene) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
 def test_a_writer_killed_repeatedly(brisk: DevCluster, new_name: NewName, producer: Any) -> None:
-    """In the middle of its transactions; the next process goes on where the last committed one has ended."""
+    """In the middle of its transactions; the next process continues where the last committed one ended."""
     scene = KafkaScene(brisk, new_name)
     scene.produce(range(60))
     brief = [f"{name}={value}" for name, value in BRIEF.items()]

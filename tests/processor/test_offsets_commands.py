@@ -217,7 +217,7 @@ def test_forget_refuses_while_the_group_consumes(stored: str, run: Run, url: str
 
 
 def test_forget_refuses_if_kafka_is_ahead(stored: str, run: Run, url: str, broker: DevCluster) -> None:
-    """Setting the offset back would have messages processed twice that somebody has read with offsets at Kafka."""
+    """Setting the offset back would process messages again that a consumer with offsets at Kafka has already read."""
     with closing(Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "billing"})) as consumer:
         consumer.commit(offsets=[TopicPartition(stored, 0, 4)], asynchronous=False)
     code, _, err = run("forget", "--group", "billing", "--yes")

@@ -57,7 +57,7 @@ def next_number(consumer: Consumer) -> int:
 def test_a_prepared_transaction_keeps_the_group_waiting_until_recovery(
     brisk: DevCluster, url: str, source: str, new_name: NewName, protocol: str
 ) -> None:
-    """The database has committed, so the offsets are decided; nobody knows before recovery."""
+    """The database has committed, so the offsets are decided; they become visible by recovery."""
     group, target, name = new_name("group"), new_name("target"), new_name("id")
     servers = brisk.bootstrap_servers
     arguments = [url, servers, group, source, target, name, protocol]

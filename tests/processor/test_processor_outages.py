@@ -1,4 +1,4 @@
-"""The broker dies between the two commits, for longer than the writer waits: nobody knows the outcome, for a while."""
+"""The broker is down between the two commits for longer than the writer waits: the outcome is unknown until it restarts."""
 
 from __future__ import annotations
 

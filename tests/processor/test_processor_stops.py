@@ -1,4 +1,4 @@
-"""A processor that waits, is slow, or is stopped: it stays in its group as long as it can, and ends when it is told to."""
+"""A processor that waits, is slow, or is stopped: it stays in its group as long as it can, and ends when it is asked to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_processor_can_be_stopped_while_positions_cannot_be_read(
 def test_an_assignment_waits_for_the_database_beyond_the_poll_interval(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """Past max.poll.interval.ms the member has left the group; it joins again, and goes on."""
+    """Past max.poll.interval.ms the member has left the group; it joins again, and continues."""
     reading = Reading(monkeypatch)
     more: dict[str, Any] = dict(BRIEF)
     if protocol == "consumer":

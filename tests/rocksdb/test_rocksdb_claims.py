@@ -1,3 +1,5 @@
+"""Claims on RocksDB: locks of ids within one process, timeouts, zombie threads."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""The locks of ids, without a database."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""Opening a RocksDB database: URLs, modes, locks of other processes, forks."""
+
 from __future__ import annotations
 
 import multiprocessing

@@ -1,3 +1,5 @@
+"""The rows of the state as RocksDB stores them, and rows that cannot be read."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Transactions on RocksDB: state and data commit together, handles end with their transaction, column families."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""Fixtures of the Spark tests: scenes in this process, drivers in others, and examples."""
+
 from __future__ import annotations
 
 import runpy

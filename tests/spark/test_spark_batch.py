@@ -34,7 +34,7 @@ def test_a_frame_is_written(scene: SparkScene) -> None:
 def test_state_tables_in_another_schema(scene: SparkScene) -> None:
     scene.execute("DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own")
     migration.upgrade(scene.url, schema="own")
-    scene.execute("DROP TABLE kafka_transaction_state")  # the one of the default schema: whoever looks there fails
+    scene.execute("DROP TABLE kafka_transaction_state")  # the one of the default schema: its use would fail
     scene.write(scene.orders(range(300)), stateSchema="own")
     with pytest.raises(StateTableMissingError):
         scene.store.list()

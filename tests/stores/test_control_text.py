@@ -1,3 +1,5 @@
+"""SQL that would end a transaction is recognized by its text."""
+
 from __future__ import annotations
 
 import pytest

@@ -167,7 +167,7 @@ def test_a_server_that_hangs_in_commit(own_mariadb_server: MariaDBServer) -> Non
         assert_outcome(store, claim, committed=True)
 
 
-# --- claims and the like, unanswered --------------------------------------------------------------------------------------
+# --- claims without an answer ----------------------------------------------------------------------------------------------
 
 
 def test_a_claim_on_mariadb_survives_a_broken_connection(proxied_mariadb_store: SqlStateStore, mariadb_proxy: TcpProxy) -> None:

@@ -41,7 +41,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from fixtures.pace import LIMIT, done, happened
 
-# --- engines of the user's ------------------------------------------------------------------------------------------------
+# --- engines of the user --------------------------------------------------------------------------------------------------
 
 ENGINES: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -335,7 +335,7 @@ def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlState
         loading.execute(insert(orders).values(id=1, item="chair"))
         with mariadb_store.short_transactions.begin(1) as connection:
             connection.execute(copied)
-        with mariadb_store.engine.connect() as connection:  # of the user's own kind
+        with mariadb_store.engine.connect() as connection:  # as the user connects, with the default isolation
             connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
             with pytest.raises(sa.exc.OperationalError, match="1205"):
                 connection.execute(copied)

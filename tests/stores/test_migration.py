@@ -1,3 +1,5 @@
+"""Migrations of the state tables, by functions and by `dualwrite db`."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,3 +1,5 @@
+"""Claims on SQL databases: what they wait for, timeouts, interrupts, lost connections."""
+
 from __future__ import annotations
 
 import time

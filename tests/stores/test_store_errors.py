@@ -1,3 +1,5 @@
+"""The errors of SQL stores: missing tables and servers, URLs, drivers, privileges."""
+
 from __future__ import annotations
 
 import pickle

@@ -1,3 +1,5 @@
+"""The handle of a block refuses to end the transaction; if it is ended by other means, that is found."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

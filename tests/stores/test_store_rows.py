@@ -1,3 +1,5 @@
+"""Rows of the state on SQL databases: generations, resolutions, rows that cannot be read."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime

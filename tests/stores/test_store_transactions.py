@@ -1,3 +1,5 @@
+"""Transactions on SQL databases: newer claims, engines of the user, sessions, the end of handles."""
+
 from __future__ import annotations
 
 from typing import Any

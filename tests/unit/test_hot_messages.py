@@ -110,7 +110,7 @@ def test_produce_response_is_decoded(found: list[Any]) -> None:
 
 
 def test_tagged_fields_are_skipped() -> None:
-    """A broker tells the new leader in one (KIP-951)."""
+    """A broker names the new leader in one (KIP-951)."""
     framing = Framing(CLIENT)
     number, _ = framing.request(EndTxn(5, "id", 1, 2, True))
     tags = b"\x02\x00\x03abc\x81\x01\x00"  # tag 0 of 3 bytes, tag 129 of none

@@ -1,4 +1,4 @@
-"""A writer that is idle clears the state of its last transaction from the row, and nobody who uses it notices."""
+"""An idle writer clears the state of its last transaction from the row, without disturbing those who use it."""
 
 from __future__ import annotations
 

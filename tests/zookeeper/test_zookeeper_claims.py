@@ -1,3 +1,5 @@
+"""Claims on ZooKeeper: compare-and-set, rivals, lost answers, timeouts."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""The names of the nodes of ids."""
+
 from __future__ import annotations
 
 import pytest

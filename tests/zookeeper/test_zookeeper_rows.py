@@ -1,3 +1,5 @@
+"""The rows of the state as nodes: lists, rows that cannot be read, broken connections."""
+
 from __future__ import annotations
 
 import itertools

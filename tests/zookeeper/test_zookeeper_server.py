@@ -1,3 +1,5 @@
+"""The ZooKeeper server that the tests start."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Transactions on ZooKeeper: all operations and the row in one multi, refused operations, the size limit."""
+
 from __future__ import annotations
 
 import pickle

@@ -1,3 +1,5 @@
+"""URLs of ZooKeeper stores: hosts, options, passwords."""
+
 from __future__ import annotations
 
 import pickle
