@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 RULES: Final = {
-    "F1": "describe first, then read the row again on the condition that the fence is still its own",
-    "F2": "check the fence when a transaction begins",
-    "F3": "after any answer to EndTxn but NONE, describe and decide again",
+    "F1": "describe first, then read the row again, provided that the fencing token is unchanged",
+    "F2": "check the fencing token when a transaction begins",
+    "F3": "after any answer to EndTxn other than NONE, describe and decide again",
     "F5": "native: take over by compare-and-set, never by an unconditional InitProducerId",
     "F7": "record the outcome in the database before the evidence at the broker is destroyed",
-    "F8": "after an unknown COMMIT, claim again only if the fence is still its own",
+    "F8": "after an unknown COMMIT, claim again only if the fencing token is unchanged",
     "F9": "librdkafka: a new session after an EndTxn that was repeated",
     "FA": "broker without EndTxn v5: abort by InitProducerId, never by EndTxn v4",
     "O2": "librdkafka: a new Kafka transactional id for every claim",
     "KU": "an answer but NONE to the writer's own commit is an unknown outcome: claim again, recover",
-    "SA": "a state that an ongoing transaction has passed is cleared before that transaction is aborted",
+    "SA": "clear S before aborting a later transaction",
     "CL": "the row keeps its cluster; another one is refused before anything is claimed",
     "ST": "the id that Kafka sees names the database",
-    "UC": "what is recorded as UNVERIFIED is looked for again, and committed if it is found ongoing",
-    "UG": "a generation with an UNVERIFIED entry is not used again",
+    "UC": "look for UNVERIFIED transactions again, and commit those that are found ongoing",
+    "UG": "don't reuse a generation with an UNVERIFIED entry",
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
