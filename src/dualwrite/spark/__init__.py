@@ -12,22 +12,22 @@ a batch if and only if its rows are in the table.
 
 | option | meaning |
 | --- | --- |
-| `url`, `user`, `password` | the database, as for `store_from_url`, or JDBC's address of it |
+| `url`, `user`, `password` | the database, as for `store_from_url`, or its JDBC URL |
 | `dbtable` | the table, `table` or `schema.table` |
 | `upsertKeys` | columns by which a row replaces an earlier one; without it, rows are appended |
-| `stagingSchema` | where the staging table is made; the table's own schema otherwise |
-| `stateSchema` | the schema in which the database has our tables, where `db upgrade --schema` made them |
+| `stagingSchema` | the schema in which the staging table is created; by default the table's own schema |
+| `stateSchema` | the schema of dualwrite's own tables, where `db upgrade --schema` created them |
 | `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
 | `topic` | the topic of all messages; without it, the column `topic` |
-| `value.format` | `json` to make the value of columns: `value.columns`, or the whole row |
-| `transactionalIdPrefix` | what the tasks' transactional ids begin with; one job at a time holds it |
-| `jobId` | for a batch write: a name by which it is done once, however often it is run |
-| `batchId` | together with `jobId`: one of several batches; see `write_batch` |
-| `numPartitions` | how many partitions a frame may have at most |
+| `value.format` | `json` builds the value from columns: those in `value.columns`, or the whole row |
+| `transactionalIdPrefix` | the prefix of the tasks' transactional ids; only one job at a time holds it |
+| `jobId` | for a batch write: a name; a write with this name is done once, no matter how often you run it |
+| `batchId` | together with `jobId`: identifies one of several batches; see `write_batch` |
+| `numPartitions` | the maximum number of partitions of a frame |
 | `producer`, `twoPhase` | as for `connect` |
 | `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |
-| `commitTimeout` | seconds that moving a batch's rows into the table may take (600) |
-| `leaseTimeout` | seconds without a sign of life, after which another batch write that has the prefix is given up (30) |
+| `commitTimeout` | how many seconds it may take to move a batch's rows into the table (600) |
+| `leaseTimeout` | after how many seconds without a sign of life another batch write that holds the prefix is given up (30) |
 """
 
 from __future__ import annotations
