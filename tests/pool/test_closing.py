@@ -100,7 +100,7 @@ def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
             pool.close(timeout=0.1)
         assert waits.cancelled()
         both(tx, scene, 2)
-    until(lambda: not any(thread.is_alive() for thread in pool._threads), "the threads end")
+    until(lambda: not any(thread.is_alive() for thread in pool._workers.threads), "the threads end")
     assert assert_reports_true(scene) == {2}
 
 

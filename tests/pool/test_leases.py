@@ -386,7 +386,7 @@ def test_the_size_changes_while_the_pool_is_used(scene: Scene) -> None:
             pool.run(both, scene, total + step)
         for number, result in enumerate(results):
             assert done(result) == number
-        until(lambda: [pool.run(lambda _: None)] and len(pool._threads) == 2, "a thread for each writer")
+        until(lambda: [pool.run(lambda _: None)] and len(pool._workers.threads) == 2, "a thread for each writer")
     assert scene.agree() == list(range(total + 5))
 
 

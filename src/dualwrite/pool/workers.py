@@ -1,0 +1,171 @@
+"""The pool's threads: while the group of one thread is committed, the next thread runs the units of the next group."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import FencedError, WriterClosedError
+from dualwrite.pool.call import Call
+from dualwrite.pool.group import Group, Rules
+from dualwrite.pool.options import PoolOptions
+from dualwrite.pool.savepoint_policy import SavepointPolicy
+from dualwrite.pool.upkeep import Upkeep
+from dualwrite.pool.waiting import WaitingCalls
+from dualwrite.pool.writers import Writers
+from dualwrite.stores.base import TxnStateStore
+
+log = logging.getLogger(__name__)
+
+
+class Workers:
+    """Threads that run the calls of a queue in groups, as many as the pool should have writers.
+
+    Args:
+        prefix: The prefix of the ids, for messages and the threads' names.
+        options: The pool's options.
+        store: The writers' store.
+        upkeep: Says how many writers the pool should have.
+        writers: The writers that the groups use.
+        waiting: The queue.
+
+    Attributes:
+        threads: The threads; also one that should end, until it is its turn.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        options: PoolOptions,
+        store: TxnStateStore,
+        upkeep: Upkeep,
+        writers: Writers,
+        waiting: WaitingCalls,
+    ) -> None:
+        self.threads: list[threading.Thread] = []
+        self._prefix = prefix
+        self._options = options
+        self._store = store
+        self._upkeep = upkeep
+        self._writers = writers
+        self._waiting = waiting
+        self._savepoint_policy = SavepointPolicy() if store.undoing_units_costs else None
+        self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
+        self._here = threading.local()
+        self._threads_lock = threading.Lock()
+        self._groups: dict[int, list[Call]] = {}  # by thread: the calls of its group
+
+    @property
+    def include_this_thread(self) -> bool:
+        """Whether the calling thread is one of them: it is inside a unit."""
+        return getattr(self._here, "is_ours", False)
+
+    def match_size(self) -> None:
+        """Start threads until there is one for each writer. Surplus threads end when it is their turn."""
+        with self._threads_lock:
+            while len(self.threads) < self._upkeep.wanted:
+                name = f"dualwrite pool {self._prefix} {len(self.threads)}"
+                self.threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self.threads[-1].start()
+
+    def drain(self, limit: Deadline, *, is_total: bool) -> Deadline:
+        """Wait for the threads, which run what is in the closed queue; cancel the calls that have not begun by the limit.
+
+        Args:
+            limit: The limit.
+            is_total: If not, it begins anew with whatever the pool does.
+
+        Returns:
+            The limit for what comes next.
+        """
+        threads, seen = list(self.threads), -1
+        while any(thread.is_alive() for thread in threads):
+            if limit.expired and (is_total or self._writers.steps == seen):
+                self._cancel_calls()
+                return limit
+            if not is_total:
+                seen, limit = self._writers.steps, Deadline.after(self._options.timeout)
+            for thread in threads:
+                thread.join(limit.left)
+        return limit if is_total else Deadline.after(self._options.timeout)
+
+    def _cancel_calls(self) -> None:
+        """Those that have not begun will not any more, even if what blocks them ends."""
+        self._waiting.cancel()
+        for calls in list(self._groups.values()):
+            for call in list(calls):
+                call.future.cancel()
+
+    # --- in the threads -----------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Take turns: while this thread's group is committed, the next thread collects calls and runs their SQL."""
+        self._here.is_ours = True
+        most = int(self._options.group_units) if self._store.undoes_units else 1
+        rules = Rules(
+            most_units=most,
+            most_bytes=int(self._options.group_bytes),
+            when_decided=self._options.acknowledge == "decided",
+            savepoint_policy=self._savepoint_policy,
+        )
+        while True:
+            self._turn.acquire()  # released as soon as the group's SQL is done
+            turn = _Once(self._turn.release)
+            try:
+                calls = [] if self._is_surplus() else self._waiting.take(most)
+                if not calls:
+                    return
+                self._run_group(calls, replace(rules, has_written=turn))
+            finally:
+                turn()
+
+    def _is_surplus(self) -> bool:
+        """Whether this thread should end; it is not counted any more then."""
+        with self._threads_lock:
+            if len(self.threads) <= self._upkeep.wanted:
+                return False
+            self.threads.remove(threading.current_thread())
+            return True
+
+    def _run_group(self, calls: list[Call], rules: Rules) -> None:
+        self._groups[threading.get_ident()] = calls
+
+        def more(most: int) -> list[Call]:
+            came = self._waiting.take_more(most, calls)
+            calls.extend(came)
+            return came
+
+        def back(rest: list[Call]) -> None:
+            calls[:] = [call for call in calls if call not in rest]
+            self._waiting.put_back(rest, calls)
+
+        try:
+            with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
+                rules = replace(rules, more=more, back=back, doing=functools.partial(self._writers.note, writer))
+                Group(writer, list(calls), rules).run()
+        except BaseException as error:
+            if not isinstance(error, FencedError | WriterClosedError):
+                log.exception("%s: a group ended with an unexpected error", self._prefix)
+            for call in calls:
+                call.deliver_error(error)
+        finally:
+            del self._groups[threading.get_ident()]
+            self._waiting.release(calls)
+
+
+class _Once:
+    """Calls a function at the first call only."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
