@@ -1,4 +1,4 @@
-"""A thread that is lent to a coroutine: while it waits for the coroutine's end, it runs the calls that would block the loop."""
+"""A thread of the pool that serves a coroutine: until the coroutine ends, it runs the calls that would block the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from dualwrite.aio.waking import Waker, through_cancellation
+from dualwrite.aio.loop_notifier import LoopNotifier, through_cancellation
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, WriterClosedError
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LOOK: Final = 0.2
-"""Seconds after which the thread looks whether the coroutine can still end."""
+_CHECK_INTERVAL: Final = 0.2
+"""Seconds between two checks whether the coroutine can still end."""
 
 GRACE: Final = 2.0
-"""Seconds to end for a coroutine that was interrupted, and for one whose loop does not run, while the pool is being closed."""
+"""Seconds in which a coroutine must end, while the pool is being closed, if it was interrupted or its loop does not run."""
 
 
 class Closing(Protocol):
-    """What the thread must know of its pool."""
+    """What the thread needs to know about its pool."""
 
     @property
     def is_closed(self) -> bool:
@@ -37,32 +37,34 @@ class Closing(Protocol):
 
 
 class BorrowedThread:
-    """The current thread, in a transaction, lent to one coroutine. The thread waits in `serve`; the rest is the coroutine's.
+    """The current thread, in a transaction, serves one coroutine. The thread waits in `serve`; the coroutine calls the rest.
 
-    A thread is never lost to a coroutine that does not end: it leaves if the event loop is closed, and, when the pool is
-    closed, some time after it has interrupted the coroutine.
+    A coroutine that does not end can't block the thread for ever: the thread stops serving it if the event loop is closed, and,
+    when the pool is closed, some time after it has interrupted the coroutine.
 
     Args:
         name: What the coroutine is, for messages.
-        waker: Wakes the coroutine.
+        notifier: Notifies the coroutine.
         pool: The thread's pool.
-        patience: Seconds that the coroutine has to end once the pool is being closed.
+        close_timeout: Seconds in which the coroutine must end once the pool is being closed.
         interrupt: Called in the event loop: ask the coroutine to end.
 
     Attributes:
         ident: The thread's identifier.
-        is_open: Whether the coroutine still has the thread.
+        is_open: Whether the coroutine can still use the thread.
     """
 
-    def __init__(self, name: str, waker: Waker, pool: Closing, *, patience: float, interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, notifier: LoopNotifier, pool: Closing, *, close_timeout: float, interrupt: Callable[[], None]
+    ) -> None:
         self.ident = threading.get_ident()
         self.is_open = True
         self._name = name
-        self._waker = waker
+        self._notifier = notifier
         self._pool = pool
-        self._patience = patience
+        self._close_timeout = close_timeout
         self._interrupt = interrupt
-        self._tasks: SimpleQueue[_Step | _End] = SimpleQueue()
+        self._tasks: SimpleQueue[_Call | _End] = SimpleQueue()
         self._limit: Deadline | None = None
         self._is_interrupted = False
 
@@ -78,39 +80,39 @@ class BorrowedThread:
         try:
             while True:
                 try:
-                    task = self._tasks.get(timeout=_LOOK)
+                    task = self._tasks.get(timeout=_CHECK_INTERVAL)
                 except Empty:
-                    self._look()
+                    self._check_coroutine()
                     continue
                 if isinstance(task, _End):
                     if task.error is not None:
                         raise task.error
                     return
                 task.run()
-                self._waker.wake(task.arrived)
-                self._look()
+                self._notifier.notify(task.done)
+                self._check_coroutine()
         finally:
             self.is_open = False
-            self._refuse_the_rest()
+            self._refuse_remaining()
 
-    def _look(self) -> None:
-        loop = self._waker.loop
+    def _check_coroutine(self) -> None:
+        loop = self._notifier.loop
         if loop.is_closed():
-            raise self._given_up("its event loop was closed before it ended")
+            raise self._abandoned("its event loop was closed before it ended")
         if not self._pool.is_closed:
             return
         if self._limit is None:
-            self._limit = Deadline.after(self._patience if loop.is_running() else GRACE)
+            self._limit = Deadline.after(self._close_timeout if loop.is_running() else GRACE)
         if not self._limit.expired:
             return
         if self._is_interrupted or not loop.is_running():
-            raise self._given_up("the pool was closed, and it did not end")
+            raise self._abandoned("the pool was closed, and it did not end")
         self._is_interrupted = True
         self._limit = Deadline.after(GRACE)
         with suppress(RuntimeError):  # the loop was closed at this moment
             loop.call_soon_threadsafe(self._interrupt)
 
-    def _given_up(self, why: str) -> WriterClosedError:
+    def _abandoned(self, why: str) -> WriterClosedError:
         error = WriterClosedError(
             f"The coroutine {self._name} can't use its transaction any more: {why}. What it wrote is rolled back.",
             next_step="let every coroutine that uses the pool end before the pool and the event loop are closed",
@@ -118,13 +120,13 @@ class BorrowedThread:
         log.warning("%s", error)
         return error
 
-    def _refuse_the_rest(self) -> None:
+    def _refuse_remaining(self) -> None:
         with suppress(Empty):
             while True:
                 task = self._tasks.get_nowait()
-                if isinstance(task, _Step):
+                if isinstance(task, _Call):
                     task.error = _has_ended()
-                    self._waker.wake(task.arrived)
+                    self._notifier.notify(task.done)
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
 
@@ -139,14 +141,14 @@ class BorrowedThread:
             ConcurrentUseError: Called in another thread than the event loop's.
         """
         self.check()
-        step = _Step(functools.partial(function, *args, **kwargs), self._waker.loop.create_future())
-        self._tasks.put(step)
+        call = _Call(functools.partial(function, *args, **kwargs), self._notifier.loop.create_future())
+        self._tasks.put(call)
         if not self.is_open:  # since the check
-            self._refuse_the_rest()
-        await through_cancellation(step.arrived)
-        if step.error is not None:
-            raise step.error
-        result: T = step.result
+            self._refuse_remaining()
+        await through_cancellation(call.done)
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
         return result
 
     def end(self, error: BaseException | None = None) -> None:
@@ -163,22 +165,22 @@ class BorrowedThread:
         """
         if not self.is_open:
             raise _has_ended()
-        if threading.get_ident() != self._waker.thread:
+        if threading.get_ident() != self._notifier.thread:
             raise ConcurrentUseError(
                 "The transaction belongs to a coroutine, and was used in another thread than its event loop's.",
                 next_step="use it in the coroutine; a function for another thread can return what should be written",
             )
 
 
-class _Step:
-    """One call."""
+class _Call:
+    """A function to run in the thread, and its outcome."""
 
-    __slots__ = ("_context", "_function", "arrived", "error", "result")
+    __slots__ = ("_context", "_function", "done", "error", "result")
 
-    def __init__(self, function: Callable[[], Any], arrived: asyncio.Future[None]) -> None:
+    def __init__(self, function: Callable[[], Any], done: asyncio.Future[None]) -> None:
         self._function = function
         self._context = contextvars.copy_context()
-        self.arrived = arrived
+        self.done = done
         self.result: Any = None
         self.error: BaseException | None = None
 

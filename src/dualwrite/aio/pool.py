@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from types import FunctionType, TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
 
-from dualwrite.aio.rendezvous import Rendezvous
+from dualwrite.aio.handoff import Handoff
+from dualwrite.aio.loop_notifier import LoopNotifier
 from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.aio.waking import Waker
 from dualwrite.api import Database
 from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
@@ -31,9 +31,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_THREADS: Final = 64
-"""The most threads of transactions of their own; each waits for a writer, or serves the coroutine that has one."""
+"""The most threads of transactions of their own; each waits for a writer, or serves the coroutine that uses one."""
 
-_in_units: ContextVar[tuple[tuple[WriterPool[Any], Rendezvous], ...]] = ContextVar("dualwrite_in_units", default=())
+_in_units: ContextVar[tuple[tuple[WriterPool[Any], Handoff], ...]] = ContextVar("dualwrite_in_units", default=())
 """The units that the current coroutine is inside of, to recognise nested calls."""
 
 
@@ -70,7 +70,7 @@ class AsyncWriterPool(Generic[H]):
         self._pool = pool
         self._bound: BoundPool[H] = pool.with_options(key=key, timeout=timeout)
         self._loop = asyncio.get_running_loop()
-        self._waker = Waker(self._loop)
+        self._notifier = LoopNotifier(self._loop)
         self._threads = asyncio.Semaphore(_MOST_THREADS)
 
     @overload
@@ -134,28 +134,28 @@ class AsyncWriterPool(Generic[H]):
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
-        meeting = self._meeting("transaction()")
-        job = await self._begin(meeting, Deadline.after(self._bound.timeout if timeout is None else timeout))
+        handoff = self._new_handoff("transaction()")
+        job = await self._begin(handoff, Deadline.after(self._bound.timeout if timeout is None else timeout))
         try:
-            tx = await meeting.turn(job)
+            tx = await handoff.receive(job)
         except BaseException:
-            meeting.leave()
+            handoff.abandon()
             raise
         if tx is None:
             job.result()  # raises: it did not begin
         try:
-            async with meeting.body():
+            async with handoff.body():
                 yield cast("AsyncTransaction[Any]", tx)
         except GeneratorExit:
             raise  # the loop has ended, and can't be waited for
         except BaseException as error:
-            await self._waker.until_done(job)
+            await self._notifier.until_done(job)
             outcome = job.exception()
             if outcome is None or outcome is error or not isinstance(error, Exception):
                 raise
             raise outcome from error
         try:
-            await self._waker.until_done(job)
+            await self._notifier.until_done(job)
         except asyncio.CancelledError as cancelled:
             raise cancelled from job.exception()
         job.result()
@@ -208,11 +208,11 @@ class AsyncWriterPool(Generic[H]):
         future = self._bound.submit(unit, *args, **kwargs)
         try:
             async with asyncio.timeout(self._bound.timeout):
-                await self._waker.end_of(future)
+                await self._notifier.end_of(future)
         except TimeoutError:
             if future.cancel():
                 raise self._bound.timed_out(unit) from None
-            await self._waker.end_of(future)  # it has begun: its outcome is not known before it ends
+            await self._notifier.end_of(future)  # it has begun: its outcome is not known before it ends
         except asyncio.CancelledError:
             future.cancel()
             raise
@@ -220,43 +220,43 @@ class AsyncWriterPool(Generic[H]):
 
     async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""
-        meeting = self._meeting(name_of(unit))
+        handoff = self._new_handoff(name_of(unit))
 
-        def meet(transaction: Transaction[H]) -> None:
-            meeting.meet(transaction)
+        def in_thread(transaction: Transaction[H]) -> None:
+            handoff.hand_over(transaction)
 
-        meet.__qualname__ = name_of(unit)
-        job = self._bound.submit(meet)
-        job.add_done_callback(lambda _: meeting.wake())
+        in_thread.__qualname__ = name_of(unit)
+        job = self._bound.submit(in_thread)
+        job.add_done_callback(lambda _: handoff.notify())
         result: Any = None
         try:
-            tx = await self._first_turn(meeting, job, unit)
+            tx = await self._first_transaction(handoff, job, unit)
             while tx is not None:
-                with suppress(Exception), _inside(self._pool, meeting):  # the thread has its error, and tells the outcome
-                    async with meeting.body():
+                with suppress(Exception), _inside(self._pool, handoff):  # the thread gets its error, and the job the outcome
+                    async with handoff.body():
                         result = await unit(tx, *args, **kwargs)
-                tx = await meeting.turn(job)
+                tx = await handoff.receive(job)
         except BaseException:
             if not job.cancel():
-                meeting.leave()
+                handoff.abandon()
             raise
         self._bound.outcome(job)
         return result
 
-    async def _first_turn(
-        self, meeting: Rendezvous, job: Future[None], unit: Callable[..., Any]
+    async def _first_transaction(
+        self, handoff: Handoff, job: Future[None], unit: Callable[..., Any]
     ) -> AsyncTransaction[Any] | None:
         try:
             async with asyncio.timeout(self._bound.timeout):
-                return await meeting.turn(job)
+                return await handoff.receive(job)
         except TimeoutError:
             if job.cancel():
                 raise self._bound.timed_out(unit) from None
-        return await meeting.turn(job)  # its group has begun
+        return await handoff.receive(job)  # its group has begun
 
     # --- transactions of their own ----------------------------------------------------------------------------------------
 
-    async def _begin(self, meeting: Rendezvous, limit: Deadline) -> Future[None]:
+    async def _begin(self, handoff: Handoff, limit: Deadline) -> Future[None]:
         """Start a thread that waits for a writer and begins a transaction; the job ends with the transaction."""
         try:
             async with asyncio.timeout(limit.left):
@@ -264,36 +264,36 @@ class AsyncWriterPool(Generic[H]):
         except TimeoutError:
             raise self._bound.timed_out(self.transaction) from None
         job: Future[None] = Future()
-        job.add_done_callback(lambda _: self._one_thread_less())
+        job.add_done_callback(lambda _: self._release_thread())
         context = contextvars.copy_context()
         thread = threading.Thread(
-            target=context.run, args=(self._run_transaction, meeting, limit, job), name="dualwrite transaction", daemon=True
+            target=context.run, args=(self._run_transaction, handoff, limit, job), name="dualwrite transaction", daemon=True
         )
         try:
             thread.start()
         except BaseException as error:  # the system has no more threads
             job.set_exception(error)
             raise
-        job.add_done_callback(lambda _: meeting.wake())
+        job.add_done_callback(lambda _: handoff.notify())
         return job
 
-    def _run_transaction(self, meeting: Rendezvous, limit: Deadline, job: Future[None]) -> None:
+    def _run_transaction(self, handoff: Handoff, limit: Deadline, job: Future[None]) -> None:
         try:
             with self._pool.transaction(timeout=limit.left) as begun:
-                meeting.meet(begun)
+                handoff.hand_over(begun)
         except BaseException as error:  # noqa: BLE001  (it is the coroutine's)
             job.set_exception(error)
         else:
             job.set_result(None)
 
-    def _one_thread_less(self) -> None:
+    def _release_thread(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._threads.release)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _meeting(self, name: str) -> Rendezvous:
-        return Rendezvous(name, self._waker, self._pool, patience=self._pool.options.timeout / 2)
+    def _new_handoff(self, name: str) -> Handoff:
+        return Handoff(name, self._notifier, self._pool, close_timeout=self._pool.options.timeout / 2)
 
     def _check(self, what: str) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -305,7 +305,7 @@ class AsyncWriterPool(Generic[H]):
 
     def _check_nesting(self, what: str) -> None:
         inside = _in_units.get()
-        if inside and any(pool is self._pool and meeting.is_in_body for pool, meeting in inside):
+        if inside and any(pool is self._pool and handoff.is_in_body for pool, handoff in inside):
             raise NestedTransactionError(
                 f"{what} inside a unit of the same pool.",
                 next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",
@@ -313,9 +313,9 @@ class AsyncWriterPool(Generic[H]):
 
 
 @contextmanager
-def _inside(pool: WriterPool[Any], meeting: Rendezvous) -> Iterator[None]:
+def _inside(pool: WriterPool[Any], handoff: Handoff) -> Iterator[None]:
     """The current coroutine is inside a unit; so are the tasks that it starts, as long as the unit runs."""
-    token = _in_units.set((*_in_units.get(), (pool, meeting)))
+    token = _in_units.set((*_in_units.get(), (pool, handoff)))
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ class AsyncTransaction(Generic[A]):
 
     Args:
         transaction: The transaction in the thread.
-        thread: The thread, lent to the coroutine.
+        thread: That thread, which serves the coroutine.
     """
 
     def __init__(self, transaction: Transaction[Any], thread: BorrowedThread) -> None:

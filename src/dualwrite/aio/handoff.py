@@ -1,4 +1,4 @@
-"""Where a thread that has a transaction meets the coroutine that uses it."""
+"""Hands the transaction of a pool's thread over to the coroutine that uses it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from dualwrite.aio.borrowed_thread import BorrowedThread, Closing
+from dualwrite.aio.loop_notifier import LoopNotifier
 from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.aio.waking import Waker
 from dualwrite.errors import WriterClosedError
 from dualwrite.transaction import Transaction
 
 
-class Rendezvous:
-    """The thread calls `meet`, once for each transaction; the coroutine awaits `turn`, and runs its code in `body`.
+class Handoff:
+    """The thread calls `hand_over`, once for each transaction; the coroutine awaits `receive`, and runs its code in `body`.
 
     The coroutine's code runs in the task of its caller, so that cancellation, time limits and context variables work as in any
     coroutine.
 
     Args:
         name: What the coroutine is, for messages.
-        waker: Wakes the coroutine.
+        notifier: Notifies the coroutine.
         pool: The thread's pool.
-        patience: See BorrowedThread.
+        close_timeout: See BorrowedThread.
     """
 
-    def __init__(self, name: str, waker: Waker, pool: Closing, *, patience: float) -> None:
+    def __init__(self, name: str, notifier: LoopNotifier, pool: Closing, *, close_timeout: float) -> None:
         self._name = name
-        self._waker = waker
+        self._notifier = notifier
         self._pool = pool
-        self._patience = patience
-        self._arrived: asyncio.Future[None] = waker.loop.create_future()
+        self._close_timeout = close_timeout
+        self._ready: asyncio.Future[None] = notifier.loop.create_future()
         self._offered: tuple[BorrowedThread, AsyncTransaction[Any]] | None = None
         self._thread: BorrowedThread | None = None
         self._body: asyncio.Timeout | None = None
-        self._is_left = False
+        self._is_abandoned = False
 
     @property
     def is_in_body(self) -> bool:
@@ -46,40 +46,42 @@ class Rendezvous:
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
 
-    def meet(self, transaction: Transaction[Any]) -> None:
-        """Lend the thread to the coroutine until it has ended.
+    def hand_over(self, transaction: Transaction[Any]) -> None:
+        """Let the coroutine use the transaction and this thread until it has ended.
 
         Raises:
             BaseException: What the coroutine has raised.
-            asyncio.CancelledError: The coroutine has left before.
+            asyncio.CancelledError: The coroutine had abandoned it.
             WriterClosedError: See `BorrowedThread.serve`.
             DualWriteError: A message of the coroutine was not sent.
         """
-        thread = BorrowedThread(self._name, self._waker, self._pool, patience=self._patience, interrupt=self._interrupt)
-        lent = AsyncTransaction[Any](transaction, thread)
-        self._offered = thread, lent
-        if self._is_left:
+        thread = BorrowedThread(
+            self._name, self._notifier, self._pool, close_timeout=self._close_timeout, interrupt=self._interrupt
+        )
+        tx = AsyncTransaction[Any](transaction, thread)
+        self._offered = thread, tx
+        if self._is_abandoned:
             raise asyncio.CancelledError
-        self.wake()
+        self.notify()
         thread.serve()
-        lent.hand_over_messages()
+        tx.hand_over_messages()
 
-    def wake(self) -> None:
-        """Let the coroutine look again: there is a transaction for it, or it will get none any more."""
-        self._waker.wake(self._arrived)
+    def notify(self) -> None:
+        """Let the coroutine check again: there is a transaction for it, or there will be none any more."""
+        self._notifier.notify(self._ready)
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
 
-    async def turn(self, job: Future[Any]) -> AsyncTransaction[Any] | None:
-        """Wait for a transaction; None if the job that should bring it has ended."""
+    async def receive(self, job: Future[Any]) -> AsyncTransaction[Any] | None:
+        """Wait for a transaction; None if the job that should hand it over has ended."""
         while self._offered is None and not job.done():
-            self._arrived = self._waker.loop.create_future()
-            if self._offered is None and not job.done():  # since there is the new future
-                await self._arrived
+            self._ready = self._notifier.loop.create_future()
+            if self._offered is None and not job.done():  # since the new future was made
+                await self._ready
         if self._offered is None or job.done():
             return None
-        (self._thread, lent), self._offered = self._offered, None
-        return lent
+        (self._thread, tx), self._offered = self._offered, None
+        return tx
 
     @asynccontextmanager
     async def body(self) -> AsyncIterator[None]:
@@ -105,9 +107,9 @@ class Rendezvous:
         else:
             self._thread.end()
 
-    def leave(self) -> None:
-        """The coroutine does not come any more: if a thread meets it all the same, its transaction is rolled back."""
-        self._is_left = True
+    def abandon(self) -> None:
+        """The coroutine receives no more transactions: one that a thread hands over all the same is rolled back."""
+        self._is_abandoned = True
         if self._offered is not None:
             self._offered[0].end(asyncio.CancelledError())
 
@@ -115,7 +117,7 @@ class Rendezvous:
         """Cancel the coroutine's code, which `body` turns into an error."""
         if self._body is not None and self.is_in_body:
             with suppress(RuntimeError):  # it ends at this moment
-                self._body.reschedule(self._waker.loop.time())
+                self._body.reschedule(self._notifier.loop.time())
 
     def _closed(self) -> WriterClosedError:
         return WriterClosedError(
