@@ -6,22 +6,19 @@ Programs: those of an installed server, or else those of an artifact on Maven Ce
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
-from dualwrite.testing.server_process import ServerProcess, free_port
+from dualwrite.testing.database_server import DatabaseServer
 
 if TYPE_CHECKING:
     from dualwrite.devcluster.mariadb_programs import MariaDBPrograms
 
 _USER: Final = "dualwrite"
 _DATABASE: Final = "dualwrite"
-_START_TIMEOUT: Final = 60.0
 _SETTINGS: Final = {
     "bind-address": "127.0.0.1",
     "skip-name-resolve": "ON",
@@ -43,7 +40,7 @@ class MariaDBStartError(DualWriteError):
     """The server did not start; the message ends with its log."""
 
 
-class MariaDBServer(ServerProcess):
+class MariaDBServer(DatabaseServer):
     """One server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle.
 
     Args:
@@ -54,15 +51,13 @@ class MariaDBServer(ServerProcess):
         MissingDependencyError: No MariaDB server is available, or the extra `dev` is not installed.
     """
 
+    _kind = "MariaDB"
+    _start_error = MariaDBStartError
+
     def __init__(self, *, programs: MariaDBPrograms | None = None, settings: dict[str, str] | None = None) -> None:
         super().__init__()
         self._programs = _found_programs() if programs is None else programs
         self._settings = {**_SETTINGS, **(settings or {})}
-
-    @property
-    def url(self) -> str:
-        """SQLAlchemy's URL of the database."""
-        return self.url_at(self.port)
 
     def url_at(self, port: int, database: str = _DATABASE, *, user: str = _USER) -> str:
         """The URL through another port (a proxy's), of another database, or for another user.
@@ -71,21 +66,6 @@ class MariaDBServer(ServerProcess):
         than connecting.
         """
         return f"mariadb+pymysql://{user}@127.0.0.1:{port}/{database}?ssl_disabled=true"
-
-    # --- lifecycle --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Create the data folder at the first start, run the server, and wait until it has answered a query.
-
-        Raises:
-            MariaDBStartError: The server did not start.
-        """
-        if self._folder is None:
-            self._folder = self._make_folder()
-            self.port = free_port()
-        self._run([*self._command(self._folder), f"--port={self.port}", "--socket=socket", "--pid-file=pid"])
-        self._wait_until_ready()
-        return self
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
@@ -100,17 +80,12 @@ class MariaDBServer(ServerProcess):
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _make_folder(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="dualwrite-mariadb-"))
-        try:
-            self._fill(folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return folder
+    @property
+    def _program(self) -> Path:
+        return self._programs.server
 
     def _fill(self, folder: Path) -> None:
-        """Create the data folder with the system tables, our user and our database."""
+        """See DatabaseServer; with our user and our database."""
         (folder / "data").mkdir(mode=0o700)
         try:
             made = subprocess.run(  # noqa: S603  (our own arguments)
@@ -151,19 +126,20 @@ class MariaDBServer(ServerProcess):
             settings["user"] = "root"  # MariaDB refuses to run as root without this option
         return [str(self._programs.server), "--no-defaults", *(f"--{name}={value}" for name, value in settings.items())]
 
-    def _wait_until_ready(self) -> None:
+    def _server_command(self, folder: Path) -> list[str]:
+        return [*self._command(folder), f"--port={self.port}", "--socket=socket", "--pid-file=pid"]
+
+    def _ping(self) -> None:
         import pymysql  # noqa: PLC0415  (extra `mysql`)
 
-        def ask() -> None:
-            pymysql.connect(
-                host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2, ssl_disabled=True
-            ).close()
+        pymysql.connect(
+            host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2, ssl_disabled=True
+        ).close()
 
-        failure = self._becomes_ready(ask, timeout=_START_TIMEOUT, not_yet=(pymysql.Error,))
-        if failure is not None:
-            raise MariaDBStartError(
-                f"The MariaDB server {self._programs.server} did not start on port {self.port}.", cause=self.log()[-4000:]
-            ) from failure
+    def _connection_errors(self) -> tuple[type[Exception], ...]:
+        import pymysql  # noqa: PLC0415  (as above)
+
+        return (pymysql.Error,)
 
 
 def _found_programs() -> MariaDBPrograms:

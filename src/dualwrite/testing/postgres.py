@@ -12,18 +12,17 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 from dualwrite.errors import ConfigurationError, DualWriteError, MissingDependencyError
-from dualwrite.testing.server_process import ServerProcess, as_account, free_port
+from dualwrite.testing.database_server import DatabaseServer
+from dualwrite.testing.server_process import as_account
 
 _PROGRAMS: Final = ("initdb", "postgres")
 _USER: Final = "dualwrite"
 _DATABASE: Final = "postgres"
-_START_TIMEOUT: Final = 60.0
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -87,7 +86,7 @@ def _complete(folder: Path) -> bool:
     return all(os.access(folder / program, os.X_OK) for program in _PROGRAMS)
 
 
-class PostgresServer(ServerProcess):
+class PostgresServer(DatabaseServer):
     """One server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle.
 
     Started by root, it runs as the user `postgres` or `nobody`, since PostgreSQL refuses to run as root.
@@ -97,6 +96,8 @@ class PostgresServer(ServerProcess):
         settings: More settings for postgresql.conf.
     """
 
+    _kind = "PostgreSQL"
+    _start_error = PostgresStartError
     _stopped_by: ClassVar[signal.Signals] = signal.SIGINT  # as `pg_ctl stop -m fast` does
     _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGQUIT  # immediate shutdown
 
@@ -106,32 +107,11 @@ class PostgresServer(ServerProcess):
         self._settings = {**_SETTINGS, **(settings or {})}
         self._account = server_account()
 
-    @property
-    def url(self) -> str:
-        """SQLAlchemy's URL of the database."""
-        return self.url_at(self.port)
-
     def url_at(self, port: int, database: str = _DATABASE) -> str:
         """The URL through another port (a proxy's), or of another database."""
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{port}/{database}"
 
     # --- lifecycle --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Create the data folder at the first start, run the server, and wait until it has answered a query.
-
-        Raises:
-            PostgresStartError: The server did not start.
-        """
-        if self._folder is None:
-            self._folder = self._make_folder()
-            self.port = free_port()
-        self._run(
-            [self._binaries / "postgres", "-D", self._folder / "data", "-p", str(self.port), *self._setting_arguments()],
-            account=self._account,
-        )
-        self._wait_until_ready()
-        return self
 
     def stop(self) -> None:
         """See ServerProcess."""
@@ -180,8 +160,11 @@ class PostgresServer(ServerProcess):
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _make_folder(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="dualwrite-postgres-"))
+    @property
+    def _program(self) -> Path:
+        return self._binaries / "postgres"
+
+    def _fill(self, folder: Path) -> None:
         folder.chmod(0o755)
         (folder / "data").mkdir(mode=0o700)
         if self._account is not None:
@@ -198,14 +181,12 @@ class PostgresServer(ServerProcess):
             **as_account(self._account),
         )
         if made.returncode != 0:
-            shutil.rmtree(folder, ignore_errors=True)
             raise PostgresStartError(f"initdb of {self._binaries} failed.", cause=made.stderr.strip() or made.stdout.strip())
-        return folder
 
     def _reachable(self) -> bool:
         """Whether the account may run the programs: not if the virtual environment is below /root or in a private folder."""
         try:
-            asked: list[str | Path] = [self._binaries / "postgres", "--version"]
+            asked: list[str | Path] = [self._program, "--version"]
             subprocess.run(asked, capture_output=True, check=True, **as_account(self._account))  # noqa: S603  (our own arguments)
         except PermissionError:
             return False
@@ -218,18 +199,19 @@ class PostgresServer(ServerProcess):
     def _conninfo(self) -> str:
         return f"host=127.0.0.1 port={self.port} user={_USER} dbname={_DATABASE} connect_timeout=2"
 
-    def _wait_until_ready(self) -> None:
+    def _server_command(self, folder: Path) -> list[str | Path]:
+        return [self._program, "-D", folder / "data", "-p", str(self.port), *self._setting_arguments()]
+
+    def _ping(self) -> None:
         import psycopg  # noqa: PLC0415  (extra `postgres`)
 
-        def ask() -> None:
-            with psycopg.connect(self._conninfo(), autocommit=True) as connection:
-                connection.execute("SELECT 1")
+        with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+            connection.execute("SELECT 1")
 
-        failure = self._becomes_ready(ask, timeout=_START_TIMEOUT, not_yet=(psycopg.OperationalError,))
-        if failure is not None:
-            raise PostgresStartError(
-                f"The PostgreSQL server of {self._binaries} did not start on port {self.port}.", cause=self.log()[-4000:]
-            ) from failure
+    def _connection_errors(self) -> tuple[type[Exception], ...]:
+        import psycopg  # noqa: PLC0415  (as above)
+
+        return (psycopg.OperationalError,)
 
     def _all_pids(self) -> list[int]:
         """The server's pid and those of its children; backends are its direct children, each in its own session."""
