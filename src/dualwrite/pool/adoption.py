@@ -1,4 +1,4 @@
-"""Ids of dead processes: a live pool of the prefix recovers what they left, so that it doesn't hold consumers up."""
+"""Ids of dead processes: a live pool of the prefix recovers their transactions, so that these don't block consumers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Seen = tuple[tuple[str, int, int], ...]
 
 
 class Adoption:
-    """Finds ids of the prefix that nobody has leased, and recovers those on which something may be open.
+    """Finds ids of the prefix that no process has leased, and recovers those on which a transaction may be open.
 
-    An id whose lease has ended is recovered at once. One without a lease may belong to a writer that knows no leases, or, in
-    ZooKeeper, to a process whose session has expired: it is recovered if nobody has used it between two looks.
+    An id whose lease has ended is recovered at once. One without a lease may belong to a writer that uses no leases, or, in
+    ZooKeeper, to a process whose session has expired: it is recovered if it was not used between two searches.
 
     Only the pool that gets the id's lease recovers it. A process that was only slow is fenced, and leases another id.
 
@@ -49,14 +49,14 @@ class Adoption:
         self._open_recoverer = open_recoverer
         self._seen: dict[str, _Seen] = {}
 
-    def look(self, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Look for such ids once, and recover them.
+    def search(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Search for abandoned ids once, and recover them.
 
         Args:
-            goes_on: Asked before each id.
+            goes_on: Called before each id: False ends the search.
 
         Raises:
-            StoreError: The database could not be asked.
+            StoreError: The database could not be read.
         """
         leases = {each.transactional_id: each for each in self._leases.entries(f"{self._prefix}.")}
         lanes = self._lanes()
@@ -93,12 +93,12 @@ class Adoption:
             with self._open_recoverer() as recoverer:
                 pending = recoverer.pending([name])
                 if pending:
-                    log.info("%s: nobody has leased this id any more; recovering it", name)
-                    self._note(recoverer.recover(pending))
+                    log.info("%s: no process leases this id any more; recovering it", name)
+                    self._log(recoverer.recover(pending))
         finally:
             self._ids.release(name)
 
-    def _note(self, report: RecoveryReport) -> None:
+    def _log(self, report: RecoveryReport) -> None:
         for found in report:
             if found.outcome is not Outcome.NOTHING:
                 log.info("%s: recovered: %s", self._prefix, found.outcome.value)
@@ -107,7 +107,7 @@ class Adoption:
         try:
             raise_for_lost(report.unacknowledged)
         except DualWriteError as error:
-            log.error("%s", error)  # noqa: TRY400  (it says all)
+            log.error("%s", error)  # noqa: TRY400  (the traceback adds nothing)
 
 
 def _is_open(row: StateRow) -> bool:

@@ -44,9 +44,9 @@ class Call:
         self.future: Future[Any] = Future()
 
     def begin(self) -> bool:
-        """Called before the unit runs, each time: False if the caller has cancelled it, or does not wait any more.
+        """Called before the unit runs, each time: False if the caller has cancelled it, or no longer waits.
 
-        The first time decides it, in one step with `Future.cancel`: from then on it can't be cancelled, or will never run.
+        The first call decides, atomically with `Future.cancel`: from then on the unit can't be cancelled, or will never run.
         """
         if self._begun is None:
             self._begun = self.future.set_running_or_notify_cancel()
@@ -60,7 +60,7 @@ class Call:
     @property
     def is_cancelled(self) -> bool:
         """Whether the caller has cancelled it before it began."""
-        return self.future.cancelled() and not self.begin()  # which notifies those who wait for the future
+        return self.future.cancelled() and not self.begin()  # which notifies the threads that wait for the future
 
     def run(self, transaction: Transaction[Any]) -> None:
         """Run the unit, and keep its result.
@@ -89,7 +89,7 @@ class Call:
         return self._error is not None
 
     def deliver(self) -> None:
-        """Tell the caller the outcome of the last run: its result, or its own error."""
+        """Give the caller the outcome of the last run: its result, or its own error."""
         if self.future.done():
             return
         if self._error is not None:
@@ -98,7 +98,7 @@ class Call:
             self.future.set_result(self._result)
 
     def deliver_error(self, error: BaseException) -> None:
-        """Tell the caller its own copy of an error that is not the unit's own; a unit that has not begun will not any more."""
+        """Give the caller its own copy of an error that is not the unit's own; a unit that has not begun will never run."""
         if self.begin() and not self.future.done():
             self.future.set_exception(_copy_of(error))
 

@@ -39,7 +39,7 @@ from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
 
-_MAY_BE_ONE_UNITS_FAULT: Final = (
+_MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
     StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
     DeliveryError,
     InvalidMessageError,
@@ -71,9 +71,9 @@ class Rules:
     Args:
         most_units: The number of units at which the group is complete; their own savepoints count too.
         most_bytes: The size of its messages at which the group is complete.
-        when_decided: Tell the callers as soon as the database has committed; only under two-phase commit.
-        more: Gives calls that have come meanwhile, at most so many.
-        back: Takes calls back that have not begun: the group is complete without them.
+        when_decided: Answer the callers as soon as the database has committed; only under two-phase commit.
+        more: Returns calls that have arrived meanwhile, at most so many.
+        put_back: Puts calls back into the queue that have not begun: the group is complete without them.
         has_written: Called when the last unit has run, before the messages are sent.
         doing: Called with what is done next: the name of each unit before it runs, and the commit.
         savepoint_policy: Whether the units may be tried under one savepoint; None: never.
@@ -83,7 +83,7 @@ class Rules:
     most_bytes: int = 0
     when_decided: bool = False
     more: Callable[[int], list[Call]] = lambda _: []
-    back: Callable[[list[Call]], None] = lambda _: None
+    put_back: Callable[[list[Call]], None] = lambda _: None
     has_written: Callable[[], None] = lambda: None
     doing: Callable[[str], None] = lambda _: None
     savepoint_policy: SavepointPolicy | None = None
@@ -107,28 +107,28 @@ class Group:
         self._writer = writer
         self._rules = rules
         self._has_begun = False
-        self._is_careful = False
-        self._is_past_the_block = False
+        self._has_sent_too_soon = False
+        self._is_committing = False
 
     def run(self) -> None:
-        """Run the units and commit them; every caller is told the outcome of its unit.
+        """Run the units and commit them; every caller gets the outcome of its unit.
 
         Those that are cancelled before it is their turn do not run; they are removed from `calls`.
 
         Raises:
-            FencedError: The writer can't be used any more; the callers know it.
+            FencedError: The writer can't be used any more; the callers have got the error.
         """
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
             return
         try:
-            if not self._commits_at_once():
+            if not self._try_to_commit():
                 self._commit()
         except _AllFailedError:
             self._deliver()
         except BaseException as error:
             self.error = error
-            if len(self.calls) > 1 and self._has_begun and _may_be_one_units_fault(error):
+            if len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
                 log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
                 self._run_one_by_one()
             else:
@@ -138,12 +138,12 @@ class Group:
         else:
             self._deliver()
 
-    def _commits_at_once(self) -> bool:
+    def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""
         try:
             self._commit()
         except _SentTooSoonError:
-            self._has_begun, self._is_careful = False, True
+            self._has_begun, self._has_sent_too_soon = False, True
             return False
         return True
 
@@ -160,7 +160,7 @@ class Group:
                 whole.send_messages(messages)
             if self._rules.when_decided:
                 whole.on_decided = self._deliver
-            self._is_past_the_block = True
+            self._is_committing = True
 
     def _run(self, whole: Transaction[Any]) -> list[Message]:
         if len(self.calls) == 1:
@@ -168,7 +168,7 @@ class Group:
         savepoint_policy = self._rules.savepoint_policy
         if savepoint_policy is None:
             return self._run_with_savepoints(whole)
-        is_under_one = not self._is_careful and savepoint_policy.allow()
+        is_under_one = not self._has_sent_too_soon and savepoint_policy.allow()
         messages: list[Message] | None = None
         try:
             messages = self._run_under_one_savepoint(whole) if is_under_one else None
@@ -193,7 +193,7 @@ class Group:
         unit = whole.only_unit()
         try:
             call.run(unit)
-            unit.end_unit()  # what it has left pending is flushed here: an error of it is the unit's, and nothing is in doubt
+            unit.end_unit()  # its pending changes are flushed here: an error of it is the unit's, and nothing is in doubt
         except BaseException as error:
             call.failed(error)
             raise _AllFailedError from error
@@ -214,7 +214,7 @@ class Group:
                     unit.end_unit()
                 messages += unit.messages
                 hit("group_after_unit")
-            if whole.answers_are_late:  # the messages go while the database works
+            if whole.answers_are_late:  # the messages are sent while the database works
                 self._rules.doing(_statements_of(self.calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
@@ -246,7 +246,7 @@ class Group:
         return messages
 
     def _growing(self, whole: Transaction[Any], messages: list[Message]) -> Iterator[Call]:
-        """The calls, with those that come while the last one runs, until the group is complete; the others are given back."""
+        """The calls, with those that come while the last one runs, until the group is complete; the others are put back."""
         place = size = counted = most_own = 0
         before = own = whole.savepoints  # those that an earlier run has set are undone
         while place < len(self.calls):
@@ -267,11 +267,11 @@ class Group:
                 self._grow()
 
     def _put_back(self, place: int) -> None:
-        """Give back the calls from a place on, except those that have begun: these can't be cancelled any more."""
+        """Put back the calls from a place on, except those that have begun: these can't be cancelled any more."""
         rest = [call for call in self.calls[place:] if not call.has_begun]
         if rest:
             del self.calls[-len(rest) :]  # they begin in their order
-            self._rules.back(rest)
+            self._rules.put_back(rest)
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
 
@@ -280,8 +280,8 @@ class Group:
             call.deliver()
 
     def _deliver_error(self, error: BaseException) -> None:
-        """Tell an error of the whole group, each caller its own copy; a unit that failed by itself has its own error."""
-        if self._is_past_the_block and not isinstance(error, DualWriteError):
+        """Give each caller its own copy of an error of the whole group; a unit that failed by itself has its own error."""
+        if self._is_committing and not isinstance(error, DualWriteError):
             error = _unexpected(error, self._writer.transactional_id)
         for call in self.calls:
             if call.has_failed and isinstance(error, _MAY_HAVE_COMMITTED):
@@ -296,10 +296,10 @@ class Group:
             try:
                 alone.run()
             finally:
-                if alone.error is not None and not _may_be_one_units_fault(alone.error):
+                if alone.error is not None and not _may_be_caused_by_one_unit(alone.error):
                     for other in self.calls[place + 1 :]:
                         other.deliver_error(alone.error)
-            if alone.error is not None and not _may_be_one_units_fault(alone.error):
+            if alone.error is not None and not _may_be_caused_by_one_unit(alone.error):
                 return
 
 
@@ -308,14 +308,14 @@ def _units(calls: list[Call]) -> str:
 
 
 def _statements_of(calls: list[Call]) -> str:
-    """What the database still works on: the statements of any of the units."""
+    """What the database may still be executing: the statements of any of the units."""
     names = list(dict.fromkeys(call.name for call in calls))
     return f"statements of {', '.join(names[:_MOST_NAMES])}{', …' if len(names) > _MOST_NAMES else ''} ({_units(calls)})"
 
 
-def _may_be_one_units_fault(error: BaseException) -> bool:
+def _may_be_caused_by_one_unit(error: BaseException) -> bool:
     """Whether both sides are rolled back, and another unit may succeed."""
-    return isinstance(error, _MAY_BE_ONE_UNITS_FAULT) and not isinstance(error, StoreUnavailableError)
+    return isinstance(error, _MAY_BE_CAUSED_BY_ONE_UNIT) and not isinstance(error, StoreUnavailableError)
 
 
 def _unexpected(error: BaseException, transactional_id: str) -> InDoubtTransactionError:

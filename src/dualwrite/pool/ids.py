@@ -14,7 +14,7 @@ class Ids(ABC):
     """Which ids a pool uses. Thread-safe."""
 
     are_leased: ClassVar[bool]
-    """Whether the pool can have another id in place of one that was taken from it."""
+    """Whether the pool can have another id in place of one that another process has claimed."""
 
     @abstractmethod
     def acquire(self, count: int) -> list[str]:
@@ -26,27 +26,27 @@ class Ids(ABC):
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
-        """Whether an id has been this pool's without interruption; may ask the database.
+        """Whether an id has been this pool's without interruption; may query the database.
 
         Raises:
-            StoreError: The database could not be asked.
+            StoreError: The database could not be read.
         """
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """Give back an id whose writer is closed.
+        """Release an id whose writer is closed.
 
         Raises:
-            StoreError: The database could not be told; the lease ends by itself.
+            StoreError: The lease could not be released; it expires.
         """
 
     def avoid(self, name: str) -> None:
-        """Give an id back that can't be opened now, and don't take it again."""
+        """Release an id that can't be opened now, and don't acquire it again."""
         self.release(name)
 
     @abstractmethod
     def close(self) -> None:
-        """Give all ids back. Raises nothing: what could not be given back ends by itself."""
+        """Release all ids. Raises nothing: leases that could not be released expire."""
 
 
 class FixedIds(Ids):
@@ -65,9 +65,9 @@ class FixedIds(Ids):
     def acquire(self, count: int) -> list[str]:
         """See Ids."""
         names = (numbered(self._prefix, number) for number in numbers(1))
-        taken = list(islice((name for name in names if name not in self._used), count))
-        self._used.update(taken)
-        return taken
+        acquired = list(islice((name for name in names if name not in self._used), count))
+        self._used.update(acquired)
+        return acquired
 
     def keeps(self, name: str) -> bool:
         """See Ids."""

@@ -1,7 +1,7 @@
 """Leased ids, and the thread that renews their leases.
 
-A pool whose leases can't be renewed keeps working: the lease only says who should use an id. Whoever leases the id after that
-claims it, and the claim fences the pool's writer.
+A pool whose leases can't be renewed keeps working: the lease only says which pool should use an id. A pool that leases the
+id after that claims it, and the claim fences this pool's writer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LeasedIds(Ids):
         self._held: set[str] = set()
         self._avoided: set[str] = set()
         self._lock = threading.Lock()
-        self._taking = threading.Lock()  # one change at a time: to the store, all threads are the same owner
+        self._changing = threading.Lock()  # one change at a time: to the store, all threads are the same owner
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -69,18 +69,18 @@ class LeasedIds(Ids):
 
     def acquire(self, count: int) -> list[str]:
         """See Ids."""
-        with self._taking:
+        with self._changing:
             without = self.held | self._avoided
             names = self._leases.lease(self._prefix, self.owner, count, seconds=self._seconds, without=without)
-            self._hold(names)
+            self._add(names)
         return names
 
     def acquire_one(self, name: str) -> bool:
         """Lease this id if it is free; False if it is not, or if it is this pool's already."""
-        with self._taking:
+        with self._changing:
             if name in self.held or not self._leases.acquire([name], self.owner, seconds=self._seconds):
                 return False
-            self._hold([name])
+            self._add([name])
         return True
 
     def keeps(self, name: str) -> bool:
@@ -89,7 +89,7 @@ class LeasedIds(Ids):
 
     def release(self, name: str) -> None:
         """See Ids."""
-        with self._taking:
+        with self._changing:
             with self._lock:
                 self._held.discard(name)
             self._leases.release([name], self.owner)
@@ -110,11 +110,11 @@ class LeasedIds(Ids):
         try:
             self._leases.release(names, self.owner)
         except Exception as error:  # noqa: BLE001  (whatever the driver raises)
-            log.warning("%s: the pool's ids could not be given back; their leases end by themselves: %s", self._prefix, error)
+            log.warning("%s: the leases of the pool's ids could not be released; they expire: %s", self._prefix, error)
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 
-    def _hold(self, names: list[str]) -> None:
+    def _add(self, names: list[str]) -> None:
         with self._lock:
             self._held.update(names)
             if self._thread is None:
@@ -141,6 +141,6 @@ class LeasedIds(Ids):
         lost = (names - ours) & self.held
         if lost:
             log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
-            self.on_lost(lost)  # before they may be taken again: it is about the writers that have them now
+            self.on_lost(lost)  # before they can be acquired again: it is about the writers that have them now
             with self._lock:
                 self._held -= lost

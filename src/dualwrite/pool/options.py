@@ -20,9 +20,9 @@ class PoolOptions:
 
     Args:
         acknowledge: When a call returns: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
-            the database's commit, from which on neither side can be lost, only under two-phase commit.
+            the database's commit, after which neither side can be lost, only under two-phase commit.
         group_units: The most units of a group. Above 64, PostgreSQL's readers become slower; savepoints in a unit count too.
-        group_bytes: The size of its messages in bytes at which a group takes no more units.
+        group_bytes: The size of its messages in bytes at which a group accepts no more units.
         timeout: Seconds that a call waits for its turn, or `transaction()` for a writer.
         lease: Seconds for which the pool leases its ids; they are renewed three times as often. After so many seconds without
             a renewal, other pools of the prefix recover the ids of this one. In ZooKeeper the session's timeout counts instead.

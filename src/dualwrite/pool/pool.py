@@ -46,8 +46,8 @@ class WriterPool(Generic[H]):
     transaction on both sides. Nothing waits for a timer: a unit that comes alone is committed alone, at once.
 
     What a unit is: a function that gets a Transaction as its first argument and acts only through it. It may run more than
-    once: if a group fails, its units run again, each in a transaction of its own. A unit that raises takes nothing of the
-    others with it, and its messages are never sent; its caller gets the exception.
+    once: if a group fails, its units run again, each in a transaction of its own. A unit that raises undoes
+    nothing of the others, and its messages are never sent; its caller gets the exception.
 
     Isolation: the units of a group run one after another and see each other's changes, as if each had committed before the
     next began. Under REPEATABLE READ and SERIALIZABLE the group is the transaction: its snapshot is taken once for all of
@@ -104,7 +104,7 @@ class WriterPool(Generic[H]):
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
-        atexit.register(self.close)  # what is queued is finished even if nobody closes the pool
+        atexit.register(self.close)  # queued calls are finished even if the pool is never closed
 
     # --- using it ---------------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class WriterPool(Generic[H]):
         """Change the number of writers, while the pool is used. Returns when it has so many.
 
         A larger pool leases further ids. In a smaller one, writers are closed as soon as their transactions have ended, and
-        their ids are given back.
+        their ids are released.
 
         Args:
             size: The number of writers, from 1 to the option `max_size`.
@@ -267,16 +267,17 @@ class WriterPool(Generic[H]):
     # --- closing ------------------------------------------------------------------------------------------------------------
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Finish the calls that wait, resolve what is in doubt, close the writers, and give the ids back.
+        """Finish the calls that wait, resolve what is in doubt, close the writers, and release the ids.
 
-        May be called more than once. At the end of the program it is called by itself.
+        May be called more than once. It is called automatically when the program ends.
 
         Args:
-            timeout: Seconds that units and transactions have to end. By default it waits as long as the pool gets on, and gives
-                up if for its `timeout` no unit has begun and no group has ended. Then calls that have not begun are cancelled.
+            timeout: Seconds that units and transactions have to end. By default it waits as long as the pool makes progress:
+                it gives up if for its `timeout` no unit has begun and no group has ended. Calls that have not begun are then
+                cancelled.
 
         Raises:
-            ConcurrentUseError: A unit or transaction has not ended in time: it is named, with what is left of it. Its writer is
+            ConcurrentUseError: A unit or transaction has not ended in time: it is named, with how far it got. Its writer is
                 closed as soon as it ends.
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
         """
@@ -300,7 +301,7 @@ class WriterPool(Generic[H]):
         return Deadline.after(self._options.timeout if timeout is None else timeout)
 
     def _end_writers(self, limit: Deadline, error: BaseException | None = None) -> None:
-        """Close the writers and give their ids back; with an error, note on it what goes wrong meanwhile."""
+        """Close the writers and release their ids; with an error, add what fails meanwhile to it as a note."""
         self._upkeep.stop()
         try:
             self._writers.close(limit)

@@ -1,4 +1,4 @@
-"""The pool's size: opens writers, replaces those whose id was taken, closes those that leave."""
+"""The pool's size: opens writers, replaces those whose id another process has claimed, closes retired ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dualwrite.writer import DualWriter
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""How many ids are tried for one writer, if others claim them or hold their rows' locks."""
+"""How many ids are tried for one writer, if others claim them or have locked their rows."""
 
 _FIRST_RETRY: Final = 0.1
-"""The pause after a writer could not be replaced, as a part of the pause between two looks; doubled after each further time."""
+"""The pause after a writer could not be replaced, as a part of the pause between two searches; doubled after each failure."""
 
 _JOIN: Final = 10.0
 """Seconds that `stop` waits for what the thread is doing."""
@@ -69,7 +69,7 @@ class Upkeep:
             try:
                 self._fill()
                 while len(self._writers) > size:
-                    self._dismiss(self._writers.remove_one(deadline))
+                    self._close(self._writers.remove_one(deadline))
             except BaseException:
                 self.wanted = max(len(self._writers), min(before, size))
                 raise
@@ -94,14 +94,14 @@ class Upkeep:
                 log.warning("%s: the id can't be opened; using another one: %s", name, error)
                 self._ids.avoid(name)
             except (LostTransactionError, UnverifiedTransactionError):
-                self._ids.avoid(name)  # nothing is in doubt any more, but somebody has to acknowledge it
+                self._ids.avoid(name)  # nothing is in doubt any more, but an operator has to acknowledge it
                 raise
             except BaseException:
                 self._ids.release(name)
                 raise
         raise AssertionError("unreachable")
 
-    def _dismiss(self, writer: DualWriter[Any]) -> None:
+    def _close(self, writer: DualWriter[Any]) -> None:
         name = writer.transactional_id
         try:
             self._writers.close_one(writer)
@@ -115,7 +115,7 @@ class Upkeep:
 
         Args:
             adoption: Recovers ids of dead processes.
-            interval: Seconds between two looks for such ids.
+            interval: Seconds between two searches for such ids.
         """
         self._writers.on_missing = self._woken.set
         self._thread = threading.Thread(
@@ -131,14 +131,14 @@ class Upkeep:
             self._thread.join(_JOIN)
 
     def _run(self, adoption: Adoption, interval: float) -> None:
-        look_at, retry = time.monotonic(), 0.0
+        search_at, retry = time.monotonic(), 0.0
         while not self._stopping.is_set():
             self._close_retired()
             retry = 0.0 if self._replace() else min(max(retry * 2, interval * _FIRST_RETRY), interval)
-            if time.monotonic() >= look_at:
-                self._look(adoption)
-                look_at = time.monotonic() + interval
-            pause = max(0.0, look_at - time.monotonic())
+            if time.monotonic() >= search_at:
+                self._search(adoption)
+                search_at = time.monotonic() + interval
+            pause = max(0.0, search_at - time.monotonic())
             if retry:
                 self._stopping.wait(min(pause, retry))
             else:
@@ -149,8 +149,8 @@ class Upkeep:
         for writer in self._writers.retired():
             try:
                 self._writers.close_one(writer)
-            except Exception as error:  # noqa: BLE001  (who has the id now has resolved it, or will)
-                log.info("%s: closing a writer whose id was taken: %s", writer.transactional_id, error)
+            except Exception as error:  # noqa: BLE001  (the process that has the id now resolves it)
+                log.info("%s: closing a writer whose id another process has claimed: %s", writer.transactional_id, error)
 
     def _replace(self) -> bool:
         """Open writers for those that are missing; False if one could not be opened."""
@@ -164,9 +164,9 @@ class Upkeep:
             return False
         return True
 
-    def _look(self, adoption: Adoption) -> None:
+    def _search(self, adoption: Adoption) -> None:
         try:
-            adoption.look(lambda: not self._stopping.is_set())
+            adoption.search(lambda: not self._stopping.is_set())
         except Exception as error:  # noqa: BLE001  (as above)
             if not self._stopping.is_set():
-                log.warning("%s: looking for ids of dead processes; trying again: %s", self._prefix, error)
+                log.warning("%s: the search for ids of dead processes failed; trying again: %s", self._prefix, error)

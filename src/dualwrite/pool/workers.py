@@ -139,13 +139,13 @@ class Workers:
             calls.extend(came)
             return came
 
-        def back(rest: list[Call]) -> None:
+        def put_back(rest: list[Call]) -> None:
             calls[:] = [call for call in calls if call not in rest]
             self._waiting.put_back(rest, calls)
 
         try:
             with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
-                rules = replace(rules, more=more, back=back, doing=functools.partial(self._writers.note, writer))
+                rules = replace(rules, more=more, put_back=put_back, doing=functools.partial(self._writers.note, writer))
                 Group(writer, list(calls), rules).run()
         except BaseException as error:
             if not isinstance(error, FencedError | WriterClosedError):

@@ -1,4 +1,4 @@
-"""The pool's writers: lent to one group or one transaction at a time."""
+"""The pool's writers: each is checked out for one group or one transaction at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RECOVERER: Final = "recoverer "
 
 
 class Writers:
-    """Lends out writers, in turn.
+    """The writers that are open, and those of them that are free.
 
-    One that a recoverer has fenced takes its id back, if the id is still the pool's. One that another writer has fenced, or
-    whose id was leased by others, is not lent any more: two that both took an id back would keep taking it from each other.
+    A writer that a recoverer has fenced claims its id again, if the id is still the pool's. One that another writer has fenced,
+    or whose id was leased by another pool, is retired: two writers that both claim an id again would fence each other for ever.
 
     Args:
         prefix: The prefix of their ids, for errors.
@@ -36,7 +36,7 @@ class Writers:
 
     Attributes:
         steps: Grows with everything that a writer begins or ends.
-        on_missing: Called when a writer is not lent any more; not called for one that `remove_one` returns.
+        on_missing: Called when a writer is retired; not called for one that `remove_one` returns.
     """
 
     def __init__(self, prefix: str, ids: Ids) -> None:
@@ -46,9 +46,9 @@ class Writers:
         self._ids = ids
         self._lock = threading.Lock()
         self._usable: dict[str, DualWriter[Any]] = {}  # by id
-        self._open: dict[DualWriter[Any], None] = {}  # also those that are not lent any more
+        self._open: dict[DualWriter[Any], None] = {}  # also retired ones
         self._retired: list[DualWriter[Any]] = []
-        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: look why there are no more
+        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: check why there are none
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
         self._opening_error: Exception | None = None
         self._is_closed = False
@@ -62,7 +62,7 @@ class Writers:
         return tuple(self._usable)
 
     def add(self, writer: DualWriter[Any]) -> None:
-        """Lend out one more writer, which is open."""
+        """Add a writer, which is open."""
         with self._lock:
             self._open[writer] = None
             self._usable[writer.transactional_id] = writer
@@ -74,7 +74,7 @@ class Writers:
         """A writer for one transaction; waits until one is free.
 
         Args:
-            doing: What it is for, for the errors of those who wait.
+            doing: What it is for, for the errors of other callers that wait for a writer.
             deadline: The limit for waiting; None: no limit.
 
         Raises:
@@ -91,7 +91,7 @@ class Writers:
             self._check_in(writer)
 
     def note(self, writer: DualWriter[Any], doing: str) -> None:
-        """Note what a lent writer is doing now."""
+        """Record what a checked-out writer is doing now."""
         self.steps += 1
         self._doing[writer] = (doing, time.monotonic())
 
@@ -107,7 +107,7 @@ class Writers:
                 assert deadline is not None
                 raise pool_timeout("No writer of the pool was free", deadline.seconds, self.doing()) from None
             if writer is None:
-                self._check_some_are_left()
+                self._check_any_are_left()
             elif self._is_usable(writer):
                 self.note(writer, doing)
                 return writer
@@ -115,14 +115,14 @@ class Writers:
                 self._retire(writer)
 
     def _is_ours(self, writer: DualWriter[Any]) -> bool:
-        """Take the id back from a recoverer; False, and the writer is not lent again, if another writer has it."""
+        """Claim the id again after a recoverer; False, and the writer is retired, if another writer has claimed it."""
         if writer.phase is not Phase.FENCED:
             return True
         name = writer.transactional_id
         try:
             owners = writer.new_owners()
             if all(owner.startswith(_RECOVERER) for owner in owners) and self._ids.keeps(name):
-                log.info("%s: taking the id back from %s", name, "; ".join(owners))
+                log.info("%s: claiming the id again after %s", name, "; ".join(owners))
                 writer.reopen()
                 return True
         except BaseException:
@@ -146,13 +146,13 @@ class Writers:
         else:
             self._retire(writer)
 
-    # --- writers that leave -----------------------------------------------------------------------------------------------
+    # --- retired writers --------------------------------------------------------------------------------------------------
 
     def _is_usable(self, writer: DualWriter[Any]) -> bool:
         return self._usable.get(writer.transactional_id) is writer
 
     def _retire(self, writer: DualWriter[Any]) -> None:
-        """Lend it no more; nobody has it."""
+        """Never check it out again; it is not checked out now."""
         with self._lock:
             if self._is_usable(writer):
                 del self._usable[writer.transactional_id]
@@ -162,14 +162,14 @@ class Writers:
         self.on_missing()
 
     def remove(self, names: Collection[str]) -> None:
-        """Lend the writers of these ids no more: the ids are not the pool's any more. Those that are lent finish their work."""
+        """Retire the writers of these ids, which the pool has no longer. Those that are checked out finish their work."""
         with self._lock:
             for name in names:
                 self._usable.pop(name, None)
         self.on_missing()
 
     def remove_one(self, deadline: Deadline) -> DualWriter[Any]:
-        """Lend a writer no more, as soon as its transaction has ended; the caller closes it.
+        """Remove a writer, as soon as one is free; the caller closes it.
 
         Raises:
             PoolTimeoutError: All were busy until the deadline.
@@ -181,7 +181,7 @@ class Writers:
         return writer
 
     def retired(self) -> list[DualWriter[Any]]:
-        """The writers that are not lent any more, and that nobody has; the caller closes them."""
+        """The retired writers that are not checked out; the caller closes them."""
         for _ in range(self._free.qsize()):
             try:
                 writer = self._free.get_nowait()
@@ -199,13 +199,13 @@ class Writers:
     # --- no writers -------------------------------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """No other writers could be opened for those that are missing: if none is left, who waits for one gets this error."""
+        """The missing writers could not be replaced: if none is left, callers that wait for one get this error."""
         with self._lock:
             is_new, self._opening_error = self._opening_error is None, error
         if is_new:
             self._free.put(None)
 
-    def _check_some_are_left(self) -> None:
+    def _check_any_are_left(self) -> None:
         """Raise the reason why there is no writer; return if there may be one.
 
         Raises:
@@ -217,7 +217,7 @@ class Writers:
             if not is_closed and (self._usable or (self._ids.are_leased and self._opening_error is None)):
                 return
             error = self._opening_error
-        self._free.put(None)  # for the next who waits
+        self._free.put(None)  # for the next caller that waits
         if is_closed:
             raise closed(self._prefix)
         if error is not None:
@@ -230,7 +230,7 @@ class Writers:
     # --- closing ----------------------------------------------------------------------------------------------------------
 
     def close_one(self, writer: DualWriter[Any]) -> None:
-        """Close a writer that is not lent any more.
+        """Close a writer that was removed or retired.
 
         Raises:
             DualWriteError: As for `DualWriter.close`.
