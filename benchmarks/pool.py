@@ -114,7 +114,7 @@ def _points(options: argparse.Namespace) -> Iterator[Point]:
 
 
 class Schedule:
-    """Runs measurements, and tells how many are left and how long they will take.
+    """Runs measurements, and reports how many remain and how long they will take.
 
     Args:
         bench: The servers and the callers.

@@ -1,4 +1,4 @@
-"""Tells what a benchmark is doing, on standard error."""
+"""Reports what a benchmark is doing, on standard error."""
 
 from __future__ import annotations
 

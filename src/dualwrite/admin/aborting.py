@@ -1,4 +1,4 @@
-"""Abort one hanging transaction in its partition (KIP-664): what it is, and why one that does not hang is left alone."""
+"""Abort one hanging transaction in its partition (KIP-664): what it is, and why one that does not hang is not aborted."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Decisions:
         """
         try:
             rows = [row for name in self._with_lanes(given) if (row := self._read(name)) is not None]
-        except DualWriteError:  # told for each id, beside what Kafka says
+        except DualWriteError:  # reported for each id, next to Kafka's answer
             return [given]
         return [name for row in rows for name in _names_at_kafka(row)] or [given]
 

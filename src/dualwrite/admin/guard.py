@@ -1,6 +1,6 @@
 """Whether an operator may end a transaction: never against what a database has decided. Pure functions.
 
-An id in dualwrite's form needs its database. One that was given is always asked, and what it says always holds; the option
+An id in dualwrite's form needs its database. One that was given is always asked, and its answer always applies; the option
 `without_database` is for what it can't say: it does not know the id or the generation, or it is out of reach.
 """
 
@@ -24,7 +24,7 @@ _WAIVE: Final = "add --without-database"
 def is_made_by_dualwrite(transactional_id: str) -> bool:
     """Whether an id, as Kafka sees it, has the form of a dualwrite writer's.
 
-    The first generation of a release before revision 0005 had the user's id alone, which can't be told from others.
+    The first generation of a release before revision 0005 had the user's id alone, which can't be distinguished from other ids.
     """
     named = TransactionalId.of_kafka(transactional_id)
     return named is not None and bool(named.store_id or named.generation)
@@ -152,7 +152,7 @@ def _unknown_generation(transactional_id: str, found: Decided, waived: str) -> R
         f"(newest: {found.row.generation}), so it can't say whether that was committed.",
         transactional_id=transactional_id,
         cause="the database was restored from a backup, or is a copy or a replica that lags; or another program uses the id",
-        next_step=f"ask the database in use with --url; if this is that one and nobody uses the id, {waived}",
+        next_step=f"ask the database in use with --url; if this is that one and no writer uses the id, {waived}",
     )
 
 

@@ -51,7 +51,7 @@ class Reason(Enum):
 
 
 Name = tuple[str, int, int, int, int | None]
-"""What tells an open transaction from every other one: topic, partition, producer id and epoch, first offset."""
+"""What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class OpenTransaction:
 
     @property
     def name(self) -> Name:
-        """What tells it from every other transaction."""
+        """What identifies it."""
         found = self.producer
         return self.topic, self.partition, found.producer_id, found.epoch, found.transaction_start_offset
 

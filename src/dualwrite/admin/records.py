@@ -47,7 +47,7 @@ class RecordTransaction:
         partition: The partition.
         offset: The record's offset.
         timestamp_ms: The timestamp of the first record in its batch.
-        producer_id: Who wrote it; None for a producer without an id.
+        producer_id: The producer that wrote it; None for a producer without an id.
         epoch: The producer's epoch; None without a producer id.
         is_marker: Whether the offset is not a record, but the marker by which a transaction ended.
         ending: How the transaction ended.

@@ -1,4 +1,4 @@
-"""What holds `read_committed` consumers back: in which partitions, by which open transaction, and which groups wait there."""
+"""What blocks `read_committed` consumers: in which partitions, by which open transaction, and which groups wait there."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def find_stuck(
         keys = {key for key in groups.partitions() if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
         ends = [end for end in partition_ends(brokers, topics) if _concerns(end, keys)] if topics else []
-    held, unread = _held(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
+    blocked, unread = _blocked(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
     now = int(time.time() * 1000)
-    long = [one for one in held if _age(one, now) >= longer_than_ms]
+    long = [one for one in blocked if _age(one, now) >= longer_than_ms]
     waiting = groups.waiting({(one.end.topic, one.end.partition): one.end for one in long})
     found = [replace(one, groups=tuple(waiting.get((one.end.topic, one.end.partition), ()))) for one in long]
     return StuckSearch(
@@ -109,7 +109,7 @@ def find_stuck(
 
 
 def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
-    """Whether it is one of the partitions, or a topic of theirs that can't be described; one that was deleted holds nothing."""
+    """Whether it is one of the partitions, or a topic of theirs that can't be described; a deleted topic blocks no consumer."""
     if end.partition < 0:
         return not isinstance(end.problem, UnknownTopicError)
     return (end.topic, end.partition) in keys
@@ -120,7 +120,7 @@ def _age(found: StuckPartition, now_ms: int) -> int:
     return now_ms if age is None else age  # an unknown age is no reason to leave it out
 
 
-def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[StuckPartition], list[PartitionEnd]]:
+def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[StuckPartition], list[PartitionEnd]]:
     """Those with an open transaction at the last stable offset, with what the coordinators say; and those not described."""
     oldest: dict[Key, OpenTransaction] = {}
     unread = []
@@ -137,7 +137,7 @@ def _held(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[S
 
 
 def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
-    """By the transaction's name; those that have ended since are left out."""
+    """By the transaction's name; without those that have ended since."""
     examiner = Examiner(brokers)
     first = examiner.look(opened)
     found = {one.opened.name: _hanging(one) for one in examiner.hanging(opened, first)}

@@ -1,4 +1,4 @@
-"""End an open transaction by aborting it, whoever began it (KIP-939, forceTerminateTransaction), as compare-and-set.
+"""End an open transaction by aborting it, whichever client began it (KIP-939, forceTerminateTransaction), as compare-and-set.
 
 Apache's tool sends a plain InitProducerId, which ends whatever is open by then: perhaps the transaction of a successor. Here
 the request carries the producer id and epoch that the operator has seen.
@@ -21,7 +21,7 @@ from dualwrite.kafka.client.retry import rounds
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 _LOOK_AGAIN: Final = "nothing was done; look again with `dualwrite transactions describe`"
-_RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # somebody else has raised the epoch
+_RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # another client has raised the epoch
 _PAUSE: Final = 0.01
 
 
@@ -34,7 +34,7 @@ def force_terminate(
     answer = coordinator.end_transaction(transactional_id, producer_id=producer_id, epoch=epoch, commit=False, timeout=deadline)
     if not answer.proven:
         raise _changed(transactional_id, f"Kafka answered {answer.name}")
-    if not coordinator.knows_end_by_epoch(timeout=deadline):  # EndTxn v4 does not raise the epoch: its producer could go on
+    if not coordinator.knows_end_by_epoch(timeout=deadline):  # EndTxn v4 does not raise the epoch: its producer could continue
         _fence(coordinator, transactional_id, producer_id, epoch, deadline)
 
 
@@ -61,7 +61,7 @@ def _fence(
     raise TransactionChangedError(
         f"The transaction was aborted, but its producer was not fenced: Kafka answered {name}.",
         transactional_id=transactional_id,
-        next_step="if its producer goes on, terminate its next transaction too",
+        next_step="if its producer continues, terminate its next transaction too",
     )
 
 

@@ -1,4 +1,4 @@
-"""`TransactionAdmin`: list, explain and end the transactions of a cluster, whoever began them (KIP-664, KIP-939)."""
+"""`TransactionAdmin`: list, explain and end the transactions of a cluster, whichever client began them (KIP-664, KIP-939)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TransactionAdmin:
     Args:
         kafka: As for `dualwrite.connect`: `host:port`, or settings by librdkafka's names; None for the environment's.
         timeout: Seconds for each call, including retries.
-        broker_timeout: Seconds after which a call goes on without a broker that does not answer.
+        broker_timeout: Seconds after which a call continues without a broker that does not answer.
         settings: Instead of those of the environment.
 
     Raises:
@@ -226,7 +226,8 @@ class TransactionAdmin:
     def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
         """Which transaction a record belongs to, whose it is, and how it ended.
 
-        The log says who wrote it and how that ended; the coordinators say which transactional id has this producer id now.
+        The log says which producer wrote it and how the transaction ended; the coordinators say which transactional id has this
+        producer id now.
 
         Args:
             topic: The topic.
@@ -359,7 +360,7 @@ def _old_enough(brokers: Brokers, listed: Listed, wanted: Filter) -> builtins.li
     old = {
         described.transactional_id
         for described in describe_transactions(lambda: brokers, sorted(listed.undated))
-        if described.problem is not None  # better one too many than one too few
+        if described.problem is not None  # too many are better than too few
         or (described.description is not None and 0 <= described.description.start_time_ms < latest)
     }
     return [found for found in listed.found if found.transactional_id not in listed.undated or found.transactional_id in old]

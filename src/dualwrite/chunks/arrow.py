@@ -32,17 +32,17 @@ def arrow_chunks(
 
 def cut(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.Table]:
     """Tables of `rows` rows, and one with the remainder; no data is copied."""
-    held: list[pa.RecordBatch] = []
+    pieces: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         rest = batch
         while rows is not None and count + rest.num_rows >= rows:
-            take = rows - count
-            held.append(rest.slice(0, take))
-            yield pa.Table.from_batches(held)
-            held, count, rest = [], 0, rest.slice(take)
+            missing = rows - count
+            pieces.append(rest.slice(0, missing))
+            yield pa.Table.from_batches(pieces)
+            pieces, count, rest = [], 0, rest.slice(missing)
         if rest.num_rows:
-            held.append(rest)
+            pieces.append(rest)
             count += rest.num_rows
-    if held:
-        yield pa.Table.from_batches(held)
+    if pieces:
+        yield pa.Table.from_batches(pieces)

@@ -1,4 +1,4 @@
-"""`dualwrite stuck`: which open transactions hold `read_committed` consumers back, where, and what the database decided.
+"""`dualwrite stuck`: which open transactions block `read_committed` consumers, where, and what the database decided.
 
 Exit codes: 0 nothing is stuck, 1 something is, or the answer is not complete, 2 usage error or Kafka can't be reached.
 """

@@ -1,6 +1,6 @@
 """`dualwrite watch`: `dualwrite stuck`, live in the terminal.
 
-Exit codes: 0 the user left, 2 usage error, no terminal, or Kafka can't be reached at the start.
+Exit codes: 0 the user quit, 2 usage error, no terminal, or Kafka can't be reached at the start.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Looking:
         return self._thread.is_alive()
 
     def own(self, opened: ExitStack) -> None:
-        """Keep the connections that the thread is using: nobody else may close them."""
+        """Keep the connections that the thread is using: no other thread may close them."""
         self._owned = opened
 
     def __enter__(self) -> Self:
@@ -131,7 +131,7 @@ class _Looking:
         while not self._stop.wait(self._interval):
             try:
                 self.seen = self._look()
-            except Exception as error:  # noqa: BLE001  (whatever it is, the screen must not go on as if it were up to date)
+            except Exception as error:  # noqa: BLE001  (whatever it is, the screen must not look as if it were up to date)
                 last = self.seen
                 self.seen = replace(last, error=error)
 
@@ -149,12 +149,12 @@ class _Screen:
         with self._looking, _signals() as sent:
             while self._until_stopped(sent):
                 sent.discard(_STOP)
-                os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; goes on here with SIGCONT
+                os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; continues here after SIGCONT
             if _TERM in sent:
                 raise SystemExit(_TERMINATED)
 
     def _until_stopped(self, sent: set[int]) -> bool:
-        """Draw until the user leaves, or (True) wants the process to stop for a while."""
+        """Draw until the user quits, or (True) wants to suspend the process."""
         with (
             pressed_keys() as next_key,
             Live(self._drawn(), console=self._console, screen=True, auto_refresh=False) as live,

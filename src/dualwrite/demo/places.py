@@ -210,5 +210,5 @@ def _recovered(places: Places) -> Iterator[None]:
         yield
     finally:
         if not places.keep:
-            with suppress(DualWriteError):  # then the ids stay, and the error that ended the run is told
+            with suppress(DualWriteError):  # then the ids stay, and the error that ended the run is reported
                 places.recover()

@@ -19,10 +19,10 @@ from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.stores.sql import SqlStateStore
 
 WINDOW: Final = 64
-"""Flights under way in a pool, at most: as many as a group takes."""
+"""The most flights under way in a pool: as many as a group may have."""
 
 LEASE: Final = 3.0
-"""Seconds. Short, so that live workers recover a killed one's id during the run. Until then, what it had prepared holds
+"""Seconds. Short, so that live workers recover a killed one's id during the run. Until then, what it had prepared blocks
 consumers back."""
 
 POOL_SIZE: Final = 1
@@ -66,7 +66,7 @@ class Way(ABC):
 
     Args:
         unit: Writes a flight.
-        written: Is told what has been written.
+        written: Called with what has been written.
     """
 
     recovery: dualwrite.RecoveryReport = dualwrite.RecoveryReport()
@@ -155,7 +155,7 @@ class ThroughPool(Way):
             self._take_oldest()
 
     def can_go_on(self, error: DualWriteError) -> bool:
-        """See Way. Also if both sides were rolled back; a pool whose id was taken, after a long pause, uses another one."""
+        """See Way. Also if both sides were rolled back; a pool that has lost an id, after a long pause, uses another one."""
         return super().can_go_on(error) or error.retriable or isinstance(error, FencedError)
 
     def _run(self, tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:

@@ -1,8 +1,8 @@
 """Positions as the group's offsets at Kafka, committed in the transaction of the data (KIP-447).
 
 The group's coordinator refuses the offsets of a member whose generation is over. While a transaction with offsets is prepared,
-the group's offsets can't be read (UNSTABLE_OFFSET_COMMIT): whoever takes the partition over waits until the transaction has
-ended, which for one that died takes recovery.
+the group's offsets can't be read (UNSTABLE_OFFSET_COMMIT): the partition's next consumer waits until the transaction
+has ended; after a crash, recovery ends it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GroupProgress(Progress):
         timeout: float,
         refused: Mapping[Partition, int] | None = None,
     ) -> Mapping[Partition, int]:
-        """See Progress. A member that keeps positions in the database may have come meanwhile."""
+        """See Progress. A member that keeps positions in the database may have joined meanwhile."""
         self.prepare()
         return super().begin(consumer, partitions, timeout, refused)
 
@@ -165,7 +165,7 @@ class GroupProgress(Progress):
         self._in_doubt = False
 
     def _check_membership(self, consumer: GroupConsumer) -> None:
-        """The coordinator takes the offsets of a consumer without a membership from anybody, as from one without a group.
+        """The coordinator accepts offsets of a consumer without a membership from any client, as from one without a group.
 
         Raises:
             ProducerFencedError: The membership is over, and librdkafka knows it: it has none any more.

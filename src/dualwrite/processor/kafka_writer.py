@@ -70,8 +70,8 @@ class KafkaTransaction(Transaction[Any]):
 class KafkaWriter:
     """Writes transactions to Kafka alone, for a DualProcessor: its offsets are committed in the same transaction (KIP-447).
 
-    Opening it ends what its predecessor of the same id has left open, and fences it. Nothing is prepared, so there is nothing
-    to recover: what a crash leaves is aborted, at the latest after `transaction.timeout.ms`.
+    Opening it ends the open transaction of its predecessor with the same id, and fences it. Nothing is prepared, so there is
+    nothing to recover: after a crash an open transaction is aborted, at the latest after `transaction.timeout.ms`.
 
     Args:
         kafka: Settings in librdkafka's names, or `host:port`; what is missing comes from the environment.
@@ -143,7 +143,7 @@ class KafkaWriter:
             DeliveryError, UnknownTopicError, MessageTooLargeError: A message was not stored; aborted.
             ProducerFencedError: The consumer's generation is over, or another process uses the id; aborted.
             FencedError: Another process uses the id, or a transaction took longer than its timeout: open it again.
-            InDoubtTransactionError: Nobody has answered the commit; the group's offsets say what became of it.
+            InDoubtTransactionError: The commit was not answered; the group's offsets show whether it succeeded.
             BrokerUnavailableError: Kafka can't be reached; nothing has committed.
             WriterClosedError: It is not open.
         """

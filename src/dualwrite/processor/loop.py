@@ -1,4 +1,4 @@
-"""The loop of a processor: take a batch, process it in one transaction, go on; what to do when that fails."""
+"""The loop of a processor: poll a batch, process it in one transaction, continue; what to do when that fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 FinishOf = Callable[[Batch], Finish]
 
 _TURN: Final = 1.0
-"""Seconds that one wait for messages may take; `stop` is noticed after it."""
+"""The longest wait for messages, in seconds; `stop` is noticed after it."""
 
 _LOOKING: Final = 5.0
 """Seconds after which the positions are read again."""
@@ -86,7 +86,7 @@ class ProcessingLoop:
         self._stopped = StopFlag()
         self._most = options.batch
         self._times_too_slow = 0
-        self._free = threading.Lock()  # while nobody runs it
+        self._free = threading.Lock()  # while it is not running
         self._consumer: GroupConsumer | None = None
 
     @property
@@ -132,9 +132,9 @@ class ProcessingLoop:
     def _turn(self, consumer: GroupConsumer) -> None:
         refused = consumer.refused
         if refused:  # retention has passed them, or their log was truncated
-            self._go_on(consumer, self._begin(list(refused), refused))
+            self._seek(consumer, self._begin(list(refused), refused))
         self._look_again(consumer)
-        batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # what was processed does not come back
+        batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # without messages that were processed already
         if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():
@@ -143,7 +143,7 @@ class ProcessingLoop:
                 return
 
     def _look_again(self, consumer: GroupConsumer) -> None:
-        """Notice that a position was reset, of a partition in which nothing comes; where something does, its move fails."""
+        """Notice a reset position of a partition without new messages; with new ones, the move of the position fails."""
         if time.monotonic() - self._looked_at < _LOOKING:
             return
         self._looked_at = time.monotonic()
@@ -154,19 +154,19 @@ class ProcessingLoop:
             return
         if moved:
             log.warning("%s: positions were moved: %s", self._group, moved)
-            self._go_on(consumer, moved)
+            self._seek(consumer, moved)
         self._pass_ends(consumer)
 
     def _pass_ends(self, consumer: GroupConsumer) -> None:
-        """Move positions behind the markers at the ends of partitions, where all that was taken was processed."""
-        ends = {key: end for key, (taken, end) in consumer.passed.items() if taken <= self._next.get(key, 0)}
+        """Move positions behind the markers at the ends of partitions, where every message that was polled is processed."""
+        ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._next.get(key, 0)}
         try:
             self._progress.pass_ends(consumer, ends)
-        except DualWriteError as error:  # the next batch moves them too, or finds out why not
+        except DualWriteError as error:  # the next batch moves them too, or raises the reason
             log.info("%s: positions were not moved to the ends of partitions: %s", self._group, error)
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
-        """Process a batch in one transaction, or give up what is not ours any more; False if its processing raised an error."""
+        """Process a batch in one transaction, without reassigned partitions; False if its processing raised an error."""
         try:
             self._handle(consumer, batch)
         except UnprocessableError as error:
@@ -191,7 +191,7 @@ class ProcessingLoop:
                 if self._stopped.is_set():
                     return False
                 if not one.still_owned(consumer.owned()).messages:
-                    return True  # its position may have moved, and is known again: it is not ours to go on with
+                    return True  # the partition was reassigned: its position may have moved, and was read again
             try:
                 self._handle(consumer, one)
             except UnprocessableError as error:
@@ -207,7 +207,7 @@ class ProcessingLoop:
         self._repeated(consumer, batch, lambda left: self._progress.move(consumer, left), handled=True)
 
     def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
-        """Send the message to the dead-letter topic, and go on behind it; or stop."""
+        """Send the message to the dead-letter topic, and continue after it; or stop."""
         (message,) = one.messages
         topic = self._options.dead_letter_topic
         if topic is None:
@@ -247,15 +247,17 @@ class ProcessingLoop:
     # --- one transaction --------------------------------------------------------------------------------------------------
 
     def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
-        """Run a transaction until it has committed, nothing of the batch is ours, or `stop`. Retries what a retry may change.
+        """Run a transaction until it has committed, or no partition of the batch is assigned any more, or `stop` was called.
+
+        Transient errors are retried.
 
         Returns:
             Whether it has committed now: False also if an earlier attempt has turned out to have.
 
         Raises:
             UnprocessableError: One of the messages may be the reason; nothing took effect.
-            MessageFailedError: A single message has taken too long too often; see `_was_too_slow`.
-            DualWriteError: An error that a retry does not change.
+            MessageFailedError: A single message exceeded the time limit too often; see `_was_too_slow`.
+            DualWriteError: A permanent error.
         """
         pause = self._options.pause
         while batch.messages:
@@ -301,12 +303,12 @@ class ProcessingLoop:
                 raise error
 
     def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
-        """After the error of a member whose generation is over: take fewer messages at once, if they took too long.
+        """After the error of a member whose generation is over: poll fewer messages at once, if they took too long.
 
-        Else the group would take the partitions from it with each batch, and nothing would ever be processed.
+        Otherwise the member would lose its partitions with each batch, and no message would ever be processed.
 
         Raises:
-            MessageFailedError: A single message has taken too long, as often as it may be tried.
+            MessageFailedError: A single message exceeded the time limit in all of its attempts.
         """
         limit = int(self._settings.get("max.poll.interval.ms", _LONGEST_INTERVAL_MS)) / 1000
         if seconds < limit:
@@ -335,16 +337,16 @@ class ProcessingLoop:
     def _is_transient(self, error: BaseException) -> bool:
         return self._runner.is_transient(error) or self._progress.is_transient(error)
 
-    def _go_on(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
-        """Go on at other offsets."""
+    def _seek(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
+        """Continue at other offsets."""
         self._next |= {key: max(offset, 0) for key, offset in offsets.items()}
         consumer.seek(offsets)
 
     def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
         """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
 
-        Partitions that another consumer has moved go on from there, if they are still assigned. If the positions can't be read
-        now, nothing has changed, and the next attempt comes here again.
+        Partitions that another consumer has moved continue from there, if they are still assigned. If the positions can't be
+        read now, nothing has changed, and the next attempt tries again.
         """
         try:
             left, moved = self._progress.catch_up(consumer, batch)
@@ -357,21 +359,21 @@ class ProcessingLoop:
         self._next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
         if elsewhere:
-            log.warning("%s: going on where another consumer has left %s", self._group, elsewhere)
-            self._go_on(consumer, elsewhere)
+            log.warning("%s: continuing at the positions of another consumer: %s", self._group, elsewhere)
+            self._seek(consumer, elsewhere)
         return left
 
     # --- assignment -------------------------------------------------------------------------------------------------------
 
     def _begin(self, partitions: list[Partition], refused: Mapping[Partition, int] | None = None) -> Mapping[Partition, int]:
-        """Where partitions begin that were just assigned, or go on after Kafka has refused to read at these places.
+        """Where partitions begin that were just assigned, or continue after Kafka has refused to read at these offsets.
 
         Until that is known, nothing can be done with them. librdkafka waits for it, and the member stays in the group, at least
         for `max.poll.interval.ms`; after that it joins again.
 
         Raises:
             StoppedError: `stop` was called.
-            DualWriteError: An error that a retry does not change.
+            DualWriteError: A permanent error.
         """
         consumer = self._consumer
         assert consumer is not None

@@ -30,7 +30,7 @@ class DualProcessor:
 
     Give one of `handle` and `handle_batch`. They act only through `tx`, and may run more than once for a message; what an
     attempt wrote is rolled back on both sides before the next. A batch that raises an exception is processed again message by
-    message, so that one message can't hold the others up; that first attempt is not counted. Attempts are counted in memory,
+    message, so that one message can't block the others; that first attempt is not counted. Attempts are counted in memory,
     and anew after a restart: a message that kills the process each time is never given up.
 
     For one thread; `stop` may be called from any. Several processors of a process may share a WriterPool.
@@ -81,13 +81,13 @@ class DualProcessor:
         """Process messages until `stop`. In the main thread SIGTERM stops it too. It can be called again after that.
 
         Raises:
-            MessageFailedError: A message can't be processed, and there is no dead-letter topic that takes it.
+            MessageFailedError: A message can't be processed, and there is no dead-letter topic that accepts it.
             MessagesDeletedError, LogTruncatedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
             PositionForgottenError: A position was removed while its partition was read.
             FencedError: Another process has claimed the writer's transactional id.
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: the position has moved, and the
                 messages that the batch has sent are lost, or may be.
-            BrokerError, StoreError: Kafka or the database refuses to go on; what a retry may change is retried.
+            BrokerError, StoreError: A permanent error of Kafka or of the database; transient ones are retried.
         """
         self._loop.begin()
         with _stopped_by_sigterm(self.stop):
@@ -123,7 +123,7 @@ def make_loop(
     pattern = next((name for name in names if name.startswith("^")), None)
     if pattern is not None:
         raise ConfigurationError(
-            f"The topic {pattern!r} is a pattern, as librdkafka takes them.",
+            f"The topic {pattern!r} is a pattern, as librdkafka accepts them.",
             cause="positions belong to topics that are known when the processor starts",
             next_step="name each topic",
         )

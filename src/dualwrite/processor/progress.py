@@ -123,8 +123,8 @@ class Progress(ABC):
     ) -> bool:
         """Where the group begins a topic at its end: keep the ends of all its partitions as positions, before it is read.
 
-        Otherwise what comes until the first transaction would be lost with its consumer, and a partition in which nothing came
-        could not be told from one that was added.
+        Otherwise messages that arrive before the first transaction would be skipped if the consumer crashed, and a partition
+        without messages could not be distinguished from one that was added.
 
         Returns:
             Whether a position may have been kept now, by us or by another member.
@@ -155,9 +155,9 @@ class Progress(ABC):
         """See pass_ends."""
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
-        """After PositionMovedError: what is left of a batch, and the offsets of those that have moved.
+        """After PositionMovedError: the rest of a batch, and the offsets of the partitions that have moved.
 
-        Nothing is left of what an earlier attempt of our own has committed.
+        Messages that an earlier attempt of our own has committed are not among them.
         """
         moved: dict[Partition, int] = {}
         for key, position in self._elsewhere(consumer, batch).items():
@@ -241,7 +241,7 @@ class Progress(ABC):
             )
 
     def _check_replaced(self, key: Partition, now: str) -> None:
-        """Stop if the topic is another one since the partition was assigned, and its messages may have been taken for the old.
+        """Stop if the topic was replaced since the partition was assigned, and its messages may have been mistaken for the old.
 
         Raises:
             TopicReplacedError: It is.
@@ -255,7 +255,7 @@ class Progress(ABC):
                 f"The topic {key[0]!r} was deleted and created again while it was read: the position {self._offset(key)} of "
                 f"{key[0]}-{key[1]} belongs to the one before.",
                 cause="since it was last compared, at the offset "
-                f"{self._compared.get(key)}, messages of the new one may have been taken for messages of the one before",
+                f"{self._compared.get(key)}, messages of the new one may have been mistaken for messages of the one before",
                 next_step="see which messages of the new topic took effect, and where to begin in it: "
                 + how_to_reset(self._options)
                 + (" or on_new_topic='begin'" if self.keeps_ids else ""),
@@ -309,7 +309,7 @@ def topics_without(partitions: Iterable[Partition], stored: Mapping[Partition, P
 def _warn_of_gap(group: str, key: Partition, position: int | None, begin: int) -> None:
     if position is not None and begin != position:
         log.warning(
-            "%s: %s-%d goes on at %s instead of its position %d; what lies between is not processed",
+            "%s: %s-%d continues at %s instead of its position %d; messages in between are not processed",
             group,
             *key,
             "its first message" if begin == places.BEGINNING else begin,

@@ -9,21 +9,21 @@ _STEP: Final = 0.1
 
 
 class StopFlag:
-    """As threading.Event, whose lock a signal handler would wait for in vain if the same thread holds it just then."""
+    """A threading.Event without a lock: a signal handler would deadlock if its own thread held the lock."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self) -> None:
-        """Ask for the stop. Takes no lock."""
+        """Request the stop. Acquires no lock."""
         self._is_set = True
 
     def clear(self) -> None:
-        """Nobody has asked yet."""
+        """Forget an earlier request."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Whether somebody has asked."""
+        """Whether a stop was requested."""
         return self._is_set
 
     def wait(self, seconds: float) -> None:
@@ -34,4 +34,4 @@ class StopFlag:
 
 
 class StoppedError(BaseException):
-    """The processor was stopped in the middle of what it did. Never leaves it."""
+    """The processor was stopped in the middle of its work. Internal: the processor never raises it."""

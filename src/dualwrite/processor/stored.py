@@ -1,8 +1,8 @@
 """Positions in the database, moved by compare-and-set in the transaction of the data: the default.
 
-Whatever a consumer believes about its assignment, what it writes takes effect only if nobody has gone on from the same
-position. The outcome of a COMMIT that was not answered is read from there as well: the next attempt finds the position where it
-left it, or moved.
+Whatever a consumer believes about its assignment, what it writes takes effect only if no other consumer has continued from the
+same position. The outcome of a COMMIT that was not answered is read from there as well: the next attempt finds the position
+unchanged, or moved.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StoredProgress(Progress):
         ids: Mapping[Partition, str],
         timeout: float,
     ) -> bool:
-        """See Progress. Of several members at once, one stores them all; the others go on from there."""
+        """See Progress. If several members begin at once, one stores them all; the others continue from there."""
         topics = topics_without(partitions, stored)
         keys = {key for topic in topics for key in consumer.offsets.partitions_of(topic, timeout)}
         keys |= {key for key in partitions if key[0] in topics}

@@ -34,7 +34,7 @@ class Verdict(Enum):
     IN_DOUBT = "the transaction may have committed"
     LATER = "the same transaction may succeed later"
     MESSAGE = "one of the messages may have caused it"
-    STOP = "the processor can't go on"
+    STOP = "the processor can't continue"
 
 
 _ABOUT_MESSAGES: Final = (

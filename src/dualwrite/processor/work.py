@@ -12,7 +12,7 @@ Finish = Callable[[Transaction[Any]], None]
 
 
 class UnprocessableError(Exception):
-    """One of the messages may be why the transaction has failed. Never leaves the processor.
+    """One of the messages may have caused the failure of the transaction. Internal: the processor never raises it.
 
     Args:
         reason: What the transaction has raised.

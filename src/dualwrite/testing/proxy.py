@@ -119,7 +119,7 @@ class Link:
                         seen = b""
                     self._act(passed, "before")
                     if any(hook.when == "after" for hook in passed):
-                        self._flowing[direction].wait()  # here, so that silence towards the server does not hold answers back
+                        self._flowing[direction].wait()  # here, so that silence towards the server does not delay answers
                         with self._holding_answers():
                             self._forward(chunk, direction, target)
                             self._act(passed, "after")
