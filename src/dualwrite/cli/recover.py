@@ -88,12 +88,7 @@ def recover(
                 report = RecoveryReport(report.ids + jobs.recover(release=release, yes=yes).ids)
         if not as_json:
             show_report(report)
-        removed: Entries = []
-        if acknowledge and report.unacknowledged:
-            count = len(report.unacknowledged)
-            ask(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
-            by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
-            removed = [(name, entry) for name, entries in by_id.items() for entry in entries]
+        removed = _acknowledged(recoverer, report, yes=yes) if acknowledge and report.unacknowledged else []
     left = [entry for entry in report.unacknowledged if entry not in removed]
     if as_json:
         typer.echo(json.dumps(_to_json(report, removed), indent=2))
@@ -119,6 +114,14 @@ def _show_plan(
             else:
                 rest = [name for name in chosen if name not in jobs.attempts]
                 show_plan(recoverer.plan(rest), jobs.plans(), as_json=as_json)
+
+
+def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> Entries:
+    """Remove the lost and unverified transactions from the rows, after asking for confirmation; those that were removed."""
+    count = len(report.unacknowledged)
+    ask(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
+    by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
+    return [(name, entry) for name, entries in by_id.items() for entry in entries]
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -14,14 +14,16 @@ from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.leases import lease_json, leases_of, show_leases
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
-from dualwrite.cli.positions import groups_json, show_groups, shown_of, with_kafka
+from dualwrite.cli.positions import Shown, groups_json, show_groups, shown_of, with_kafka
 from dualwrite.errors import BrokerError
+from dualwrite.jobs.lease import JobRow
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus, state_text
 from dualwrite.stores.base import StateRow
+from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
 app = typer.Typer()
@@ -68,46 +70,78 @@ def status(
     consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
-    with store_for(settings) as store:
-        rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
-        description = store.description
-        leases = leases_of(store, prefix)
-        jobs = jobs_of(store, prefix)
-        positions = shown_of(store, prefix)
+    found = _in_database(settings, prefix)
     failure = None
-    seen: dict[str, list[_Seen]] = {}
     if "bootstrap.servers" in settings.kafka:
         try:
-            seen = _described(rows, settings)
-            positions = with_kafka(positions, settings) if positions else []
+            found.seen = _described(found.rows, settings)
+            found.positions = with_kafka(found.positions, settings) if found.positions else []
         except BrokerError as error:
             failure = error
-    others = _of_other_databases(rows, settings) if seen else []
+    found.others = _of_other_databases(found.rows, settings) if found.seen else []
     if as_json:
-        ids = [_id_to_json(lanes, seen) for lanes in _by_id(rows)]
-        found = {
-            "ids": ids,
-            "leases": [lease_json(each) for each in leases],
-            "jobs": [job_json(row) for row in jobs],
-            "groups": groups_json(positions),
-            "of_other_databases": others,
-        }
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(found.to_json(), indent=2))
     else:
-        if rows:
-            _show(rows, seen)
-        else:
-            typer.echo(f"There is no transactional id in {description}.")
-        if others:
-            typer.echo(f"Open at Kafka with the same ids, from other databases: {', '.join(others)}.")
-        if leases:
-            show_leases(leases)
-        if jobs:
-            show_jobs(jobs)
-        if positions:
-            show_groups(positions)
+        found.show()
     if failure is not None:
         raise failure
+
+
+@dataclass
+class _Found:
+    """What the command shows.
+
+    Args:
+        description: The database.
+        rows: The rows of the ids.
+        leases: The leases of pools.
+        jobs: The jobs.
+        positions: The positions of consumer groups.
+        seen: What the coordinators report, by id.
+        others: Open transactions of other databases with the same ids, by their Kafka ids.
+    """
+
+    description: str
+    rows: list[StateRow]
+    leases: list[Lease]
+    jobs: list[JobRow]
+    positions: list[Shown]
+    seen: dict[str, list[_Seen]] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+    def show(self) -> None:
+        if self.rows:
+            _show_ids(self.rows, self.seen)
+        else:
+            typer.echo(f"There is no transactional id in {self.description}.")
+        if self.others:
+            typer.echo(f"Open at Kafka with the same ids, from other databases: {', '.join(self.others)}.")
+        if self.leases:
+            show_leases(self.leases)
+        if self.jobs:
+            show_jobs(self.jobs)
+        if self.positions:
+            show_groups(self.positions)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ids": [_id_to_json(lanes, self.seen) for lanes in _by_id(self.rows)],
+            "leases": [lease_json(each) for each in self.leases],
+            "jobs": [job_json(row) for row in self.jobs],
+            "groups": groups_json(self.positions),
+            "of_other_databases": self.others,
+        }
+
+
+def _in_database(settings: Settings, prefix: str) -> _Found:
+    with store_for(settings) as store:
+        return _Found(
+            store.description,
+            [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None],
+            leases_of(store, prefix),
+            jobs_of(store, prefix),
+            shown_of(store, prefix),
+        )
 
 
 def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:
@@ -140,7 +174,7 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
     ]
 
 
-def _show(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
+def _show_ids(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
     headings = ("transactional id", "fencing token", "generation", "resolved", "state", "lost", "owner", "updated")
     table = []
     for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):

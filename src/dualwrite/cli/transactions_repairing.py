@@ -78,22 +78,31 @@ def abort_command(
             )
         if not as_json:
             show_examined(found, now_ms())
-        refusal = (
-            found.refusal(force=True)
-            or _refusal_of_database(settings, found, without_database=without_database)
-            or found.refusal(force=force)  # after what the database knows for certain
-        )
-        if refusal is not None:
-            raise refusal
-        ask(_question(found, was_asked=settings.database_url is not None), yes=yes)
-        refusal = None if yes else _refusal_of_database(settings, found, without_database=without_database)
-        if refusal is not None:  # it may have committed meanwhile
-            raise refusal
+        _confirm(settings, found, without_database=without_database, force=force, yes=yes)
         admin.abort(found, coordinator_epoch=coordinator_epoch, force=force)
     if as_json:
         print_json(document("abort", {"aborted": examined_json(found, now_ms())}, complete=True))
     else:
         typer.echo("Aborted.")
+
+
+def _confirm(settings: Settings, found: Examined, *, without_database: bool, force: bool, yes: bool) -> None:
+    """Ask for confirmation.
+
+    Raises:
+        DualWriteError: The transaction must not be aborted, or it was committed while the user was answering.
+    """
+    refusal = (
+        found.refusal(force=True)
+        or _refusal_of_database(settings, found, without_database=without_database)
+        or found.refusal(force=force)  # after what the database knows for certain
+    )
+    if refusal is not None:
+        raise refusal
+    ask(_question(found, was_asked=settings.database_url is not None), yes=yes)
+    refusal = None if yes else _refusal_of_database(settings, found, without_database=without_database)
+    if refusal is not None:  # it may have committed meanwhile
+        raise refusal
 
 
 def _question(found: Examined, *, was_asked: bool) -> str:
