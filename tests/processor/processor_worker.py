@@ -4,12 +4,15 @@ python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH 
 
 ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or one of the
 processor's options: `offsets`, `attempts`, `dead_letter_topic`; or `answers=no` for a processor that writes the
-database only.
+database only; or `processors=N` for N processors that share the pool.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +29,7 @@ def main() -> None:
     settings = {"bootstrap.servers": servers, "group.id": group, **GENTLE, **dict(text.split("=", 1) for text in more)}
     settings = {key: value for key, value in settings.items() if value}
     answers = settings.pop("answers", "yes") == "yes"
+    count = int(settings.pop("processors", 1))
     offsets: Any = settings.pop("offsets", "database")
     options = ProcessorOptions(
         batch=int(batch),
@@ -46,15 +50,37 @@ def main() -> None:
         runner: Any
         if name.endswith("*"):
             pool = dualwrite.create_pool(
-                url, kafka=servers, prefix=name[:-1], size=1, options=dualwrite.PoolOptions(lease=LEASE)
+                url, kafka=servers, prefix=name[:-1], size=count, options=dualwrite.PoolOptions(lease=LEASE)
             )
             runner = opened.enter_context(pool)
         else:
             runner = opened.enter_context(dualwrite.connect(url, kafka=servers, transactional_id=name))
-        processor = DualProcessor(runner, settings, [source], handle=handle, options=options)
+        processors = [DualProcessor(runner, settings, [source], handle=handle, options=options) for _ in range(count)]
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        processor.run()
+        if count == 1:
+            processors[0].run()
+        else:
+            run_all(processors)
+
+
+def run_all(processors: list[DualProcessor]) -> None:
+    """Each in a thread, until SIGTERM or until one has failed."""
+    over = threading.Event()
+
+    def stop(*_: object) -> None:
+        for processor in processors:
+            processor.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    with ThreadPoolExecutor(len(processors)) as threads:
+        running = [threads.submit(processor.run) for processor in processors]
+        for each in running:
+            each.add_done_callback(lambda _: over.set())
+        over.wait()
+        stop()
+    for each in running:
+        each.result()
 
 
 if __name__ == "__main__":

@@ -285,40 +285,45 @@ def test_a_processor_paused_beyond_its_session_timeout(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("more", RECIPES, ids=["in the database", "at Kafka"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("database", ["postgresql", "mariadb", "zookeeper", "sqlite"])
+@pytest.mark.parametrize("database", DATABASES)
 def test_random_kills_and_pauses_of_processors_and_broker(
     urls: Callable[[str], str], new_name: NewName, database: str, protocol: str, more: tuple[str, ...]
 ) -> None:
-    """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute."""
+    """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute.
+
+    Only one process can open a RocksDB database: there, the three are threads of one process, which share its pool.
+    """
     chance = random.Random(7)
     more = (*more, *PROTOCOLS[protocol])
+    count = 1 if database == "rocksdb" else 3
+    arguments = (*more, "processors=3") if database == "rocksdb" else more
     with started(config=BRISK) as cluster, ExitStack() as opened:
         scene = Crashing(urls(database), cluster.bootstrap_servers, new_name)
         opened.callback(scene.close)
         for topic in (scene.source, scene.target):
             make_topic(cluster, topic, PARTITIONS)
-        processes = [scene.start("*", "", BATCH, *more) for _ in range(3)]
+        processes = [scene.start("*", "", BATCH, *arguments) for _ in range(count)]
         done = Counter[str]()
 
         def check_that_nobody_has_ended() -> None:
-            assert [process.poll() for process in processes] == [None] * 3, f"one has ended by itself, after {dict(done)}"
+            assert [process.poll() for process in processes] == [None] * count, f"one has ended by itself, after {dict(done)}"
 
         until_then = time.monotonic() + 60
         while time.monotonic() < until_then:
             scene.produce(200)
             time.sleep(chance.uniform(0.5, 3))
-            place = chance.randrange(3)
+            place = chance.randrange(count)
             what = chance.choice(["kill", "kill", "pause", "stop", "broker"])
             check_that_nobody_has_ended()
             done[what] += 1
             if what == "kill":
                 processes[place].kill()
                 assert ended(processes[place]) == -signal.SIGKILL
-                processes[place] = scene.start("*", "", BATCH, *more)
+                processes[place] = scene.start("*", "", BATCH, *arguments)
             elif what == "stop":
                 processes[place].send_signal(signal.SIGTERM)
                 assert ended(processes[place]) in STOPPED
-                processes[place] = scene.start("*", "", BATCH, *more)
+                processes[place] = scene.start("*", "", BATCH, *arguments)
             elif what == "pause":
                 processes[place].send_signal(signal.SIGSTOP)
                 time.sleep(chance.uniform(1, 9))
@@ -326,9 +331,11 @@ def test_random_kills_and_pauses_of_processors_and_broker(
             else:
                 cluster.kill()
                 cluster.start()
-        until_recorded(scene.booked, range(scene.produced), seconds=3 * LIMIT, pause=1)
+        if database != "rocksdb":  # which can't be read while it is open
+            until_recorded(scene.booked, range(scene.produced), seconds=3 * LIMIT, pause=1)
         scene.wait_for_answers()  # those that live have recovered what the killed ones had prepared
-        scene.check()
+        if database != "rocksdb":
+            scene.check()
         check_that_nobody_has_ended()
         rebalances = scene.rebalances(*more)
         for process in processes:
