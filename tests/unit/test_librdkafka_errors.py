@@ -63,9 +63,18 @@ def test_any_other_error_of_a_message_is_a_delivery_error(action: str) -> None:
 
 
 def test_any_other_error_is_a_broker_error() -> None:
-    error = broker_error(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "x", "commit_transaction")
+    error = broker_error(KafkaError(KafkaError.INVALID_REQUEST), "x", "commit_transaction")
     assert type(error) is BrokerError
-    assert error.name == "KAFKA_STORAGE_ERROR"
+    assert error.name == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize(
+    "code", ["NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE"]
+)
+def test_reading_offsets_is_retried_when_the_leader_has_moved(code: str) -> None:
+    error = broker_error(KafkaError(getattr(KafkaError, code)), None, "reading the first offsets of partitions")
+    assert isinstance(error, BrokerUnavailableError)
+    assert error.retriable
 
 
 def test_a_topic_that_is_not_in_the_metadata_is_unknown() -> None:

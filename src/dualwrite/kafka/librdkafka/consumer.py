@@ -48,6 +48,9 @@ _TRANSIENT: Final = frozenset(
         "UNKNOWN_TOPIC_OR_PART",
         "LEADER_NOT_AVAILABLE",
         "NOT_LEADER_FOR_PARTITION",
+        "FENCED_LEADER_EPOCH",
+        "UNKNOWN_LEADER_EPOCH",
+        "OFFSET_NOT_AVAILABLE",
     }
 )
 """librdkafka's names of errors from which it recovers by itself."""

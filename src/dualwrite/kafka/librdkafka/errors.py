@@ -68,6 +68,25 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
         _UNREACHABLE,
     ),
 }
+_LEADER_MOVED: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
+"""The partition has, or will soon have, another leader or leader epoch than librdkafka has read, which reads it again."""
+
+_MOVED: Final = ErrorKind(
+    BrokerUnavailableError,
+    cause="the partition's leader has just changed, or started again",
+    next_step="retry; if it stays so, check that every broker is running",
+)
 _TRANSIENT_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
 
 
@@ -108,4 +127,6 @@ def _kind(code: int | None, action: str) -> ErrorKind:
     is_delivery = action.startswith(("delivery", "send to"))
     if is_delivery and code in PERMANENT:
         return REFUSED
+    if not is_delivery and code in _LEADER_MOVED:
+        return _MOVED
     return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)
