@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -166,7 +167,10 @@ def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
         quick=[("database", "cooperative"), ("kafka", "consumer")],
     ),
 )
-def test_an_added_partition_begins_at_its_first_message(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
+def test_an_added_partition_begins_at_its_first_message(
+    scene: ProcessorScene, offsets: Any, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dualwrite")  # which partitions are assigned, and where they begin
     scene.produce(range(8))
     settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
     with scene.running(options=replace(FAST, offsets=offsets, start="latest"), **settings):

@@ -139,12 +139,14 @@ def test_an_unrelated_timeout_is_not_a_time_limit() -> None:
 # --- the plugin, in a pytest of its own -----------------------------------------------------------------------------------
 
 SLOW_ONCE = """
+    import logging
     import pytest
     from fixtures.pace import TimeLimitError
     runs = []
     def test_it(record_property):
         record_property("of the test", len(runs))
         runs.append(1)
+        logging.getLogger("it").warning("logged in run %d", len(runs))
         if len(runs) == 1:
             raise TimeLimitError("not within 60 s: the first run")
 """
@@ -172,7 +174,9 @@ def test_a_test_that_fails_by_a_time_limit_runs_once_more_and_is_reported(
 ) -> None:
     result = run(SLOW_ONCE, "--junitxml=junit.xml", *options)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["!*1 FAILED BY A TIME LIMIT AND RAN ONCE MORE*", "*::test_it*", "*the first run*"])
+    result.stdout.fnmatch_lines(
+        ["!*1 FAILED BY A TIME LIMIT AND RAN ONCE MORE*", "*::test_it*", "*the first run*", "*logged in run 1*"]
+    )
     junit = (pytester.path / "junit.xml").read_text()
     assert f'name="{PROPERTY}"' in junit
     assert "the first run" in junit
