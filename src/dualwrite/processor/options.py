@@ -28,7 +28,8 @@ class ProcessorOptions:
     Args:
         batch: The most messages that one transaction processes.
         attempts: How often a message is tried whose processing raises an exception, before it counts as one that can't be
-            processed.
+            processed. A failed attempt of a batch of several messages does not count. The count is kept in memory: after a
+            restart, or at another member, it begins again.
         dead_letter_topic: Where such a message goes, with the error and its origin in headers, in the same transaction as its
             position; None: the processor stops with MessageFailedError.
         offsets: Where the group's positions are kept: in the "database", moved by compare-and-set with the data; or at "kafka",
