@@ -132,7 +132,7 @@ def older(databases: Databases, broker: DevCluster) -> Scene:
         claim = store.claim(scene.transactional_id, "older", timeout=LIMIT)
         with scene.engine.begin() as connection:
             kind = ProducerKind.NATIVE_TWO_PHASE.value
-            connection.execute(state_table.update().values(generation=1, resolved_generation=-1, generation_kind=kind))
+            connection.execute(state_table.update().values(generation=1, settled_generation=-1, generation_kind=kind))
         transaction = store.begin(claim)
         scene.events.write(transaction.handle, scene.transactional_id, 1)
         transaction.record(state, generation=1, transaction_number=1)

@@ -321,13 +321,13 @@ def test_psycopg_connections_are_used_in_the_thread(scene: Scene) -> None:
 def test_a_session_leaves_the_pipeline_in_the_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch, *, flushes: bool) -> None:
     """On psycopg connections a group runs in a pipeline; leaving it waits for the database."""
     left_in: list[int] = []
-    leave = PipelineBatch.leave
+    end = PipelineBatch.end
 
     def noted(batch: PipelineBatch) -> None:
         left_in.append(threading.get_ident())
-        leave(batch)
+        end(batch)
 
-    monkeypatch.setattr(PipelineBatch, "leave", noted)
+    monkeypatch.setattr(PipelineBatch, "end", noted)
 
     async def unit(tx: aio.AsyncTransaction, number: int) -> None:
         tx.session.add(Order(id=number, item="lamp"))

@@ -22,7 +22,7 @@ from fixtures.older import see_it_move_on
 
 OLDER = (
     "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
-    "prepared_generation, resolved_generation, transaction_number, lost, owner, claim_token, updated_at, forgotten, "
+    "prepared_generation, settled_generation, transaction_number, lost, owner, claim_token, updated_at, forgotten, "
     f"generation_kind) VALUES ('{ID}', 7, 3, '4711:3', 3, 2, 5, '[]', 'writer host:1', 't', '2026-11-21 10:00:00', false, "
     "'native-2pc')"
 )
