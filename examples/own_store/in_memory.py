@@ -126,7 +126,7 @@ class InMemoryTransaction(StoreTransaction):
     ) -> None:
         """See StoreTransaction; also checks the fence, so that a fenced writer fails early."""
         self._batch.check_open()
-        rows.held(self._database.row(self._claim.transactional_id), self._claim)
+        rows.check_fence(self._database.row(self._claim.transactional_id), self._claim)
         self._record = lambda row: rows.recorded(
             row, state, generation=generation, transaction_number=transaction_number, delivery=delivery
         )
@@ -138,7 +138,7 @@ class InMemoryTransaction(StoreTransaction):
             raise UsageError("record() must be called before commit().", transactional_id=self._claim.transactional_id)
         self._batch.ended = True
         with self._database.lock:
-            row = rows.held(self._database.row(self._claim.transactional_id), self._claim)
+            row = rows.check_fence(self._database.row(self._claim.transactional_id), self._claim)
             self._database.write(self._record(row), self._batch.changes)
 
     def rollback(self) -> None:
@@ -244,20 +244,20 @@ class InMemoryStore(TxnStateStore):
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
-        return rows.held(self.read(claim.transactional_id), claim)
+        return rows.check_fence(self.read(claim.transactional_id), claim)
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
-        self._change(claim.transactional_id, lambda row: rows.with_resolution(rows.held(row, claim), resolution))
+        self._change(claim.transactional_id, lambda row: rows.with_resolution(rows.check_fence(row, claim), resolution))
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore."""
         own = {"store_id": self._own_identity().store_id, "cluster_id": cluster_id}
         row = self._change(
             claim.transactional_id,
-            lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own),
+            lambda row: rows.with_generation(rows.check_fence(row, claim), kind, reuse=reuse, **own),
         )[1]
-        assert row is not None  # `held` has seen it
+        assert row is not None  # `check_fence` raises for None
         return row.generation
 
     def begin(self, claim: Claim) -> StoreTransaction:

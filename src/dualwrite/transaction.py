@@ -183,9 +183,9 @@ class Transaction(Generic[H]):
         self._store_transaction.begin_units()
 
     @property
-    def answers_are_late(self) -> bool:
+    def has_unanswered_statements(self) -> bool:
         """Whether the database has not answered these units' statements yet; see StoreTransaction."""
-        return self._store_transaction.answers_are_late
+        return self._store_transaction.has_unanswered_statements
 
     @property
     def savepoints(self) -> int:

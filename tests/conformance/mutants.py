@@ -9,12 +9,15 @@ from typing import Final
 
 Change = tuple[str, str]
 
-_HELD_AT_COMMIT = "row = rows.held(self._database.row(self._claim.transactional_id), self._claim)"
+_CHECKED_AT_COMMIT = "row = rows.check_fence(self._database.row(self._claim.transactional_id), self._claim)"
 _UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
-_RESOLVE = "lambda row: rows.with_resolution(rows.held(row, claim), resolution)"
+_RESOLVED = "rows.with_resolution(rows.check_fence(row, claim), resolution)"
+_RESOLVE = f"lambda row: {_RESOLVED}"
 _CLEARS_ALL = "__import__('dataclasses').replace(resolution, clear_state=resolution.clear_state or bool(resolution.clear_only))"
-_TAKE = "lambda row: rows.with_generation(rows.held(row, claim), kind, reuse=reuse, **own)"
-_TAKE_BLIND = _TAKE.replace("rows.held(row, claim)", "__import__('dataclasses').replace(rows.held(row, claim), lost=())")
+_TAKE = "lambda row: rows.with_generation(rows.check_fence(row, claim), kind, reuse=reuse, **own)"
+_TAKE_BLIND = _TAKE.replace(
+    "rows.check_fence(row, claim)", "__import__('dataclasses').replace(rows.check_fence(row, claim), lost=())"
+)
 _FORGET = "lambda row: row and rows.forgotten(row)"
 _ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row)"
 _CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
@@ -26,10 +29,10 @@ _RECORD = """rows.recorded(
 _REPLACE = "__import__('dataclasses').replace"
 
 _A_HIGHER_FENCE = """row = self.read(claim.transactional_id)
-        return row if row and row.fence < claim.fence else rows.held(row, claim)"""
+        return row if row and row.fence < claim.fence else rows.check_fence(row, claim)"""
 _AT_ONCE = """        self.changes[key] = value
         self._database.content = Content(self._database.content.rows, {**self._database.content.data, key: value})"""
-_READ_EARLY = """        read = rows.held(self._database.row(self._claim.transactional_id), self._claim)
+_READ_EARLY = """        read = rows.check_fence(self._database.row(self._claim.transactional_id), self._claim)
         self._record = lambda row: """
 _ROLLBACK = '''        """See StoreTransaction."""
         self._batch.ended = True'''
@@ -49,7 +52,7 @@ _LISTED = "for name, (owner, until) in found if name.startswith(prefix)]"
 
 MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     # --- the fence ---
-    "commit does not check the fence": ((_HELD_AT_COMMIT, _UNCHECKED),),
+    "commit does not check the fence": ((_CHECKED_AT_COMMIT, _UNCHECKED),),
     "begin does not check the fence": (
         ("        self.read_claimed(claim)\n        return InMemory", "        return InMemory"),
     ),
@@ -60,14 +63,14 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "an expected claim makes a row": ((_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),),
     "recording clears whatever state there is": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_CLEARS_ALL})")),),
     "recording ignores the fence": ((_RESOLVE, "lambda row: rows.with_resolution(row, resolution)"),),
-    "acquire_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.held(row, claim)", "row")),),
+    "acquire_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.check_fence(row, claim)", "row")),),
     "read_claimed ignores the fence": (
-        ("return rows.held(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
-        ("        self.read_claimed(claim)\n", "        rows.held(self.read(claim.transactional_id), claim)\n"),
+        ("return rows.check_fence(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
+        ("        self.read_claimed(claim)\n", "        rows.check_fence(self.read(claim.transactional_id), claim)\n"),
     ),
     "a fence above the row's is taken for a claim": (
         (
-            "return rows.held(self.read(claim.transactional_id), claim)",
+            "return rows.check_fence(self.read(claim.transactional_id), claim)",
             _A_HIGHER_FENCE,
         ),
     ),
@@ -76,9 +79,9 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     # --- state and data ---
     "the data is written before the state": (
         (
-            _HELD_AT_COMMIT,
+            _CHECKED_AT_COMMIT,
             "self._database.content = Content(self._database.content.rows, "
-            "{**self._database.content.data, **self._batch.changes})\n            " + _HELD_AT_COMMIT,
+            "{**self._database.content.data, **self._batch.changes})\n            " + _CHECKED_AT_COMMIT,
         ),
     ),
     "the data is written at once": (
@@ -95,7 +98,10 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_RECORD, _RECORD.replace("delivery=delivery", "delivery=delivery or row.delivery")),
     ),
     "the delivery outlives its state": (
-        (_RESOLVE, f"lambda row: {_REPLACE}(rows.with_resolution(rows.held(row, claim), resolution), delivery=row.delivery)"),
+        (
+            _RESOLVE,
+            f"lambda row: {_REPLACE}({_RESOLVED}, delivery=row.delivery)",
+        ),
     ),
     "the generation of a state is not kept": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
     "record writes the row that it has read": (
@@ -144,7 +150,10 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     ),
     # --- recovery ---
     "a generation is used again for another kind": (
-        (_TAKE, _TAKE.replace("rows.held(row, claim)", f"{_REPLACE}(rows.held(row, claim), generation_kind=kind)")),
+        (
+            _TAKE,
+            _TAKE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), generation_kind=kind)"),
+        ),
     ),
     "the store's id is made up each time": (
         (_TAKE, _TAKE.replace("**own", "**{**own, 'store_id': __import__('uuid').uuid4().hex[:12]}")),
@@ -158,7 +167,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "lost ones can't be cleared": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, clear_lost=False))")),),
     "the cluster is not kept": ((_TAKE, _TAKE.replace("**own", "**{**own, 'cluster_id': ''}")),),
     "another cluster is taken": (
-        (_TAKE, _TAKE.replace("rows.held(row, claim)", f"{_REPLACE}(rows.held(row, claim), cluster_id='')")),
+        (_TAKE, _TAKE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), cluster_id='')")),
     ),
     "what is resolved stays": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, resolved_entry=None))")),),
     "ids can't move": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, cluster_id=None))")),),
@@ -176,7 +185,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, prepared_state=None)"),
     ),
     "a resolution replaces the lost ones": (
-        (_RESOLVE, f"lambda row: rows.with_resolution({_REPLACE}(rows.held(row, claim), lost=()), resolution)"),
+        (_RESOLVE, f"lambda row: rows.with_resolution({_REPLACE}(rows.check_fence(row, claim), lost=()), resolution)"),
     ),
     "acknowledge clears the state": (
         (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row), prepared_state=None)"),

@@ -98,7 +98,7 @@ def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> 
         "test_a_claim_in_the_middle_of_a_transaction and recorded",
     )
     assert done.returncode == 1
-    assert "the contract demands FencedError; the store raised nothing" in done.stdout
+    assert "the contract requires FencedError; the store raised nothing" in done.stdout
     assert "A claim waits for the transaction, or replaces it and makes it fail" in done.stdout
     done = suite(
         tmp_path,
@@ -107,7 +107,7 @@ def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> 
         "-k",
         "test_an_expected_claim_keeps_the_transaction_number",
     )
-    assert "transaction_number is 0, the contract demands 7" in done.stdout
+    assert "transaction_number is 0, the contract requires 7" in done.stdout
 
 
 def test_the_code_in_the_readme_is_the_code_that_runs() -> None:

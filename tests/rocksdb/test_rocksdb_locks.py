@@ -6,20 +6,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from dualwrite.stores.rocksdb.locks import Hold, IdLocks
+from dualwrite.stores.rocksdb.locks import LockRequest, LockTable
 
 
 def test_one_holder_at_a_time() -> None:
-    locks, inside, most = IdLocks(), [], []
+    locks, inside, most = LockTable(), [], []
 
     def work(number: int) -> None:
         for _ in range(50):
-            hold = Hold("id", "", "working")
-            assert locks.acquire(hold, time.monotonic() + 60) is None
+            request = LockRequest("id", "", "working")
+            assert locks.acquire(request, time.monotonic() + 60) is None
             inside.append(number)
             most.append(len(inside))
             inside.remove(number)
-            hold.release()
+            request.release()
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(work, range(6)))
@@ -28,25 +28,25 @@ def test_one_holder_at_a_time() -> None:
 
 
 def test_locks_of_different_ids_are_independent() -> None:
-    locks = IdLocks()
-    assert [locks.acquire(Hold(name, "", ""), 0) for name in "ab"] == [None, None]
+    locks = LockTable()
+    assert [locks.acquire(LockRequest(name, "", ""), 0) for name in "ab"] == [None, None]
 
 
 def test_acquiring_a_held_lock_again() -> None:
-    locks, hold, other = IdLocks(), Hold("id", "owner", "working"), Hold("id", "", "")
-    assert locks.acquire(hold, 0) is None
-    assert locks.acquire(hold, 0) is None
-    assert locks.acquire(other, 0) is hold
-    assert "'MainThread'" in str(hold) or threading.current_thread().name in str(hold)
-    assert "'owner', working" in str(hold)
-    hold.release()
-    hold.release()
+    locks, request, other = LockTable(), LockRequest("id", "owner", "working"), LockRequest("id", "", "")
+    assert locks.acquire(request, 0) is None
+    assert locks.acquire(request, 0) is None
+    assert locks.acquire(other, 0) is request
+    assert "'MainThread'" in str(request) or threading.current_thread().name in str(request)
+    assert "'owner', working" in str(request)
+    request.release()
+    request.release()
     assert locks.acquire(other, 0) is None
 
 
-def test_a_hold_released_before_it_was_acquired() -> None:
-    locks, hold = IdLocks(), Hold("id", "", "")
-    hold.release()
-    assert locks.acquire(hold, 0) is None
-    assert hold.over
-    assert locks.acquire(Hold("id", "", ""), 0) is None
+def test_a_request_released_before_it_was_granted() -> None:
+    locks, request = LockTable(), LockRequest("id", "", "")
+    request.release()
+    assert locks.acquire(request, 0) is None
+    assert request.is_released
+    assert locks.acquire(LockRequest("id", "", ""), 0) is None

@@ -38,12 +38,12 @@ def test_one_equal_mark_is_enough() -> None:
     assert kept.is_elsewhere(frozenset({"path /b", "inode 2"}))
 
 
-def test_a_store_is_partly_here_if_only_some_marks_are_equal() -> None:
+def test_a_store_matches_partly_if_only_some_marks_are_equal() -> None:
     kept = StoreIdentity("a", HERE)
-    assert kept.is_partly_here(frozenset({"path /b", "inode 1"}))
-    assert kept.is_partly_here(frozenset({"path /a", "inode 2"}))
+    assert kept.matches_partly(frozenset({"path /b", "inode 1"}))
+    assert kept.matches_partly(frozenset({"path /a", "inode 2"}))
     for other in (HERE, frozenset({"path /b", "inode 2"}), frozenset[str]()):
-        assert not kept.is_partly_here(other)
+        assert not kept.matches_partly(other)
 
 
 def test_without_marks_no_store_is_elsewhere() -> None:

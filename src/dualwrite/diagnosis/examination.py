@@ -167,7 +167,7 @@ def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
     identity, found = store.identity(), store.marks()
     if identity is None:
         return None
-    if identity.is_partly_here(found):
+    if identity.matches_partly(found):
         return f"{moved(store.description, identity, found)}. It may be a copy.", False
     if not identity.is_elsewhere(found):
         return None

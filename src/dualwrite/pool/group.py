@@ -214,7 +214,7 @@ class Group:
                     unit.end_unit()
                 messages += unit.messages
                 hit("group_after_unit")
-            if whole.answers_are_late:  # the messages are sent while the database works
+            if whole.has_unanswered_statements:  # the messages are sent while the database works
                 self._rules.doing(_statements_of(self.calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)

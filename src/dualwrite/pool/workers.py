@@ -53,7 +53,7 @@ class Workers:
         self._upkeep = upkeep
         self._writers = writers
         self._waiting = waiting
-        self._savepoint_policy = SavepointPolicy() if store.undoing_units_costs else None
+        self._savepoint_policy = SavepointPolicy() if store.units_need_savepoints else None
         self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
         self._here = threading.local()
         self._threads_lock = threading.Lock()

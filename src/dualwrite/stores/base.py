@@ -53,8 +53,8 @@ class TxnStateStore(ABC):
     undoes_units: ClassVar[bool] = False
     """Whether its transactions can undo one unit of work alone, so that a pool can commit many units together."""
 
-    undoing_units_costs: ClassVar[bool] = False
-    """Whether that costs something for each unit, such as a savepoint: then the units of a group are first tried under one."""
+    units_need_savepoints: ClassVar[bool] = False
+    """Whether undoing one unit alone needs a savepoint, which costs a statement: a pool first tries a group under one."""
 
     @property
     @abstractmethod
@@ -110,12 +110,12 @@ class TxnStateStore(ABC):
         """Why there are no marks, if this kind of database usually has some: a sentence without a period, for `doctor`."""
         return None
 
-    _told_marks: frozenset[str] = frozenset()  # the log was told of a database with these
+    _logged_marks: frozenset[str] = frozenset()  # of the database that was logged last
 
     def check_original(self) -> None:
         """Check, before anything is claimed, that this database is the one its ids at Kafka were created in. Changes nothing.
 
-        If it may be a copy, but need not be, this is logged, once by each store object.
+        If that is uncertain, a warning is logged, once by each store object.
 
         Raises:
             StoreCopiedError: It is a copy or has moved, and `detects_copies` is set.
@@ -127,9 +127,9 @@ class TxnStateStore(ABC):
         error = copied(self.description, identity, found)
         if is_elsewhere and self.detects_copies:
             raise error
-        if found == self._told_marks:
+        if found == self._logged_marks:
             return
-        self._told_marks = found
+        self._logged_marks = found
         if is_elsewhere:
             log.warning("%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)", error)
             return
@@ -196,7 +196,7 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """Take a generation for a producer, on the condition that the fence still is the claim's.
+        """Acquire a generation for a producer, on the condition that the fence still is the claim's.
 
         From then on something may be open on that generation.
 

@@ -1,9 +1,10 @@
 """Which database this is: a random id that is part of Kafka's ids, and the marks that distinguish a copy from its original.
 
-Pure, except for `file_marks`. The id is created when the first generation is taken in a database, and stored there; a copy of
-the database has it as well. With it are stored the marks of the database it was created in (a server's own identifier, or a
-path and an inode number). With one equal mark it may still be used: a file may be renamed, or restored from a backup under its
-old name. It may also be a copy under the same path on another machine, so that is reported until somebody says which it is.
+Pure, except for `file_marks`. The id is created with the first generation of a database, and stored there; a copy of the
+database has it as well. With it are stored the marks of the database it was created in (a server's own identifier, or a
+path and an inode number). A database is used as long as one of its marks is equal: a file may be renamed, or restored from a
+backup under its old name. But it may also be a copy under the same path on another machine, so a database of which only some
+marks are equal is reported until `dualwrite db keep-store-id` or `new-store-id` says which it is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StoreIdentity:
         """Whether a database with the marks `found` is another one; False if either has no marks."""
         return bool(self.marks and found) and not self.marks & found
 
-    def is_partly_here(self, found: frozenset[str]) -> bool:
+    def matches_partly(self, found: frozenset[str]) -> bool:
         """Whether only some of the marks are those of a database with the marks `found`."""
         return bool(self.marks & found) and self.marks != found
 
@@ -85,7 +86,7 @@ def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> 
 
 
 def moved(description: str, identity: StoreIdentity, found: frozenset[str]) -> str:
-    """What to say of a database of which only some marks are those of the one its id was created in; without a period."""
+    """The message about a database that has only some of the marks with which its id was created; without a period."""
     return (
         f"{description} was moved, restored or copied: its id at Kafka, {identity.store_id}, was created at "
         f"{mark_words(identity.marks)}, and this is {mark_words(found)}"

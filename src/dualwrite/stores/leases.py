@@ -73,12 +73,12 @@ class LeaseStore(ABC):
         """Prolong the leases that this owner still has, also those that have ended and were leased by nobody since.
 
         Returns:
-            The ids that this owner has leased. Another owner has leased the others meanwhile, and may have given them back.
+            The ids that this owner has leased. Another owner has leased the others meanwhile, and may have released them.
         """
 
     @abstractmethod
     def release(self, ids: Collection[str], owner: str) -> None:
-        """Give ids back; leases of other owners are not changed."""
+        """End the leases that this owner has on the ids; leases of other owners are not changed."""
 
     @abstractmethod
     def entries(self, prefix: str = "") -> list[Lease]:
@@ -102,21 +102,21 @@ class LeaseStore(ABC):
         Raises:
             StoreError: Others were faster each time; nothing is leased.
         """
-        taken: list[str] = []
+        leased: list[str] = []
         try:
             for _ in range(_ROUNDS):
-                left_out = {*taken, *without}
+                left_out = {*leased, *without}
                 left_out.update(each.transactional_id for each in self.entries(f"{prefix}.") if not each.has_ended)
                 free = (name for name in (numbered(prefix, number) for number in numbers(1)) if name not in left_out)
-                taken += self.acquire(list(islice(free, count - len(taken))), owner, seconds=seconds)
-                if len(taken) == count:
-                    return sorted(taken, key=lambda name: number_of(prefix, name) or 0)
+                leased += self.acquire(list(islice(free, count - len(leased))), owner, seconds=seconds)
+                if len(leased) == count:
+                    return sorted(leased, key=lambda name: number_of(prefix, name) or 0)
                 time.sleep(random.uniform(0, _PAUSE))  # noqa: S311  (no secret)
         except BaseException:
             with suppress(Exception):  # then they end by themselves
-                self.release(taken, owner)
+                self.release(leased, owner)
             raise
-        self.release(taken, owner)
+        self.release(leased, owner)
         raise StoreError(
             f"No {count} free ids of the prefix {prefix!r} could be leased: other processes were faster in {_ROUNDS} attempts.",
             next_step="try again; `dualwrite status` shows who has leased them",

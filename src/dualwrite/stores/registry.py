@@ -10,7 +10,7 @@ from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.base import TxnStateStore
 
 ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
-"""Where a third-party package registers its stores: `scheme = "package.module:function"`; the function takes the URL."""
+"""Where a third-party package registers its stores: `scheme = "package.module:function"`; the function gets the URL."""
 
 _WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
 _WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
@@ -109,10 +109,10 @@ def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
             f"More than one installed package provides a store for {backend}://: {', '.join(map(_described, found))}.",
             next_step="uninstall all but one, or pass the store itself to connect()",
         )
-    return _made_by(found[0])
+    return _factory_of(found[0])
 
 
-def _made_by(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
+def _factory_of(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
     def make(url: str) -> TxnStateStore:
         try:
             factory = entry.load()

@@ -36,7 +36,7 @@ def claimed(
     """
     owner = owner[:MAX_OWNER_LENGTH]
     if expected_fence is not None:
-        held(row, Claim(transactional_id, expected_fence, owner))
+        check_fence(row, Claim(transactional_id, expected_fence, owner))
     if row is None:
         return StateRow(
             transactional_id=transactional_id,
@@ -44,7 +44,7 @@ def claimed(
             generation=0,
             prepared_state=None,
             prepared_generation=0,
-            resolved_generation=0,  # generation 0 is never taken: its Kafka id is the plain logical id, and may be in use
+            resolved_generation=0,  # generation 0 is never acquired: its Kafka id is the plain logical id, and may be in use
             transaction_number=0,
             lost=(),
             owner=owner,
@@ -66,7 +66,7 @@ def is_claim_of(row: StateRow | None, token: str, *, expected_fence: int | None 
     return row is not None and row.claim_token == token and (expected_fence is None or row.fence == expected_fence + 1)
 
 
-def held(row: StateRow | None, claim: Claim) -> StateRow:
+def check_fence(row: StateRow | None, claim: Claim) -> StateRow:
     """The row, checked to have the claim's fence.
 
     Raises:
@@ -145,7 +145,7 @@ def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
 
 
 def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id: str, cluster_id: str = "") -> StateRow:
-    """The row after `TxnStateStore.acquire_generation`; its `generation` is the one taken.
+    """The row after `TxnStateStore.acquire_generation`; its `generation` is the one acquired.
 
     Args:
         row: The row.
@@ -159,10 +159,10 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
     """
     if cluster_id:
         row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
-    is_barred = any(entry.generation == row.generation for entry in row.unverified)  # rule UG
+    has_unverified = any(entry.generation == row.generation for entry in row.unverified)  # rule UG
     if row.named_from is None or row.store_id != store_id:  # rule ST
         row = changed(row, store_id=store_id, named_from=row.generation + 1)
-    elif reuse and kind.takes_over and row.generation_kind is kind and not is_barred:
+    elif reuse and kind.takes_over and row.generation_kind is kind and not has_unverified:
         return changed(row, resolved_generation=min(row.resolved_generation, row.generation - 1))
     return changed(row, generation=row.generation + 1, generation_kind=kind)
 

@@ -23,7 +23,7 @@ class Claim:
     Args:
         transactional_id: The logical id.
         fence: The claim's fencing token; every write to the row requires that it is still the row's.
-        owner: Who claimed, for people: host, process id and the like, at most MAX_OWNER_LENGTH characters.
+        owner: Who claimed, for people: host, process id and program, at most MAX_OWNER_LENGTH characters.
     """
 
     transactional_id: str
@@ -69,23 +69,23 @@ class StateRow:
     Args:
         transactional_id: The logical id.
         fence: The fencing token: number of the newest claim.
-        generation: The newest generation taken (0: the logical id itself).
-        generation_kind: Which kind of producer it was taken for.
+        generation: The newest generation acquired (0: the logical id itself).
+        generation_kind: Which kind of producer it was acquired for.
         prepared_state: The state S that the last recorded transaction committed, or None.
         prepared_generation: The generation that S belongs to; has no meaning while S is None.
         delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, if the transaction has no
             messages, and if an older release stored S.
-        resolved_generation: Nothing is open on any generation up to this one; -1 at first.
+        resolved_generation: Nothing is open on any generation up to this one; 0 in a new row.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
         lost: What recovery found lost or unverified and is not acknowledged yet.
         owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
-        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if none was taken yet, and in a
-            row last written by a release before revision 0005.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if none was acquired yet, and in
+            a row last written by a release before revision 0005.
         store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
-        named_from: The first generation whose Kafka id contains the store's id; None if there is no such generation.
+        named_from: The first generation whose Kafka id contains the store's id; None if there is none.
         claim_token: Unique to the call that made the newest claim: by it a store recognizes its own claim whose commit was
             never answered.
     """
@@ -114,7 +114,7 @@ class StateRow:
         return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id if is_named else ""))
 
     def kind_of(self, generation: int) -> ProducerKind | None:
-        """Which kind of producer a generation was taken for; None for one before the newest, whose kind is not kept."""
+        """Which kind of producer a generation was acquired for; None for one before the newest, whose kind is not kept."""
         return self.generation_kind if generation == self.generation else None
 
     @property

@@ -123,11 +123,11 @@ class StoreTransaction(ABC):
         """
 
     def begin_units(self) -> None:
-        """Begin units that are undone only together, each ended by `end_unit`. The database may answer later than it is asked.
+        """Begin units that are undone only together; each is ended by `end_unit`.
 
-        So an error of one may be raised in a later one, or by `end_units`. What a unit reads it gets at once. This and the two
-        following methods are called only if the store says `undoing_units_costs`, and at most once in a transaction, before
-        any `begin_unit`.
+        Statements may be sent without waiting for their answers: the error of one may be raised in a later unit, or by
+        `end_units`, but what a unit reads is there at once. This and the two following methods are called only if the store
+        has `units_need_savepoints`, and at most once in a transaction, before any `begin_unit`.
 
         Raises:
             StoreError: The transaction must be rolled back.
@@ -135,9 +135,9 @@ class StoreTransaction(ABC):
         self.begin_unit()
 
     savepoints: int = 0
-    """How many savepoints units have set themselves so far, as far as the store sees it; a group takes fewer units then."""
+    """How many savepoints the units have set so far, as far as the store sees them; the more, the fewer units a group gets."""
 
-    answers_are_late: bool = False
+    has_unanswered_statements: bool = False
     """Whether the database is still to answer some statements of the units; `end_units` waits for it."""
 
     def end_units(self) -> None:  # noqa: B027  (nothing is late unless a store makes it so)
@@ -185,7 +185,7 @@ class StoreTransaction(ABC):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """As `record`, but may leave the write to `commit`, which then does both in one round trip and raises either's errors.
+        """As `record`, but the write may happen in `commit`, which then does both in one round trip and raises either's errors.
 
         Called instead of `record` under two-phase commit, where nothing has to be checked between the two.
 

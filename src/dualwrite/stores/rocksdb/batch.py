@@ -10,7 +10,7 @@ from dualwrite.stores.refusals import batch_ended, control_refused
 from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import is_undecodable
 from dualwrite.stores.rocksdb.keys import Encoding, Key, Pickled, SortKey
-from dualwrite.stores.rocksdb.locks import Hold, lock_for
+from dualwrite.stores.rocksdb.locks import LockRequest, lock_for
 from dualwrite.stores.rocksdb.merging import Entry, merged
 from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY
 from dualwrite.stores.rocksdb.state_family import Changes
@@ -34,7 +34,7 @@ class ColumnFamilyBatch:
         self.name = name
         self._batch = batch
         self._entries: dict[SortKey, Entry] = {}
-        self._before_unit: dict[SortKey, Entry | None] = {}  # what `undo_unit` puts back
+        self._before_unit: dict[SortKey, Entry | None] = {}  # what `undo_unit` restores
 
     def put(self, key: Key, value: Any) -> None:
         """Set a key to a value; the value is copied now, so later changes to a list, for example, have no effect.
@@ -67,7 +67,7 @@ class ColumnFamilyBatch:
         plain, place = self._encoding.key(key)
         entry = self._entries.get(place)
         if entry is not None:
-            return default if entry[1] is None else self._encoding.given_back(entry[1])
+            return default if entry[1] is None else self._encoding.loaded(entry[1])
         return self._batch.stored(self.name, plain, default)
 
     def items(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[tuple[Any, Any]]:
@@ -135,8 +135,9 @@ class ColumnFamilyBatch:
 class TransactionBatch:
     """The transaction as its user sees it: `tx.db`.
 
-    `tx.db[key]` and the like use the column family `default`; `cf="orders"` selects another, and `column_family("orders")`
-    returns one family with the same methods. See ColumnFamilyBatch. Nothing is in the database before the writer commits.
+    `tx.db[key]` and the other methods use the column family `default`; `cf="orders"` selects another one, and
+    `column_family("orders")` returns one family with the same methods. See ColumnFamilyBatch. Nothing is in the database before
+    the writer commits.
 
     Args:
         database: Where it will be written.
@@ -149,7 +150,7 @@ class TransactionBatch:
         self._database = database
         self._transactional_id = transactional_id
         self._families: dict[str, ColumnFamilyBatch] = {}
-        self._holds: dict[str, Hold] = {}
+        self._requests: dict[str, LockRequest] = {}
         self._ended = False
 
     def column_family(self, name: str) -> ColumnFamilyBatch:
@@ -247,15 +248,15 @@ class TransactionBatch:
             ClaimTimeoutError: Another transaction of this process held it for that long.
         """
         self.check_open()
-        if name not in self._holds:
-            self._holds[name] = hold = Hold(name, "", doing)
-            lock_for(self._database.locks, hold, timeout)
+        if name not in self._requests:
+            self._requests[name] = request = LockRequest(name, "", doing)
+            lock_for(self._database.locks, request, timeout)
 
     def end(self) -> None:
         """Make the batch unusable, and release its locks."""
         self._ended = True
-        for hold in self._holds.values():
-            hold.release()
+        for request in self._requests.values():
+            request.release()
 
     def begin_unit(self) -> None:
         """See StoreTransaction."""

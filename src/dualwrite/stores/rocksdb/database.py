@@ -14,8 +14,8 @@ from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
 from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
 from dualwrite.stores.rocksdb.errors import call_failed, forked, is_closed, is_read_only, sentence
-from dualwrite.stores.rocksdb.leases import LeaseBook
-from dualwrite.stores.rocksdb.locks import IdLocks
+from dualwrite.stores.rocksdb.leases import LeaseTable
+from dualwrite.stores.rocksdb.locks import LockTable
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, last_options
 
 
@@ -61,8 +61,8 @@ class OpenDatabase:
     def __init__(self, path: str, *, opener: Callable[[], Rdict] | None = None, rdict: Rdict | None = None) -> None:
         self.path = path
         self.where = f"rocksdb:///{path}"
-        self.locks = IdLocks()
-        self.leases = LeaseBook()
+        self.locks = LockTable()
+        self.leases = LeaseTable()
         self._opener = opener
         self._given = rdict
         self._handle: Handle | None = None
@@ -89,8 +89,8 @@ class OpenDatabase:
         return False
 
     @property
-    def could_not_open(self) -> bool:
-        """Whether we are to open it and it is not open, perhaps because the user has it open."""
+    def is_unopened(self) -> bool:
+        """Whether we have not opened it yet, perhaps because the user has it open."""
         return self.is_ours and self._handle is None
 
     @property
@@ -256,7 +256,7 @@ class OpenDatabase:
             if self.is_ours:
                 _close(handle.rdict)
 
-    def leak(self) -> None:
+    def leak_handles(self) -> None:
         """In a forked child: keep RocksDB from running there, now or when the child ends.
 
         Its threads are gone, and its files belong to the parent: closing a handle would wait forever for a flush.

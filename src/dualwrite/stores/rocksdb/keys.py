@@ -92,7 +92,7 @@ class Encoding:
             _utf8(scalar)
         return scalar
 
-    def given_back(self, value: Key | Pickled) -> Any:
+    def loaded(self, value: Key | Pickled) -> Any:
         """What a read of a buffered value returns."""
         return self.loads(value.data) if isinstance(value, Pickled) else value
 

@@ -10,7 +10,7 @@ from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
 
-class LeaseBook:
+class LeaseTable:
     """The leases of one open database, shared by all stores of the process on it."""
 
     def __init__(self) -> None:
@@ -23,47 +23,47 @@ class RocksDBLeases(LeaseStore):
     """The leases of a RocksDB database.
 
     Args:
-        book: Gives the book of the open database.
-        is_to_be_made: Whether there is no database yet: reading the leases must not create one at a mistyped path.
+        table: Returns the lease table of the open database.
+        would_create: Whether there is no database yet: reading the leases must not create one at a mistyped path.
     """
 
-    def __init__(self, book: Callable[[], LeaseBook], is_to_be_made: Callable[[], bool]) -> None:
-        self._book = book
-        self._is_to_be_made = is_to_be_made
+    def __init__(self, table: Callable[[], LeaseTable], would_create: Callable[[], bool]) -> None:
+        self._table = table
+        self._would_create = would_create
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
-        book, owner = self._book(), owner[:MAX_OWNER_LENGTH]
-        with book.lock:
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
             now = time.monotonic()
-            free = [name for name in ids if _is_free(book.entries.get(name), owner, now)]
-            book.entries.update(dict.fromkeys(free, (owner, now + seconds)))
+            free = [name for name in ids if _is_free(table.entries.get(name), owner, now)]
+            table.entries.update(dict.fromkeys(free, (owner, now + seconds)))
         return frozenset(free)
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
-        book, owner = self._book(), owner[:MAX_OWNER_LENGTH]
-        with book.lock:
-            ours = [name for name in ids if book.entries.get(name, ("", 0.0))[0] == owner]
-            book.entries.update(dict.fromkeys(ours, (owner, time.monotonic() + seconds)))
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
+            ours = [name for name in ids if table.entries.get(name, ("", 0.0))[0] == owner]
+            table.entries.update(dict.fromkeys(ours, (owner, time.monotonic() + seconds)))
         return frozenset(ours)
 
     def release(self, ids: Collection[str], owner: str) -> None:
         """See LeaseStore."""
-        book, owner = self._book(), owner[:MAX_OWNER_LENGTH]
-        with book.lock:
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
             for name in ids:
-                if book.entries.get(name, ("", 0.0))[0] == owner:
-                    del book.entries[name]
+                if table.entries.get(name, ("", 0.0))[0] == owner:
+                    del table.entries[name]
 
     def entries(self, prefix: str = "") -> list[Lease]:
         """See LeaseStore."""
-        if self._is_to_be_made():
+        if self._would_create():
             return []
-        book = self._book()
-        with book.lock:
+        table = self._table()
+        with table.lock:
             now = time.monotonic()
-            found = [(name, *entry) for name, entry in book.entries.items() if name.startswith(prefix)]
+            found = [(name, *entry) for name, entry in table.entries.items() if name.startswith(prefix)]
         return [Lease(name, owner, until - now) for name, owner, until in sorted(found)]
 
 

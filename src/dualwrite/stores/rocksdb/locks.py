@@ -1,9 +1,9 @@
 """Locks on ids between the threads of one process: what row locks are in a SQL database.
 
-Designed so that neither Ctrl-C nor the garbage collector can leave one locked, or deadlock on one. `Hold.release` takes no
-mutex, and may be called by any thread, any number of times, and from `__del__`. The id is free from the moment its hold is
-marked released, even if the table of holds still lists it; and when the hold is garbage-collected, since the table refers to it
-weakly: a hold whose release was interrupted ends with the stack frame.
+Designed so that neither Ctrl-C can leave an id locked, nor the garbage collector cause a deadlock. `LockRequest.release`
+acquires no mutex, and may be called by any thread, any number of times, and from `__del__`. The id is free from the moment its
+request is marked released, even if the table still lists it; and when the request is garbage-collected, since the table refers
+to it weakly: a request whose release was interrupted ends with the stack frame that holds it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _SLICE: Final = 1.0
 """Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""
 
 
-class Hold:
-    """One holder's lock on one id: waiting, held, or released for good.
+class LockRequest:
+    """A request for the lock of one id: waiting, granted, or released for good.
 
     Args:
         transactional_id: The id.
         owner: The claim's owner.
-        doing: What is done under it, to complete "while <doing>".
+        doing: What is done under the lock, to complete "while <doing>".
     """
 
-    __slots__ = ("__weakref__", "_over", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
+    __slots__ = ("__weakref__", "_is_released", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
 
     def __init__(self, transactional_id: str, owner: str, doing: str) -> None:
         self.transactional_id = transactional_id
@@ -37,23 +37,23 @@ class Hold:
         self.doing = doing
         self._thread = threading.current_thread().name
         self._since = 0.0
-        self._over = False
-        self.gate = threading.Lock()  # locked until the hold is released; waiters pass through it one after the other
+        self._is_released = False
+        self.gate = threading.Lock()  # locked until the request is released; waiters pass through it one after the other
         self.gate.acquire()
 
     @property
-    def over(self) -> bool:
+    def is_released(self) -> bool:
         """Whether it was released."""
-        return self._over
+        return self._is_released
 
-    def taken(self) -> None:
-        """Note that the id is held from now on."""
+    def granted(self) -> None:
+        """Note that it has the lock from now on."""
         self._thread = threading.current_thread().name
         self._since = time.monotonic()
 
     def release(self) -> None:
-        """Release it, held or not."""
-        self._over = True
+        """Release it, granted or not."""
+        self._is_released = True
         with suppress(RuntimeError):  # released before
             self.gate.release()
 
@@ -62,27 +62,27 @@ class Hold:
         return f"thread {self._thread!r} of this process{owner}, {self.doing}, for {time.monotonic() - self._since:.1f} s now"
 
 
-class IdLocks:
+class LockTable:
     """The locks of all ids of one database."""
 
     def __init__(self) -> None:
-        self._holds: dict[str, weakref.ref[Hold]] = {}
+        self._requests: dict[str, weakref.ref[LockRequest]] = {}
         self._changing = threading.Lock()
 
-    def acquire(self, hold: Hold, deadline: float) -> Hold | None:
-        """Wait until `hold` has the id's lock, and return None; or return the current holder if the deadline passes.
+    def acquire(self, request: LockRequest, deadline: float) -> LockRequest | None:
+        """Wait until `request` is granted, and return None; or return the current holder if the deadline passes.
 
         Args:
-            hold: The hold to lock it with. The caller must release it, also if this raises (KeyboardInterrupt).
+            request: The caller must release it, also if this raises (KeyboardInterrupt).
             deadline: By `time.monotonic`.
         """
         while True:
             with self._changing:
-                held = self._holds.get(hold.transactional_id)
-                current = None if held is None else held()
-                if current is None or current.over or current is hold:
-                    hold.taken()
-                    self._holds[hold.transactional_id] = weakref.ref(hold)
+                found = self._requests.get(request.transactional_id)
+                current = None if found is None else found()
+                if current is None or current.is_released or current is request:
+                    request.granted()
+                    self._requests[request.transactional_id] = weakref.ref(request)
                     return None
             left = deadline - time.monotonic()
             if left <= 0:
@@ -92,21 +92,21 @@ class IdLocks:
             _pass_through(gate, min(left, _SLICE))
 
 
-def lock_for(locks: IdLocks, hold: Hold, timeout: float) -> None:
-    """Wait until `hold` has its lock.
+def lock_for(locks: LockTable, request: LockRequest, timeout: float) -> None:
+    """Wait until `request` is granted.
 
     Args:
         locks: The database's locks.
-        hold: The hold; the caller must release it, also if this raises.
+        request: The caller must release it, also if this raises.
         timeout: Seconds to wait.
 
     Raises:
         ClaimTimeoutError: Another thread held it until then.
     """
-    blocker = locks.acquire(hold, time.monotonic() + timeout)
+    blocker = locks.acquire(request, time.monotonic() + timeout)
     if blocker is not None:
         raise ClaimTimeoutError(
-            f"A lock was not released within {timeout:g} s while {hold.doing}.",
+            f"A lock was not released within {timeout:g} s while {request.doing}.",
             cause=f"the lock is held by {blocker}",
             next_step="let that thread commit or roll back its transaction, then try again",
             timeout=timeout,

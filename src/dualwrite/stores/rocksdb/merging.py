@@ -56,4 +56,4 @@ def merged(
 def _shown(entry: Entry, encoding: Encoding) -> Iterator[tuple[Any, Any]]:
     key, value = entry
     if value is not None:
-        yield key, encoding.given_back(value)
+        yield key, encoding.loaded(value)

@@ -54,7 +54,7 @@ class Opener:
         options = self.options or Options(raw_mode=True)
         return self._opened(options, {DEFAULT_FAMILY: options})
 
-    def makes_it(self) -> bool:
+    def would_create(self) -> bool:
         """Whether `open` would create the database, in a new folder."""
         path = Path(self.path)
         return self.create_if_missing and path.parent.is_dir() and not path.exists()
@@ -70,9 +70,9 @@ class Opener:
         problem = None
         try:
             if folder.is_dir():
-                strange = sorted(entry.name for entry in folder.iterdir() if not _OF_ROCKSDB.fullmatch(entry.name))
-                if strange:
-                    problem = f"the folder contains other files ({', '.join(strange[:5])}) and no database"
+                foreign = sorted(entry.name for entry in folder.iterdir() if not _OF_ROCKSDB.fullmatch(entry.name))
+                if foreign:
+                    problem = f"the folder contains other files ({', '.join(foreign[:5])}) and no database"
             elif folder.exists():
                 problem = "it is a file, but a RocksDB database is a folder"
             elif not folder.parent.is_dir():
@@ -107,8 +107,8 @@ class Opener:
         # The given options are also used for `default`: by its comparator RocksDB detects options of the wrong mode.
         given = {**self.column_families, **({} if self.options is None else {DEFAULT_FAMILY: self.options})}
         raw = self._is_raw()
-        found = {name: given.get(name) or families.get(name) or Options(raw_mode=raw) for name in names}
-        return self._opened(self.options or options, found)
+        opened = {name: given.get(name) or families.get(name) or Options(raw_mode=raw) for name in names}
+        return self._opened(self.options or options, opened)
 
     def _loaded(self) -> tuple[Options, dict[str, Options]]:
         """The options that it had last; default ones if its OPTIONS file is gone."""

@@ -10,7 +10,7 @@ from dualwrite.errors import StoredStateError
 from dualwrite.stores.position_text import parse_position, position_text
 from dualwrite.stores.positions import Move, Partition, Position, Positions, check_expected, in_order
 from dualwrite.stores.rocksdb.database import OpenDatabase
-from dualwrite.stores.rocksdb.locks import Hold, lock_for
+from dualwrite.stores.rocksdb.locks import LockRequest, lock_for
 from dualwrite.stores.transaction import StoreTransaction
 
 FAMILY: Final = "kafka_consumed_offset"
@@ -27,12 +27,12 @@ class RocksDBPositions(Positions):
 
     Args:
         database: Gives the open database, with the locks that all stores of this process on it share.
-        is_to_be_made: Whether there is no database yet: reading must not create one at a mistyped path.
+        would_create: Whether there is no database yet: reading must not create one at a mistyped path.
     """
 
-    def __init__(self, database: Callable[[], OpenDatabase], is_to_be_made: Callable[[], bool]) -> None:
+    def __init__(self, database: Callable[[], OpenDatabase], would_create: Callable[[], bool]) -> None:
         self._database = database
-        self._is_to_be_made = is_to_be_made
+        self._would_create = would_create
 
     def prepare(self) -> None:
         """See Positions; creates the column family."""
@@ -56,10 +56,10 @@ class RocksDBPositions(Positions):
         self.prepare()
         database = self._database()
         changes: dict[bytes, bytes | None] = {}
-        with ExitStack() as holds:
+        with ExitStack() as requests:
             for one in in_order(moves):
                 key = _key(group_id, one.key)
-                _locked(holds, database, key, f"resetting the position {one.after}")
+                _locked(requests, database, key, f"resetting the position {one.after}")
                 check_expected(group_id, one, _found(one.key, database.family(FAMILY).get(key)))
                 changes[key] = position_text(one.after)
             database.write(FAMILY, changes, "resetting positions")
@@ -70,9 +70,9 @@ class RocksDBPositions(Positions):
         if not found:
             return 0
         database = self._database()
-        with ExitStack() as holds:
+        with ExitStack() as requests:
             for key in found:  # a transaction that has moved it must have ended, or it would bring it back
-                _locked(holds, database, key, "forgetting the positions of a group")
+                _locked(requests, database, key, "forgetting the positions of a group")
             database.write(FAMILY, dict.fromkeys(found), "forgetting the positions of a group")
         return len(found)
 
@@ -81,7 +81,7 @@ class RocksDBPositions(Positions):
         return sorted({key.split(_SEPARATOR)[0].decode() for key, _ in self._stored(prefix.encode())})
 
     def _stored(self, start: bytes) -> Iterator[tuple[bytes, Position]]:
-        if self._is_to_be_made():
+        if self._would_create():
             return
         self.prepare()
         database = self._database()
@@ -102,11 +102,11 @@ def _key(group_id: str, partition: Partition) -> bytes:
     return _SEPARATOR.join((group_id.encode(), partition[0].encode(), b"%0*d" % (_DIGITS, partition[1])))
 
 
-def _locked(holds: ExitStack, database: OpenDatabase, key: bytes, doing: str) -> None:
-    """Lock a position until the end of `holds`."""
-    hold = Hold(_lock_name(key), "", doing)
-    holds.callback(hold.release)
-    lock_for(database.locks, hold, _LOCK_TIMEOUT)
+def _locked(requests: ExitStack, database: OpenDatabase, key: bytes, doing: str) -> None:
+    """Lock a position until the end of `requests`."""
+    request = LockRequest(_lock_name(key), "", doing)
+    requests.callback(request.release)
+    lock_for(database.locks, request, _LOCK_TIMEOUT)
 
 
 def _lock_name(key: bytes) -> str:

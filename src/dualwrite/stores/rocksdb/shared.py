@@ -24,22 +24,22 @@ class Databases:
         self._used = False
         self._forked = False
 
-    def join(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
-        """The database at `path`; `make` makes it (without opening it) for its first user. A user may join twice."""
+    def attach(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
+        """The database at `path`; `make` makes it (without opening it) for its first user. A user may attach twice."""
         self.check_process()
         with self._changing:
             self._used = True
             found = self._open.get(path)
             made = make()
-            if found is None or not found[0].is_usable or (found[0].could_not_open and not made.is_ours):
+            if found is None or not found[0].is_usable or (found[0].is_unopened and not made.is_ours):
                 if found is not None:
                     found[0].close()
                 found = self._open[path] = (made, WeakSet())
             found[1].add(user)
             return found[0]
 
-    def leave(self, user: object, database: OpenDatabase) -> None:
-        """Remove a user of the database; when the last one leaves, it is closed."""
+    def detach(self, user: object, database: OpenDatabase) -> None:
+        """Remove a user of the database; after the last one it is closed."""
         if self._forked:
             return
         with self._changing:
@@ -70,7 +70,7 @@ class Databases:
         if self._used:
             self._forked = True
             for database, _ in self._open.values():
-                database.leak()
+                database.leak_handles()
 
 
 databases = Databases()

@@ -22,7 +22,7 @@ from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, synced
 from dualwrite.stores.rocksdb.errors import CLOSED, is_closed, is_read_only, is_undecodable, sentence
 from dualwrite.stores.rocksdb.keys import Key, Pickled
-from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY
 from dualwrite.stores.state_row import StateRow
 
@@ -77,9 +77,11 @@ class StateFamily:
             raise self.database.failed("reading the database's id", error) from error
         return None if text is None else StoreIdentity.parse(text if isinstance(text, str | bytes) else repr(text))
 
-    def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None, hold: Hold, *, timeout: float) -> bool:
-        """Replace the identity if it is still the expected one, under its own lock, `hold`; the caller releases it."""
-        self.lock(hold, time.monotonic() + timeout, timeout)
+    def set_identity(
+        self, identity: StoreIdentity, expected: StoreIdentity | None, request: LockRequest, *, timeout: float
+    ) -> bool:
+        """Replace the identity if it is still the expected one, under its own lock, `request`; the caller releases it."""
+        self.lock(request, time.monotonic() + timeout, timeout)
         if self.identity() != expected:
             return False
         try:
@@ -92,7 +94,7 @@ class StateFamily:
         except Exception as error:  # all that rocksdict raises
             if not is_closed(error) and not is_read_only(error):
                 self.database.write_failed()
-            raise self.database.failed(hold.doing, error) from error
+            raise self.database.failed(request.doing, error) from error
         return True
 
     def ids(self, prefix: str) -> list[str]:
@@ -118,30 +120,30 @@ class StateFamily:
 
     # --- one row ----------------------------------------------------------------------------------------------------------
 
-    def lock(self, hold: Hold, deadline: float, timeout: float) -> None:
+    def lock(self, request: LockRequest, deadline: float, timeout: float) -> None:
         """Acquire the lock of an id.
 
         Raises:
             ClaimTimeoutError: Another thread held it until the deadline.
         """
-        blocker = self.database.locks.acquire(hold, deadline)
+        blocker = self.database.locks.acquire(request, deadline)
         if blocker is not None:
             raise ClaimTimeoutError(
-                f"The row of the id stayed locked for {timeout:g} s while {hold.doing}.",
-                transactional_id=hold.transactional_id,
+                f"The row of the id stayed locked for {timeout:g} s while {request.doing}.",
+                transactional_id=request.transactional_id,
                 cause=f"the lock is held by {blocker}",
                 next_step="let that thread commit or roll back its transaction, then try again",
                 timeout=timeout,
                 blocker=str(blocker),
             )
 
-    def change(self, hold: Hold, change: RowChange, *, timeout: float) -> StateRow | None:
+    def change(self, request: LockRequest, change: RowChange, *, timeout: float) -> StateRow | None:
         """Change one row under the lock of its id, and return the resulting row.
 
         After an I/O error a database that we opened is opened again and `change` runs again, until the timeout.
 
         Args:
-            hold: The hold to lock the id with. The caller releases it.
+            request: For the lock of the id. The caller releases it.
             change: From the row to the row to write; the same row or None if there is nothing to write. It must return the
                 same row if it finds its own change already made.
             timeout: Seconds to wait at most.
@@ -151,17 +153,17 @@ class StateFamily:
             StoreUnavailableError: The database could not be written.
         """
         deadline = time.monotonic() + timeout
-        self.lock(hold, deadline, timeout)
+        self.lock(request, deadline, timeout)
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, StoreUnavailableError) and self.database.is_broken),
             stop=stop_after_delay(max(0.0, deadline - time.monotonic())),
             wait=_WAIT,
             reraise=True,
         )
-        return retrying(self._changed, hold, change)
+        return retrying(self._changed, request, change)
 
-    def _changed(self, hold: Hold, change: RowChange) -> StateRow | None:
-        before = self.row(hold.transactional_id)
+    def _changed(self, request: LockRequest, change: RowChange) -> StateRow | None:
+        before = self.row(request.transactional_id)
         after = change(before)
         if after is None or after is before:
             return before
@@ -169,13 +171,13 @@ class StateFamily:
         try:
             batch = self._batch(handle, {}, after)
         except Exception as error:  # the database was closed meanwhile
-            raise self.database.failed(hold.doing, error, hold.transactional_id) from error
+            raise self.database.failed(request.doing, error, request.transactional_id) from error
         try:
             handle.rdict.write(batch, synced())
         except Exception as error:  # all that rocksdict raises
             if not is_closed(error) and not is_read_only(error):
                 self.database.write_failed()
-            raise self.database.failed(hold.doing, error, hold.transactional_id) from error
+            raise self.database.failed(request.doing, error, request.transactional_id) from error
         return after
 
     # --- transactions -----------------------------------------------------------------------------------------------------

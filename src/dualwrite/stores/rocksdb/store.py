@@ -21,13 +21,13 @@ from dualwrite.stores.rocksdb.database import OpenDatabase
 from dualwrite.stores.rocksdb.errors import sentence
 from dualwrite.stores.rocksdb.keys import Encoding
 from dualwrite.stores.rocksdb.leases import RocksDBLeases
-from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener
 from dualwrite.stores.rocksdb.positions import RocksDBPositions
 from dualwrite.stores.rocksdb.shared import databases
 from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
-from dualwrite.stores.rows import acknowledged, claimed, forgotten, held, is_claim_of, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, claimed, forgotten, is_claim_of, with_generation, with_resolution
 from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 
@@ -49,7 +49,7 @@ class RocksDBStore(TxnStateStore):
         column_families: Column families that must exist, with the options to create (or, for a path, open) them; None for
             the default options. Those that the database already has need not be listed.
         create_if_missing: For a path: whether to create the database. Its parent folder must exist.
-        lock_timeout: Seconds that `record_resolution` and the like wait for an id's lock; `claim` has its own timeout.
+        lock_timeout: Seconds that `record_resolution` and other changes wait for an id's lock; `claim` has its own timeout.
         dumps: The function passed to `Rdict.set_dumps`, if any; it can't be read back from rocksdict.
         loads: The function passed to `Rdict.set_loads`, if any.
 
@@ -85,7 +85,7 @@ class RocksDBStore(TxnStateStore):
             self._path = os.path.realpath(os.fspath(database))
         self._opener = Opener(self._path, options, self._column_families, create_if_missing)
         self._rows: StateFamily | None = None
-        self._joining = threading.RLock()
+        self._attaching = threading.RLock()
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -103,7 +103,7 @@ class RocksDBStore(TxnStateStore):
             raise ConfigurationError(
                 f"{url!r} is not the URL of a RocksDB database.",
                 cause="it must contain a path and nothing else: no host, no parameters",
-                next_step="rocksdb:////path/to/folder; RocksDBStore(path, …) takes other settings as arguments",
+                next_step="rocksdb:////path/to/folder; RocksDBStore(path, …) accepts other settings as arguments",
             )
         return cls(path, **options)
 
@@ -120,42 +120,42 @@ class RocksDBStore(TxnStateStore):
         handles and iterators that you get from it: each keeps the database open. After an I/O error this is another object.
         To drop a column family and create it again, close the stores first.
         """
-        return self._joined().database.handle().rdict
+        return self._attached().database.handle().rdict
 
     def create_column_family(self, name: str, options: Options | None = None) -> None:
         """Create a column family if it is missing."""
-        self._joined().database.make_family(name, options)
+        self._attached().database.make_family(name, options)
 
     def check(self) -> None:
         """See TxnStateStore; opens the database, and creates the column family if it is missing."""
-        self._joined().database.family(STATE_FAMILY)
+        self._attached().database.family(STATE_FAMILY)
 
     @property
     def leases(self) -> LeaseStore:
         """See TxnStateStore; they are kept in memory, for this process."""
-        return RocksDBLeases(lambda: self._joined().database.leases, self._is_to_be_made)
+        return RocksDBLeases(lambda: self._attached().database.leases, self._would_create)
 
     @property
     def positions(self) -> Positions:
         """See TxnStateStore."""
-        return RocksDBPositions(lambda: self._joined().database, self._is_to_be_made)
+        return RocksDBPositions(lambda: self._attached().database, self._would_create)
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore; `sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
-        return self._joined().database.durability()
+        return self._attached().database.durability()
 
     def identity(self) -> StoreIdentity | None:
         """See TxnStateStore; does not create the database."""
-        return None if self._is_to_be_made() else self._joined().identity()
+        return None if self._would_create() else self._attached().identity()
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         """See TxnStateStore."""
-        rows = self._joined()
-        hold = Hold(IDENTITY_KEY, "", "storing the database's id")
+        rows = self._attached()
+        request = LockRequest(IDENTITY_KEY, "", "storing the database's id")
         try:
-            return rows.set_identity(identity, expected, hold, timeout=self._lock_timeout)
+            return rows.set_identity(identity, expected, request, timeout=self._lock_timeout)
         finally:
-            hold.release()
+            request.release()
 
     def marks(self) -> frozenset[str]:
         """See TxnStateStore; path and inode of the folder."""
@@ -163,8 +163,8 @@ class RocksDBStore(TxnStateStore):
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
-        rows = self._joined()
-        held(rows.row(claim.transactional_id), claim)
+        rows = self._attached()
+        check_fence(rows.row(claim.transactional_id), claim)
         encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
         return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
 
@@ -172,15 +172,15 @@ class RocksDBStore(TxnStateStore):
 
     def read(self, transactional_id: str) -> StateRow | None:
         """See TxnStateStore; does not create the database."""
-        return None if self._is_to_be_made() else self._joined().row(transactional_id)
+        return None if self._would_create() else self._attached().row(transactional_id)
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
-        return held(self.read(claim.transactional_id), claim)
+        return check_fence(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore; does not create the database."""
-        return [] if self._is_to_be_made() else self._joined().ids(prefix)
+        return [] if self._would_create() else self._attached().ids(prefix)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class RocksDBStore(TxnStateStore):
             store_id = self._own_identity().store_id  # read each time: it may have been replaced
             return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
 
-        return self._change_claimed(claim, change, "taking a generation").generation
+        return self._change_claimed(claim, change, "acquiring a generation").generation
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
@@ -232,44 +232,44 @@ class RocksDBStore(TxnStateStore):
         self._change(transactional_id, change, "forgetting the id")
 
     def _change_claimed(self, claim: Claim, change: Callable[[StateRow], StateRow], doing: str) -> StateRow:
-        row = self._change(claim.transactional_id, lambda row: change(held(row, claim)), doing, owner=claim.owner)
+        row = self._change(claim.transactional_id, lambda row: change(check_fence(row, claim)), doing, owner=claim.owner)
         assert row is not None
         return row
 
     def _change(
         self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
     ) -> StateRow | None:
-        rows = self._joined()
-        hold = Hold(transactional_id, owner, doing)
+        rows = self._attached()
+        request = LockRequest(transactional_id, owner, doing)
         try:
-            return rows.change(hold, change, timeout=self._lock_timeout if timeout is None else timeout)
+            return rows.change(request, change, timeout=self._lock_timeout if timeout is None else timeout)
         finally:
-            hold.release()
+            request.release()
 
     # --- the open database ------------------------------------------------------------------------------------------------
 
-    def _joined(self) -> StateFamily:
+    def _attached(self) -> StateFamily:
         """The rows of the database that this process has open at our path."""
         databases.check_process()
         rows = self._rows
         if rows is not None and rows.database.is_usable:
             return rows
-        with self._joining:
-            database = databases.join(self, self._path, self._made)
+        with self._attaching:
+            database = databases.attach(self, self._path, self._make_database)
             try:
                 for name, options in self._column_families.items():
                     database.make_family(name, options)
                 rows = self._rows = StateFamily(database)
             except BaseException:
-                databases.leave(self, database)
+                databases.detach(self, database)
                 raise
         return rows
 
-    def _is_to_be_made(self) -> bool:
+    def _would_create(self) -> bool:
         """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
-        return self._rows is None and self._rdict is None and self._opener.makes_it()
+        return self._rows is None and self._rdict is None and self._opener.would_create()
 
-    def _made(self) -> OpenDatabase:
+    def _make_database(self) -> OpenDatabase:
         if self._rdict is None:
             return OpenDatabase(self._path, opener=self._opener.open)
         return OpenDatabase(self._path, rdict=self._rdict)
@@ -278,7 +278,7 @@ class RocksDBStore(TxnStateStore):
         """See TxnStateStore; the database is closed with the last store of this process that uses it."""
         rows, self._rows = self._rows, None
         if rows is not None:
-            databases.leave(self, rows.database)
+            databases.detach(self, rows.database)
 
 
 def _path_of(rdict: Rdict) -> str:

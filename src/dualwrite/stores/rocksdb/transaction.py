@@ -11,9 +11,9 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.rocksdb.batch import TransactionBatch
 from dualwrite.stores.rocksdb.database import Handle
 from dualwrite.stores.rocksdb.keys import Encoding
-from dualwrite.stores.rocksdb.locks import Hold
+from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.state_family import StateFamily
-from dualwrite.stores.rows import held, recorded
+from dualwrite.stores.rows import check_fence, recorded
 from dualwrite.stores.state_row import Claim, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 
@@ -29,7 +29,7 @@ class RocksDBStoreTransaction(StoreTransaction):
     """
 
     def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
-        self._hold = Hold(claim.transactional_id, claim.owner, "committing a transaction")
+        self._request = LockRequest(claim.transactional_id, claim.owner, "committing a transaction")
         self._rows = rows
         self._claim = claim
         self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
@@ -64,10 +64,10 @@ class RocksDBStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         self._check_open()
         deadline = time.monotonic() + self._lock_timeout
-        self._rows.lock(self._hold, deadline, self._lock_timeout)
+        self._rows.lock(self._request, deadline, self._lock_timeout)
         self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
         handle = self._rows.database.handle()
-        row = held(self._rows.row(self._claim.transactional_id), self._claim)
+        row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
         row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
         self._recorded = (row, handle)
 
@@ -94,13 +94,13 @@ class RocksDBStoreTransaction(StoreTransaction):
     def _end(self) -> None:
         self._ended = True
         self._batch.end()
-        self._hold.release()
+        self._request.release()
 
     def _check_open(self) -> None:
         if self._ended:
             raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
 
     def __del__(self) -> None:
-        hold = getattr(self, "_hold", None)
-        if hold is not None:
-            hold.release()
+        request = getattr(self, "_request", None)
+        if request is not None:
+            request.release()

@@ -41,7 +41,7 @@ _READ_FENCE: Final = select(t.c.fence, t.c.owner, t.c.claim_token).where(t.c.tra
 
 @dataclass(frozen=True)
 class ClaimAttempt:
-    """One call of `claim`, with as many transactions as it takes.
+    """One call of `claim`, with as many transactions as it needs.
 
     Args:
         short: Runs the transactions.
@@ -122,6 +122,6 @@ class ClaimAttempt:
         if changed == 0:
             row = connection.execute(_READ_FENCE, {"id": self.transactional_id}).one_or_none()
             if row is None or (row.fence, row.claim_token) != (claim.fence, self.token):
-                held = Claim(self.transactional_id, expected, self.owner)
-                raise fenced(held, *((None, None) if row is None else (row.fence, row.owner)))
+                ours = Claim(self.transactional_id, expected, self.owner)
+                raise fenced(ours, *((None, None) if row is None else (row.fence, row.owner)))
         return claim

@@ -43,8 +43,8 @@ class StoreContext:
     driver_errors: tuple[type[BaseException], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        marks = self.dialect.marks()
-        check = NEWEST_CLAIM if marks is None else NEWEST_CLAIM.add_columns(marks)
+        mark = self.dialect.marking_column()
+        check = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
         record = (
             update(t)
             .where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("fence_"))
@@ -56,7 +56,7 @@ class StoreContext:
                 updated_at=bindparam("now"),
             )
         )
-        marked = self.dialect.is_marked()
+        marked = self.dialect.marked_condition()
         object.__setattr__(self, "trips", self.dialect.merged_trips(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))

@@ -195,16 +195,16 @@ class StoreDialect(ABC):
         del engine
         return None
 
-    def marks(self) -> ColumnElement[Any] | None:
+    def marking_column(self) -> ColumnElement[Any] | None:
         """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` did that."""
         return None
 
-    def is_marked(self) -> ColumnElement[bool] | None:
+    def marked_condition(self) -> ColumnElement[bool] | None:
         """A condition for `record`'s UPDATE: this is still the transaction marked with `token`; None: see `still_marked`."""
         return None
 
     def still_marked(self, connection: Connection) -> bool:
-        """If `is_marked` is None: whether this is still the transaction that `begin` began. Called once, before the UPDATE."""
+        """If `marked_condition` is None: whether this is still the transaction that `begin` began. Called before the UPDATE."""
         del connection
         return True
 
@@ -234,7 +234,7 @@ class StoreDialect(ABC):
     detects_copies: ClassVar[bool] = True
     """See TxnStateStore."""
 
-    def whereabouts(self, connection: Connection) -> frozenset[str]:
+    def database_marks(self, connection: Connection) -> frozenset[str]:
         """The marks of the database that this connection is on; see `TxnStateStore.marks`."""
         del connection
         return frozenset()

@@ -200,7 +200,7 @@ class MysqlDialect(StoreDialect):
 
     detects_copies = False  # a promoted replica has its own server id
 
-    def whereabouts(self, connection: Connection) -> frozenset[str]:
+    def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the schema."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]

@@ -155,11 +155,11 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         return PostgresqlTrips(engine)
 
-    def marks(self) -> ColumnElement[Any] | None:
+    def marking_column(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
         return func.set_config(MARKER, bindparam("token"), True)
 
-    def is_marked(self) -> ColumnElement[bool] | None:
+    def marked_condition(self) -> ColumnElement[bool] | None:
         """See StoreDialect."""
         return func.current_setting(MARKER, True) == bindparam("token")
 
@@ -199,7 +199,7 @@ class PostgresqlDialect(StoreDialect):
             return False
         return raw_connection(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
 
-    def whereabouts(self, connection: Connection) -> frozenset[str]:
+    def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
         return frozenset({connection.scalar(_WHEREABOUTS)})
 

@@ -119,7 +119,7 @@ class SqliteDialect(StoreDialect):
         code = _code(driver_error(error))
         return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
 
-    def whereabouts(self, connection: Connection) -> frozenset[str]:
+    def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; path and inode of the file; empty for a database in memory."""
         path = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
         return file_marks(path) if path else frozenset()

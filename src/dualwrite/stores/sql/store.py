@@ -17,7 +17,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, forgotten, with_generation, with_resolution
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.context import StoreContext
@@ -76,7 +76,7 @@ class SqlStateStore(TxnStateStore):
     """
 
     undoes_units = True
-    undoing_units_costs = True
+    units_need_savepoints = True
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class SqlStateStore(TxnStateStore):
     def marks(self) -> frozenset[str]:
         """See TxnStateStore; also empty if the database does not show us its identifier."""
         try:
-            return self._short.query(self._dialect.whereabouts, "reading the database's identifier")
+            return self._short.query(self._dialect.database_marks, "reading the database's identifier")
         except StoreError as error:
             log.debug("%s: the database's identifier can't be read: %s", self.description, error)
             return frozenset()
@@ -251,7 +251,7 @@ class SqlStateStore(TxnStateStore):
     def why_no_marks(self) -> str | None:
         """See TxnStateStore."""
         try:
-            found = self._short.query(self._dialect.whereabouts, "reading the database's identifier")
+            found = self._short.query(self._dialect.database_marks, "reading the database's identifier")
         except StoreError as error:
             return f"its identifier can't be read ({error.cause or error.what.removesuffix('.')})"
         return None if found else "the server has no identifier (server_uuid, server_uid)"
@@ -302,7 +302,7 @@ class SqlStateStore(TxnStateStore):
 
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
-        return held(self.read(claim.transactional_id), claim)
+        return check_fence(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""
@@ -314,7 +314,7 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
 
         def work(connection: Connection) -> None:
-            row = held(lock_row(connection, claim.transactional_id), claim)
+            row = check_fence(lock_row(connection, claim.transactional_id), claim)
             write_row(connection, with_resolution(row, resolution))
 
         self._short.run(work, "resolving a transaction", claim.transactional_id)
@@ -324,7 +324,7 @@ class SqlStateStore(TxnStateStore):
         first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
 
         def work(connection: Connection) -> int:
-            row = held(lock_row(connection, claim.transactional_id), claim)
+            row = check_fence(lock_row(connection, claim.transactional_id), claim)
             store_id = identity_or_first(connection, first).store_id  # read in this transaction: it may have been replaced
             row = with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
             write_row(connection, row)

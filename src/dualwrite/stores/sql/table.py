@@ -95,7 +95,7 @@ lease_table: Final = Table(
     Column("owner", String(MAX_OWNER_LENGTH), nullable=False),
     Column("leased_until", UtcDateTime, nullable=False),
 )
-"""One row for each id that was ever leased. An id that was given back has the owner ''."""
+"""One row for each id that was ever leased. A released id has the owner ''."""
 
 
 position_table: Final = Table(
@@ -108,7 +108,7 @@ position_table: Final = Table(
     Column("topic_id", String(_UUID_LENGTH), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
 )
-"""One row for each consumer group and partition that was read: where to go on."""
+"""One row for each consumer group and partition that was read: the next offset."""
 
 
 def state_row(columns: RowMapping) -> StateRow:

@@ -156,7 +156,7 @@ class SqlStoreTransaction(StoreTransaction):
         self.begin_unit()
 
     @property
-    def answers_are_late(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
+    def has_unanswered_statements(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
         """See StoreTransaction."""
         return self._guard.batch is not None
 
@@ -265,7 +265,7 @@ class SqlStoreTransaction(StoreTransaction):
         )
 
     def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
-        marked = self._context.dialect.is_marked()
+        marked = self._context.dialect.marked_condition()
         query = NEWEST_CLAIM if marked is None else NEWEST_CLAIM.add_columns(marked.label("marked"))
         query = query.with_for_update(read=True)  # the newest row: MariaDB's snapshot would still show our own claim
         current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()

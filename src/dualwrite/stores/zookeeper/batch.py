@@ -61,7 +61,7 @@ class ZooKeeperBatch:
         """
         self._check_open()
         self._request.create(path, value, acl, ephemeral, sequence)
-        self._take_last()
+        self._accept_last()
 
     def creates(self, path: str) -> bool:
         """Whether a node with this path is created in the batch."""
@@ -73,21 +73,21 @@ class ZooKeeperBatch:
         """Set a node's data, if it has this version (-1: any)."""
         self._check_open()
         self._request.set_data(path, value, version)
-        self._take_last()
+        self._accept_last()
 
     def delete(self, path: str, version: int = -1) -> None:
         """Delete a node without children, if it has this version (-1: any)."""
         self._check_open()
         self._request.delete(path, version)
-        self._take_last()
+        self._accept_last()
 
     def check(self, path: str, version: int) -> None:
         """Make the transaction fail unless the node has this version."""
         self._check_open()
         self._request.check(path, version)
-        self._take_last()
+        self._accept_last()
 
-    def _take_last(self) -> None:
+    def _accept_last(self) -> None:
         """Keep the operation that kazoo has added, if it is allowed in the batch."""
         operation = self._request.operations.pop()
         path = self._connection.client.unchroot(operation.path)
@@ -135,7 +135,7 @@ class ZooKeeperBatch:
             return getattr(client, method)(path)
 
         try:
-            return self._connection.ask(send)
+            return self._connection.request(send)
         except (NotSentError, NoAnswerError) as error:
             raise translated(error, self._connection.address, f"reading {path!r}", self._transactional_id) from error
 

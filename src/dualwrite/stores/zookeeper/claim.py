@@ -12,7 +12,7 @@ from dualwrite.stores.zookeeper.nodes import StateNodes
 
 @dataclass(frozen=True)
 class ClaimAttempt:
-    """One call of `claim`, with as many attempts as it takes.
+    """One call of `claim`, with as many attempts as it needs.
 
     It does not wait for another writer's transaction that is recorded and not committed yet. Once this claim has changed the
     node's version, that transaction can't commit any more, wherever its multi is: in its writer, kazoo's queue or the network.

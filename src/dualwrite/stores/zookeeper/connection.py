@@ -90,9 +90,9 @@ class ZooKeeperConnection:
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.client.hosts)
         return f"zookeeper://{hosts}{self.client.chroot}"
 
-    # --- asking -----------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------------
 
-    def ask(self, send: Callable[[KazooClient], Any], *, deadline: float | None = None) -> Any:
+    def request(self, send: Callable[[KazooClient], Any], *, deadline: float | None = None) -> Any:
         """Send one request and wait for its answer.
 
         Args:
@@ -109,9 +109,9 @@ class ZooKeeperConnection:
         self.wait_until_connected(deadline)
         if not self._has_chroot:
             self._make_chroot(deadline)
-        return self._asked(send, deadline)
+        return self._send(send, deadline)
 
-    def _asked(self, send: Callable[[KazooClient], Any], deadline: float | None) -> Any:
+    def _send(self, send: Callable[[KazooClient], Any], deadline: float | None) -> Any:
         limit = _earlier(time.monotonic() + self._request_timeout, deadline)
         result = send(self.client)
         if isinstance(result, list):
@@ -127,7 +127,7 @@ class ZooKeeperConnection:
     # --- being connected --------------------------------------------------------------------------------------------------
 
     def wait_until_connected(self, deadline: float | None = None) -> None:
-        """Start the client if it is not running, and wait until it is connected; see `ask` for the errors."""
+        """Start the client if it is not running, and wait until it is connected; see `request` for the errors."""
         self._check_usable()
         if self.client.connected:
             self._was_running = True
@@ -188,7 +188,7 @@ class ZooKeeperConnection:
 
     def _make_chroot(self, deadline: float | None) -> None:
         """Create the missing nodes of the chroot; kazoo has no call for nodes above a client's chroot."""
-        if self._asked(lambda client: client.exists_async("/"), deadline) is None:
+        if self._send(lambda client: client.exists_async("/"), deadline) is None:
             names = self.client.chroot.strip("/").split("/")
             paths = ["/" + "/".join(names[: count + 1]) for count in range(len(names))]
             try:
@@ -211,7 +211,7 @@ class ZooKeeperConnection:
     def _make_absolute(self, path: str, deadline: float | None) -> None:
         request = self.client.transaction()
         request.operations.append(Create(path, b"", self.acl, 0))  # request.create() would prepend the chroot
-        (result,) = self._asked(lambda _: request.commit_async(), deadline)
+        (result,) = self._send(lambda _: request.commit_async(), deadline)
         if isinstance(result, Exception) and not isinstance(result, NodeExistsError):
             raise result
 

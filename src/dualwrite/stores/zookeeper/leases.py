@@ -25,7 +25,7 @@ class ZooKeeperLeases(LeaseStore):
 
     def __init__(self, nodes: StateNodes, change_timeout: float) -> None:
         self._nodes = nodes
-        self._ask = nodes.connection.ask
+        self._request = nodes.connection.request
         self._timeout = change_timeout
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
@@ -45,7 +45,7 @@ class ZooKeeperLeases(LeaseStore):
     def release(self, ids: Collection[str], owner: str) -> None:
         """See LeaseStore."""
         for name in sorted(ids):
-            self._change(name, partial(self._released, name, owner), "giving an id back")
+            self._change(name, partial(self._released, name, owner), "releasing an id")
 
     def entries(self, prefix: str = "") -> list[Lease]:
         """See LeaseStore."""
@@ -56,7 +56,7 @@ class ZooKeeperLeases(LeaseStore):
 
     def _acquired(self, transactional_id: str, owner: str, deadline: float) -> bool:
         if self._read(transactional_id, deadline) is None:
-            self._create(transactional_id, owner, deadline)  # NodeExistsError: another owner was faster, which is tried again
+            self._create(transactional_id, owner, deadline)  # NodeExistsError: another owner was faster; `change` tries again
             return True
         return self._kept(transactional_id, owner, deadline)
 
@@ -79,7 +79,7 @@ class ZooKeeperLeases(LeaseStore):
     def _read(self, transactional_id: str, deadline: float | None) -> tuple[bytes, Any] | None:
         path = lease_path(transactional_id)
         try:
-            _, read = self._ask(lambda client: [client.sync_async(path), client.get_async(path)], deadline=deadline)
+            _, read = self._request(lambda client: [client.sync_async(path), client.get_async(path)], deadline=deadline)
         except NoNodeError:
             return None
         return read[0], read[1]
@@ -88,18 +88,18 @@ class ZooKeeperLeases(LeaseStore):
         path, acl = lease_path(transactional_id), self._nodes.connection.acl
 
         def create() -> None:
-            self._ask(lambda client: client.create_async(path, _data(owner), acl=acl, ephemeral=True), deadline=deadline)
+            self._request(lambda client: client.create_async(path, _data(owner), acl=acl, ephemeral=True), deadline=deadline)
 
         try:
             create()
         except NoNodeError:
             with suppress(NodeExistsError):  # another client was faster
-                self._ask(lambda client: client.create_async(LEASE_ROOT, b"", acl=acl), deadline=deadline)
+                self._request(lambda client: client.create_async(LEASE_ROOT, b"", acl=acl), deadline=deadline)
             create()
 
     def _delete(self, transactional_id: str, version: int, deadline: float) -> None:
         path = lease_path(transactional_id)
-        self._ask(lambda client: client.delete_async(path, version), deadline=deadline)
+        self._request(lambda client: client.delete_async(path, version), deadline=deadline)
 
     def _change(self, transactional_id: str, work: Any, doing: str) -> Any:
         return self._nodes.change(work, doing, transactional_id, self._timeout)
@@ -108,7 +108,7 @@ class ZooKeeperLeases(LeaseStore):
 
     def _entries(self, prefix: str) -> list[Lease]:
         try:
-            _, names = self._ask(lambda client: [client.sync_async(LEASE_ROOT), client.get_children_async(LEASE_ROOT)])
+            _, names = self._request(lambda client: [client.sync_async(LEASE_ROOT), client.get_children_async(LEASE_ROOT)])
         except NoNodeError:
             return []
         ids = [name for name in map(transactional_id_of, names) if name is not None and name.startswith(prefix)]

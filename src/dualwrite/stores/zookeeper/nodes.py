@@ -30,7 +30,7 @@ _WAIT: Final = wait_exponential(multiplier=0.005, max=0.5) + wait_random(0, 0.02
 _ANY_VERSION: Final = -1
 _READ_AT_ONCE: Final = 200
 
-CHANGED_MEANWHILE: Final = (BadVersionError, NodeExistsError, NoNodeError)
+CONCURRENT_CHANGES: Final = (BadVersionError, NodeExistsError, NoNodeError)
 """Errors of a conditional write when another write was faster."""
 
 
@@ -65,29 +65,29 @@ class StateNodes:
         """The node, as of this call or later; None if it does not exist.
 
         The `sync` sent first makes a follower catch up. No quorum confirms it: a leader that was deposed and does not know it
-        yet may still answer. `read_proven` excludes that.
+        yet may still answer. `read_from_quorum` excludes that.
 
         Raises:
             StoredStateError: The node's data is not a row.
         """
         path = state_path(transactional_id)
         try:
-            _, (data, stat) = self.connection.ask(
+            _, (data, stat) = self.connection.request(
                 lambda client: [client.sync_async(path), client.get_async(path)], deadline=deadline
             )
         except NoNodeError:
             return None
         return StateNode(parse_document(transactional_id, data), stat.version)
 
-    def read_proven(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
+    def read_from_quorum(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
         """As `read`, then a `check` of the version, which only a quorum can answer; repeated if it changed in between."""
         path = state_path(transactional_id)
         while (node := self.read(transactional_id, deadline)) is not None:
             request_of = partial(_check_of, path=path, version=node.version)
-            (result,) = self.connection.ask(request_of, deadline=deadline)
+            (result,) = self.connection.request(request_of, deadline=deadline)
             if not isinstance(result, Exception):
                 return node
-            if not isinstance(result, CHANGED_MEANWHILE):
+            if not isinstance(result, CONCURRENT_CHANGES):
                 raise result
         return None
 
@@ -95,7 +95,7 @@ class StateNodes:
         """Replace the row that was read by a new one.
 
         Raises:
-            BadVersionError: Or another of CHANGED_MEANWHILE: the node has changed since it was read.
+            BadVersionError: Or another of CONCURRENT_CHANGES: the node has changed since it was read.
             StoreError: The row is too large.
         """
         path, data = state_path(row.transactional_id), document(row).encode()
@@ -107,11 +107,13 @@ class StateNodes:
             self._create(path, data, deadline)
         else:
             version = condition(read)
-            self.connection.ask(lambda client: client.set_async(path, data, version), deadline=deadline)
+            self.connection.request(lambda client: client.set_async(path, data, version), deadline=deadline)
 
     def _create(self, path: str, data: bytes, deadline: float | None) -> None:
         def create(made: str, content: bytes) -> None:
-            self.connection.ask(lambda client: client.create_async(made, content, acl=self.connection.acl), deadline=deadline)
+            self.connection.request(
+                lambda client: client.create_async(made, content, acl=self.connection.acl), deadline=deadline
+            )
 
         try:
             create(path, data)
@@ -129,7 +131,7 @@ class StateNodes:
 
     def _read_identity(self) -> tuple[StoreIdentity, int] | None:
         try:
-            _, (data, stat) = self.connection.ask(
+            _, (data, stat) = self.connection.request(
                 lambda client: [client.sync_async(IDENTITY_PATH), client.get_async(IDENTITY_PATH)]
             )
         except NoNodeError:
@@ -144,10 +146,10 @@ class StateNodes:
             return False
         try:
             if read is None:
-                self.connection.ask(lambda client: client.create_async(IDENTITY_PATH, data, acl=self.connection.acl))
+                self.connection.request(lambda client: client.create_async(IDENTITY_PATH, data, acl=self.connection.acl))
             else:
-                self.connection.ask(lambda client: client.set_async(IDENTITY_PATH, data, read[1]))
-        except CHANGED_MEANWHILE:
+                self.connection.request(lambda client: client.set_async(IDENTITY_PATH, data, read[1]))
+        except CONCURRENT_CHANGES:
             return False
         return True
 
@@ -156,7 +158,7 @@ class StateNodes:
     def rows(self, prefix: str, deadline: float | None = None) -> Iterator[StateRow]:
         """The rows of the ids that begin with `prefix`, in no particular order."""
         try:
-            _, names = self.connection.ask(
+            _, names = self.connection.request(
                 lambda client: [client.sync_async(STATE_ROOT), client.get_children_async(STATE_ROOT)], deadline=deadline
             )
         except NoNodeError:
@@ -170,7 +172,7 @@ class StateNodes:
             return [client.get_async(state_path(each)) for each in ids]
 
         try:
-            answers = self.connection.ask(read, deadline=deadline)
+            answers = self.connection.request(read, deadline=deadline)
         except NoNodeError:  # one was deleted manually after the names were listed
             nodes = (self.read(each, deadline) for each in ids)
             yield from (node.row for node in nodes if node is not None)
@@ -186,7 +188,7 @@ class StateNodes:
             StoreError: Kazoo's errors, translated.
         """
         retrying = Retrying(
-            retry=retry_if_exception(_is_worth_another_read),
+            retry=retry_if_exception(_is_retriable_read),
             stop=stop_after_attempt(_ATTEMPTS),
             sleep=self.connection.client.handler.sleep_func,
             reraise=True,
@@ -207,18 +209,18 @@ class StateNodes:
             StoreError: Kazoo's errors, translated.
         """
         deadline = time.monotonic() + timeout
-        overtaken = 0
+        conflicts = 0
 
         def attempt() -> T:
-            nonlocal overtaken
+            nonlocal conflicts
             try:
                 return work(deadline)
-            except CHANGED_MEANWHILE:
-                overtaken += 1
+            except CONCURRENT_CHANGES:
+                conflicts += 1
                 raise
 
         retrying = Retrying(
-            retry=retry_if_exception(_is_worth_another_change),
+            retry=retry_if_exception(_is_retriable_change),
             stop=stop_before_delay(timeout),
             wait=_WAIT,
             sleep=self.connection.client.handler.sleep_func,
@@ -227,9 +229,9 @@ class StateNodes:
         try:
             return retrying(attempt)
         except KazooException as error:
-            if overtaken and isinstance(error, (*CHANGED_MEANWHILE, NoAnswerError)):  # NoAnswerError: the deadline passed
+            if conflicts and isinstance(error, (*CONCURRENT_CHANGES, NoAnswerError)):  # NoAnswerError: the deadline passed
                 raise ClaimTimeoutError(
-                    f"The time limit of {timeout:g} s for {doing} has passed; others changed its row in {overtaken} attempts.",
+                    f"The time limit of {timeout:g} s for {doing} has passed; others changed its row in {conflicts} attempts.",
                     transactional_id=transactional_id,
                     cause=f"more than one process claims or recovers the id at once (the last attempt: {sentence(error)})",
                     next_step="run one writer for each transactional id, then try again",
@@ -259,14 +261,14 @@ def condition(node: StateNode) -> int:
     return node.version
 
 
-def _is_worth_another_read(error: BaseException) -> bool:
+def _is_retriable_read(error: BaseException) -> bool:
     if isinstance(error, NotSentError):
         return False  # the time limit for connecting has already passed
     return isinstance(error, BadVersionError) or classify(error) is ErrorClass.CONNECTION
 
 
-def _is_worth_another_change(error: BaseException) -> bool:
-    return isinstance(error, CHANGED_MEANWHILE) or classify(error) is ErrorClass.CONNECTION
+def _is_retriable_change(error: BaseException) -> bool:
+    return isinstance(error, CONCURRENT_CHANGES) or classify(error) is ErrorClass.CONNECTION
 
 
 def _check_of(client: KazooClient, *, path: str, version: int) -> Any:

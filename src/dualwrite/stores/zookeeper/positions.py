@@ -30,7 +30,7 @@ class ZooKeeperPositions(Positions):
 
     def __init__(self, nodes: StateNodes) -> None:
         self._nodes = nodes
-        self._ask = nodes.connection.ask
+        self._request = nodes.connection.request
         self._acl = nodes.connection.acl
 
     def prepare(self) -> None:
@@ -64,7 +64,7 @@ class ZooKeeperPositions(Positions):
             nonlocal is_sent
             if is_sent and self._is_done(group_id, ordered):  # by the multi whose answer was lost
                 return
-            request = self._request(group_id, ordered)
+            request = self._multi_of(group_id, ordered)
             is_sent = True
             self._commit(request, group_id, ordered)
 
@@ -114,7 +114,7 @@ class ZooKeeperPositions(Positions):
             for found, one in zip(there, moves, strict=True)
         )
 
-    def _request(self, group_id: str, moves: list[Move]) -> TransactionRequest:
+    def _multi_of(self, group_id: str, moves: list[Move]) -> TransactionRequest:
         request = self._nodes.connection.client.transaction()
         for one in moves:
             path = _path(group_id, one.key)
@@ -128,7 +128,7 @@ class ZooKeeperPositions(Positions):
         return request
 
     def _commit(self, request: TransactionRequest, group_id: str, moves: list[Move]) -> None:
-        results = self._ask(lambda _: request.commit_async()) if moves else []
+        results = self._request(lambda _: request.commit_async()) if moves else []
         for one, result in zip(moves, results, strict=True):
             if isinstance(result, BadVersionError | NodeExistsError | NoNodeError):  # changed between the read and the multi
                 raise moved(group_id, one, self._read(group_id).get(one.key)) from result
@@ -138,22 +138,22 @@ class ZooKeeperPositions(Positions):
 
     def _children(self, path: str) -> list[str]:
         try:
-            _, found = self._ask(lambda client: [client.sync_async(path), client.get_children_async(path)])
+            _, found = self._request(lambda client: [client.sync_async(path), client.get_children_async(path)])
         except NoNodeError:
             return []
         return list(found)
 
     def _get(self, path: str) -> Any:
-        _, found = self._ask(lambda client: [client.sync_async(path), client.get_async(path)])
+        _, found = self._request(lambda client: [client.sync_async(path), client.get_async(path)])
         return found
 
     def _create(self, path: str) -> None:
         with suppress(NodeExistsError):
-            self._ask(lambda client: client.create_async(path, b"", acl=self._acl))
+            self._request(lambda client: client.create_async(path, b"", acl=self._acl))
 
     def _delete(self, path: str) -> None:
         with suppress(NoNodeError):
-            self._ask(lambda client: client.delete_async(path))
+            self._request(lambda client: client.delete_async(path))
 
 
 def _checked(get: Callable[[str], Any], group_id: str, one: Move, path: str) -> int | None:

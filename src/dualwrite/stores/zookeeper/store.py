@@ -19,7 +19,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, forgotten, held, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, forgotten, with_generation, with_resolution
 from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
@@ -38,7 +38,7 @@ DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 DEFAULT_REQUEST_TIMEOUT: Final = 10.0
 DEFAULT_CHANGE_TIMEOUT: Final = 30.0
 
-# kazoo's default doubles its pause up to an hour: after a long outage it would take that long to reconnect.
+# kazoo's default doubles its pause up to an hour: after a long outage it would reconnect only then.
 _CONNECTION_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 
@@ -59,7 +59,7 @@ class ZooKeeperStore(TxnStateStore):
             `connection_retry` is not changed: kazoo's default pauses up to an hour between attempts.
         connect_timeout: Seconds to wait for a connection.
         request_timeout: Seconds to wait for an answer.
-        change_timeout: Seconds within which `record_resolution` and the like must succeed; `claim` has its own timeout.
+        change_timeout: Seconds within which `record_resolution` and other changes must succeed; `claim` has its own timeout.
         acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
         max_request_bytes: The servers' limit for one request, jute.maxbuffer.
         owns_client: Whether `close` stops the client.
@@ -107,7 +107,7 @@ class ZooKeeperStore(TxnStateStore):
             session_timeout: Seconds without contact after which the servers expire the session; 10 if not given.
             connect_timeout: Seconds to wait for a connection; 10 if not given.
             request_timeout: Seconds to wait for an answer; 10 if not given.
-            change_timeout: Seconds within which `record_resolution` and the like must succeed; 30 if not given.
+            change_timeout: Seconds within which `record_resolution` and other changes must succeed; 30 if not given.
             acl: For the nodes that we create, including the chroot; open to everyone if not given.
             max_request_bytes: The servers' limit for one request, jute.maxbuffer; 1,048,575 if not given.
             client_options: More arguments for KazooClient, such as `sasl_options`, `auth_data` or `default_acl`.
@@ -153,7 +153,7 @@ class ZooKeeperStore(TxnStateStore):
     def check(self) -> None:
         """See TxnStateStore; there is no table: the first claim creates the nodes."""
         self._nodes.query(
-            lambda: self._connection.ask(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
+            lambda: self._connection.request(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
         )
 
     @property
@@ -202,9 +202,9 @@ class ZooKeeperStore(TxnStateStore):
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
         node = self._nodes.query(
-            lambda: self._nodes.read_proven(claim.transactional_id), "reading the row", claim.transactional_id
+            lambda: self._nodes.read_from_quorum(claim.transactional_id), "reading the row", claim.transactional_id
         )
-        return held(None if node is None else node.row, claim)
+        return check_fence(None if node is None else node.row, claim)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""
@@ -216,7 +216,9 @@ class ZooKeeperStore(TxnStateStore):
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
         self._change(
-            claim.transactional_id, lambda row: with_resolution(held(row, claim), resolution), doing="resolving a transaction"
+            claim.transactional_id,
+            lambda row: with_resolution(check_fence(row, claim), resolution),
+            doing="resolving a transaction",
         )
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
@@ -224,10 +226,10 @@ class ZooKeeperStore(TxnStateStore):
 
         def work(row: StateRow | None) -> StateRow:
             store_id = self._own_identity().store_id
-            return with_generation(held(row, claim), kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
+            return with_generation(check_fence(row, claim), kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
 
-        row = self._change(claim.transactional_id, work, doing="taking a generation")
-        assert row is not None  # `held` raises for None
+        row = self._change(claim.transactional_id, work, doing="acquiring a generation")
+        assert row is not None  # `check_fence` raises for None
         return row.generation
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
@@ -254,7 +256,7 @@ class ZooKeeperStore(TxnStateStore):
     def _change(
         self, transactional_id: str, work: Callable[[StateRow | None], StateRow | None], *, doing: str
     ) -> StateRow | None:
-        """Write the row that `work` returns; None: write nothing."""
+        """Write the row that `work` returns; if it returns None, write nothing."""
 
         def once(deadline: float) -> StateRow | None:
             read = self._nodes.read(transactional_id, deadline)

@@ -5,8 +5,8 @@ changes the version. It also makes a late multi harmless. It may be delayed in k
 server after we have reported "unknown", or after we have claimed again; then either it comes before that claim, which reads
 its effect, or after it, and is refused. Sessions do not matter: the next session's multi is equally valid.
 
-A process that was paused notices that its connection is closed only when it uses it. It is better to lose a read then than the
-multi, whose outcome would be unknown: so if some time has passed since `record`, `commit` reads once more.
+A process that was paused notices that its connection is closed only when it uses it. It is better that a read fails then than
+the multi, whose outcome would be unknown: so if some time has passed since `record`, `commit` reads once more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dualwrite.errors import (
 )
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.documents import document
-from dualwrite.stores.rows import fenced, held, recorded
+from dualwrite.stores.rows import check_fence, fenced, recorded
 from dualwrite.stores.state_row import Claim, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
@@ -53,8 +53,8 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 _LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER, in_topic=True)
 LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
 """What `begin` reserves space for: the delivery is known only when the batch is complete."""
-_FRESH: Final = 0.5  # seconds
-_NOT_THE_CULPRIT: Final = (RolledBackError, RuntimeInconsistency)
+_READ_AGAIN_AFTER: Final = 0.5  # seconds
+_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 """Results that a failed multi has for the operations before and after the one that failed."""
 
 
@@ -76,7 +76,7 @@ class ZooKeeperTransaction(StoreTransaction):
 
     def begin(self) -> None:
         """Check the fence; see TxnStateStore.begin."""
-        row = self._read_held("beginning a transaction").row
+        row = self._read_checked("beginning a transaction").row
         longest = recorded(
             row,
             _LONGEST_STATE,
@@ -91,12 +91,12 @@ class ZooKeeperTransaction(StoreTransaction):
             limit=self._nodes.max_request_bytes,
         )
 
-    def _read_held(self, doing: str) -> StateNode:
+    def _read_checked(self, doing: str) -> StateNode:
         transactional_id = self._claim.transactional_id
         self._read_at = time.monotonic()
         node = self._nodes.query(lambda: self._nodes.read(transactional_id), doing, transactional_id)
-        held(None if node is None else node.row, self._claim)
-        assert node is not None  # `held` raises for None
+        check_fence(None if node is None else node.row, self._claim)
+        assert node is not None  # `check_fence` raises for None
         return node
 
     def _setting(self, row: StateRow, version: int) -> SetData:
@@ -131,7 +131,7 @@ class ZooKeeperTransaction(StoreTransaction):
         """See StoreTransaction; only a read is sent, and the batch accepts no more operations."""
         batch = self.handle
         batch.end()
-        node = self._read_held("recording the prepared state")
+        node = self._read_checked("recording the prepared state")
         row = recorded(node.row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
         ours = self._setting(row, condition(node))
         size, limit = batch.size + operation_size(ours), self._nodes.max_request_bytes
@@ -146,10 +146,10 @@ class ZooKeeperTransaction(StoreTransaction):
             raise UsageError("The state is not recorded yet.", transactional_id=self._claim.transactional_id)
         self.rollback()  # whatever happens now, this object has ended
         operations = [ours, *batch.operations]  # ours first: if several would fail, the error is ours
-        if time.monotonic() - self._read_at > _FRESH:
+        if time.monotonic() - self._read_at > _READ_AGAIN_AFTER:
             self._read_again()
         try:
-            results = self._nodes.connection.ask(lambda client: _sent(client, operations))
+            results = self._nodes.connection.request(lambda client: _sent(client, operations))
         except NotSentError as error:
             raise self._failed(f"nothing was sent: {error}") from error
         except KazooException as error:
@@ -158,7 +158,7 @@ class ZooKeeperTransaction(StoreTransaction):
 
     def _read_again(self) -> None:
         try:
-            self._read_held("committing")
+            self._read_checked("committing")
         except StoreError as error:
             raise self._failed(f"nothing was sent: {error}") from error
 
@@ -168,8 +168,8 @@ class ZooKeeperTransaction(StoreTransaction):
             return
         if not errors or len(results) != len(operations) or len(errors) != len(results):
             raise self._unknown(f"kazoo returned {results!r} for {len(operations)} operations")
-        culprits = [place for place, error in enumerate(results) if not isinstance(error, _NOT_THE_CULPRIT)]
-        place = culprits[0] if culprits else 0
+        causes = [place for place, error in enumerate(results) if not isinstance(error, _CONSEQUENCES)]
+        place = causes[0] if causes else 0
         error = results[place]
         if place == 0:
             raise self._why_ours_failed(error) from error

@@ -20,14 +20,14 @@ Write a scene for your store, and pytest runs the suite::
                 yield scene
 
 The docstring of each test names the sentence of the contract, or the rule (F1 to FA, in `dualwrite.recovery.resolve` and
-`dualwrite.recipe.lane`), that it tests; a failure says what the contract demands and what the store did. Where the contract
+`dualwrite.recipe.lane`), that it tests; a failure says what the contract requires and what the store did. Where the contract
 leaves a choice, `StoreScene.capabilities` says which one the store made, and that is tested. What a scene does not support (it
 has no `corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not tested.
 
 The suite does not need an empty database, and leaves rows behind. It does not cover what is specific to your database:
 deadlocks, isolation levels, killed servers. Use `dualwrite.testing.proxy` to break connections in such tests.
 
-`dualwrite.testing.stores.machine` has a Hypothesis state machine for the same scene, which takes random steps of several
+`dualwrite.testing.stores.machine` has a Hypothesis state machine for the same scene, which runs random steps of several
 writers, crashes and recoveries, and compares the database with a model of the promise. It is not imported here, so that
 the suite works without Hypothesis.
 """
@@ -37,7 +37,7 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    *("claims", "concurrency", "demands", "fencing", "forgetting", "in_flight"),
+    *("claims", "concurrency", "expectations", "fencing", "forgetting", "in_flight"),
     *("lasting", "leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file

@@ -10,7 +10,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded
+from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _LOST: Final = LostTransaction(
@@ -26,18 +26,18 @@ class RowConformance:
     def test_an_id_that_nobody_claimed_has_no_row(self, scene: StoreScene) -> None:
         """`read`: the row, or None. A claim that was never made is not valid."""
         store, name = scene.new_store(), scene.new_id()
-        assert store.read(name) is None, "read() of an unknown id: the contract demands None"
+        assert store.read(name) is None, "read() of an unknown id: the contract requires None"
         nobodys = Claim(name, 1, "nobody")
-        demand_fenced(store.read_claimed, nobodys, "read_claimed() of an id without a row", missing=True)
-        demand_fenced(store.begin, nobodys, "begin() on an id without a row", missing=True)
+        expect_fenced(store.read_claimed, nobodys, "read_claimed() of an id without a row", missing=True)
+        expect_fenced(store.begin, nobodys, "begin() on an id without a row", missing=True)
         assert store.read(name) is None, "reading an id has created a row"
 
     def test_the_first_claim_makes_the_row(self, scene: StoreScene) -> None:
-        """`claim` creates the row if it is missing: fence 1, no generation taken, nothing prepared, nothing lost."""
+        """`claim` creates the row if it is missing: fence 1, no generation acquired, nothing prepared, nothing lost."""
         store, name = scene.new_store(), scene.new_id()
         claim = store.claim(name, "host:1", timeout=TIMEOUT)
         assert claim == Claim(name, 1, "host:1"), "claim() of an unknown id"
-        demand_row(
+        expect_row(
             store,
             name,
             "the row of a first claim",
@@ -52,7 +52,7 @@ class RowConformance:
             owner="host:1",
             forgotten=False,
         )
-        assert not store.read_claimed(claim).unresolved_generations, "no generation was taken yet, but one is unresolved"
+        assert not store.read_claimed(claim).unresolved_generations, "no generation was acquired yet, but one is unresolved"
 
     def test_every_change_sets_the_time(self, scene: StoreScene) -> None:
         """`updated_at`: when the row last changed (UTC, aware)."""
@@ -66,18 +66,18 @@ class RowConformance:
         ):
             change()
             after = store.read_claimed(claim).updated_at
-            assert after.utcoffset() == timedelta(0), f"updated_at is {after!r}, the contract demands an aware time in UTC"
+            assert after.utcoffset() == timedelta(0), f"updated_at is {after!r}, the contract requires an aware time in UTC"
             assert abs(after - datetime.now(UTC)) < _CLOCKS_DIFFER, f"updated_at is {after}, not the time of the change"
             assert after >= before, f"updated_at went back from {before} to {after}"
             before = after
 
-    def test_an_owner_is_kept_and_cut_where_it_is_too_long(self, scene: StoreScene) -> None:
+    def test_an_owner_is_stored_and_a_long_one_truncated(self, scene: StoreScene) -> None:
         """`MAX_OWNER_LENGTH`: characters of an owner; a longer one is truncated, in the row and in the Claim."""
         store, name = scene.new_store(), scene.new_id()
         for owner in _OWNERS:
             claim = store.claim(name, owner, timeout=TIMEOUT)
             assert claim.owner == owner[:MAX_OWNER_LENGTH], "the Claim's owner"
-            demand_row(store, name, "the row after a claim", owner=owner[:MAX_OWNER_LENGTH])
+            expect_row(store, name, "the row after a claim", owner=owner[:MAX_OWNER_LENGTH])
 
 
 class ClaimConformance:
@@ -100,18 +100,18 @@ class ClaimConformance:
             ),
             "claim(expected_fence=…)": lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
         }.items():
-            demand_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
+            expect_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
             assert rival.read_claimed(theirs) == before, f"{what} under a replaced claim has changed the row"
 
-    def test_a_fence_that_nobody_was_given_is_no_claim(self, scene: StoreScene) -> None:
+    def test_a_fence_that_no_claim_returned_is_refused(self, scene: StoreScene) -> None:
         """Every write happens on the condition that the fence *equals* the claim's; a higher one does not."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
-        demand_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
-        demand_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
+        expect_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
+        expect_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
 
-    def test_a_claim_changes_nothing_but_who_holds_the_id(self, scene: StoreScene) -> None:
+    def test_a_claim_changes_only_the_fence_the_owner_and_the_number(self, scene: StoreScene) -> None:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -119,7 +119,7 @@ class ClaimConformance:
         store.record_resolution(claim, Resolution(lost=_LOST, resolved_generation=0))
         scene.transact(store, claim, generation=generation, transaction_number=7)
         scene.claim(scene.new_store(), name, "theirs")
-        demand_row(
+        expect_row(
             store,
             name,
             "the row after one more claim",
@@ -141,8 +141,8 @@ class ClaimConformance:
         scene.transact(store, claim, transaction_number=7)
         again = store.claim(name, "ours again", timeout=TIMEOUT, expected_fence=claim.fence)
         assert again == Claim(name, claim.fence + 1, "ours again"), "claim() with the row's fence as expected_fence"
-        demand_row(store, name, "the row after it", transaction_number=7, prepared_state=STATE, owner="ours again")
-        demand_fenced(store.begin, claim, "begin() under the claim before it", by=again)
+        expect_row(store, name, "the row after it", transaction_number=7, prepared_state=STATE, owner="ours again")
+        expect_fenced(store.begin, claim, "begin() under the claim before it", by=again)
 
     def test_an_expected_claim_of_a_fence_that_moved_on_changes_nothing(self, scene: StoreScene) -> None:
         """`expected_fence`: claim only if the fence still is this number."""
@@ -152,7 +152,7 @@ class ClaimConformance:
         before = store.read_claimed(theirs)
         for expected in (ours.fence, ours.fence - 1, theirs.fence + 1):
             wrong = Claim(name, expected, "ours")
-            demand_fenced(
+            expect_fenced(
                 lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
                 wrong,
                 f"claim(expected_fence={expected}) where the fence is {theirs.fence}",
@@ -164,7 +164,7 @@ class ClaimConformance:
         """FencedError: `expected_fence` was given and there is no row."""
         store, name = scene.new_store(), scene.new_id()
         for expected in (0, 1):
-            with demanded(FencedError, f"claim(expected_fence={expected}) of an id without a row"):
+            with expect_error(FencedError, f"claim(expected_fence={expected}) of an id without a row"):
                 store.claim(name, "ours", timeout=TIMEOUT, expected_fence=expected)
         assert store.read(name) is None, "a claim with an expected fence has created a row"
 
@@ -190,5 +190,5 @@ class ClaimConformance:
         before = store.read(ids[0])
         scene.claim(store, ids[1])
         assert store.read(ids[0]) == before, "a claim of another id has changed the row"
-        demand_row(store, ids[2], "the row of another id than the claimed one", fence=1, prepared_state=None)
+        expect_row(store, ids[2], "the row of another id than the claimed one", fence=1, prepared_state=None)
         store.begin(claims[2]).rollback()

@@ -16,7 +16,7 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.expectations import expect_row
 from dualwrite.testing.stores.scene import StoreScene
 
 T = TypeVar("T")
@@ -44,14 +44,14 @@ class ThreadConformance:
             made = _at_once(partial(_expecting, stores, claim))
             assert sorted(made, key=str) == [fence + 1, *[None] * (_THREADS - 1)], f"claims that expect the fence {fence}"
 
-    def test_generations_taken_at_once_are_different(self, scene: StoreScene) -> None:
+    def test_generations_acquired_at_once_are_different(self, scene: StoreScene) -> None:
         """No generation is returned twice."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         made = _at_once(lambda _: [store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
-        taken = sorted(generation for some in made for generation in some)
-        assert len(set(taken)) == _THREADS * _TIMES, f"generations taken at once: {taken}"
-        demand_row(store, name, "after it", generation=taken[-1])
+        acquired = sorted(generation for some in made for generation in some)
+        assert len(set(acquired)) == _THREADS * _TIMES, f"generations acquired at once: {acquired}"
+        expect_row(store, name, "after it", generation=acquired[-1])
 
     def test_no_resolution_is_lost(self, scene: StoreScene) -> None:
         """Each of several concurrent resolutions adds its entry; each entry is acknowledged once, and then removed."""
@@ -84,7 +84,7 @@ class ThreadConformance:
         numbers = [number for written in _at_once(write) for number in written]
         assert scene.committed() == sorted(numbers)
         for thread, claim in enumerate(claims):
-            demand_row(
+            expect_row(
                 store,
                 claim.transactional_id,
                 f"the row of thread {thread}",
@@ -92,27 +92,27 @@ class ThreadConformance:
                 transaction_number=_TIMES,
             )
 
-    def test_writers_that_take_an_id_from_each_other_lose_nothing(self, scene: StoreScene) -> None:
+    def test_writers_that_fence_each_other_commit_what_they_confirm(self, scene: StoreScene) -> None:
         """What `commit` has confirmed is in the database, and nothing else, whichever writer had the id when."""
         stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
 
         def fight(thread: int) -> list[int]:
             store = stores[thread % len(stores)]
-            said: list[int] = []
+            confirmed: list[int] = []
             for _ in range(_TIMES):
                 claim = scene.claim(store, name, f"thread {thread}")
                 try:
-                    said.append(_until_committed(scene, store, claim, 1))
-                    said.append(_until_committed(scene, store, claim, 2))
+                    confirmed.append(_until_committed(scene, store, claim, 1))
+                    confirmed.append(_until_committed(scene, store, claim, 2))
                 except FencedError:
                     continue
-            return said
+            return confirmed
 
-        said = sorted(number for some in _at_once(fight) for number in some)
+        confirmed = sorted(number for some in _at_once(fight) for number in some)
         found = scene.committed()
-        assert set(said) <= set(found), f"confirmed, but not in the database: {set(said) - set(found)}"
-        assert set(found) - set(said) == set(), f"in the database, but not confirmed: {set(found) - set(said)}"
-        demand_row(stores[0], name, "after it", fence=_THREADS * _TIMES)
+        assert set(confirmed) <= set(found), f"confirmed, but not in the database: {set(confirmed) - set(found)}"
+        assert set(found) - set(confirmed) == set(), f"in the database, but not confirmed: {set(found) - set(confirmed)}"
+        expect_row(stores[0], name, "after it", fence=_THREADS * _TIMES)
 
 
 class ProcessConformance:
@@ -134,7 +134,7 @@ class ProcessConformance:
                 process.close()
             results.close()
         assert sorted(fences, key=str) == sorted(range(1, _PROCESSES * _TIMES + 1), key=str)
-        demand_row(scene.new_store(), name, "after the processes have ended", fence=_PROCESSES * _TIMES)
+        expect_row(scene.new_store(), name, "after the processes have ended", fence=_PROCESSES * _TIMES)
 
 
 def _at_once(work: Callable[[int], T]) -> list[T]:

@@ -16,7 +16,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, Resolution
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile
+from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row, running
 from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
 
 _MOMENTS: Final = ("begun", "written", "recorded")
@@ -27,13 +27,13 @@ _THEIRS: Final = PreparedTxnState(4712, 0)
 class FencingConformance:
     """Claims at every step of another writer's transaction."""
 
-    def test_a_transaction_does_not_begin_under_a_lost_fence(self, scene: StoreScene) -> None:
+    def test_a_transaction_does_not_begin_under_a_claim_that_was_replaced(self, scene: StoreScene) -> None:
         """`begin` checks the fence before anything else happens (F2); nothing is open afterwards."""
         store, name = scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         theirs = scene.claim(scene.new_store(), name, "theirs")
         for _ in range(3):
-            demand_fenced(store.begin, ours, "begin() under a claim that was replaced", by=theirs)
+            expect_fenced(store.begin, ours, "begin() under a claim that was replaced", by=theirs)
         again = scene.claim(store, name)
         number = scene.transact(store, again)
         assert scene.committed() == [number]
@@ -51,16 +51,16 @@ class FencingConformance:
         transaction, number = _at(scene, store, ours, moment)
         try:
             if _waits(scene, moment):
-                with demanded(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
+                with expect_error(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
                     rival.claim(name, "theirs", timeout=BRIEFLY, expected_fence=expected_fence)
-                demand_row(rival, name, "after a claim that timed out", fence=ours.fence, owner="ours")
+                expect_row(rival, name, "after a claim that timed out", fence=ours.fence, owner="ours")
                 _finish(scene, transaction, number, moment)
                 assert scene.committed() == [number], "the transaction that a claim waited for"
                 theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
-                demand_row(rival, name, "under the claim after the transaction", fence=theirs.fence, prepared_state=STATE)
+                expect_row(rival, name, "under the claim after the transaction", fence=theirs.fence, prepared_state=STATE)
                 return
             theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
-            with demanded(
+            with expect_error(
                 FencedError, f"record() and commit() of a transaction that was {moment} when its id was claimed"
             ) as e:
                 _finish(scene, transaction, number, moment)
@@ -68,8 +68,8 @@ class FencingConformance:
         finally:
             transaction.rollback()
         assert scene.committed() == [], "a fenced transaction has left the user's data"
-        demand_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
-        demand_fenced(store.begin, ours, "begin() after it", by=theirs)
+        expect_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
+        expect_fenced(store.begin, ours, "begin() after it", by=theirs)
 
     def test_a_commit_that_records_is_fenced(self, scene: StoreScene) -> None:
         """`record_at_commit` and `commit` check the fence as `record` does, and say that nothing was committed."""
@@ -80,14 +80,14 @@ class FencingConformance:
         transaction, _ = _at(scene, store, ours, "written")
         theirs = scene.claim(rival, name, "theirs")
         try:
-            with demanded(FencedError, "record_at_commit() and commit() of a transaction whose id was claimed") as e:
+            with expect_error(FencedError, "record_at_commit() and commit() of a transaction whose id was claimed") as e:
                 transaction.record_at_commit(STATE, generation=0, transaction_number=1)
                 transaction.commit()
             assert (e.value.transactional_id, e.value.facts.get("fence")) == (name, ours.fence), "FencedError's attributes"
         finally:
             transaction.rollback()
         assert scene.committed() == [], "a fenced transaction has left the user's data"
-        demand_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
+        expect_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
 
     @pytest.mark.parametrize("moment", _MOMENTS)
     def test_a_claim_that_waits_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
@@ -95,7 +95,7 @@ class FencingConformance:
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = _at(scene, store, ours, moment)
-        with meanwhile(lambda: scene.claim(rival, name, "theirs")) as claiming:
+        with running(lambda: scene.claim(rival, name, "theirs")) as claiming:
             try:
                 _finish(scene, transaction, number, moment)
                 committed = True
@@ -123,7 +123,7 @@ class FencingConformance:
         kept = scene.transact(rival, theirs, state=_THEIRS, transaction_number=1)
         before = rival.read_claimed(theirs)
         if transaction is not None:
-            with demanded(FencedError, "record() and commit() of a zombie after its successor's commit"):
+            with expect_error(FencedError, "record() and commit() of a zombie after its successor's commit"):
                 _finish(scene, transaction, number, "written")
             transaction.rollback()
         for what, call in {
@@ -132,7 +132,7 @@ class FencingConformance:
             "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.LIBRDKAFKA),
             "claim(expected_fence=…)": lambda claim: store.claim(name, "z", timeout=TIMEOUT, expected_fence=claim.fence),
         }.items():
-            demand_fenced(call, ours, f"{what} of a zombie", by=theirs)
+            expect_fenced(call, ours, f"{what} of a zombie", by=theirs)
         assert rival.read_claimed(theirs) == before, "a zombie has changed its successor's row"
         assert scene.committed() == [kept], "a zombie has changed its successor's data"
 
@@ -143,7 +143,7 @@ class FencingConformance:
         for turn in range(10):
             claims.append(scene.claim(stores[turn % 2], name, f"store {turn % 2}"))
             for old in claims[:-1]:
-                demand_fenced(stores[0].read_claimed, old, "read_claimed() under an old claim of the same store")
+                expect_fenced(stores[0].read_claimed, old, "read_claimed() under an old claim of the same store")
         assert [claim.fence for claim in claims] == list(range(1, 11))
 
     def test_nothing_of_an_old_claim_is_committed_after_a_new_one(self, scene: StoreScene) -> None:
@@ -157,28 +157,30 @@ class FencingConformance:
                 time.sleep(0.002 * race)
                 theirs = scene.claim(rival, name, "theirs")
                 then, state = scene.committed(), rival.read_claimed(theirs).prepared_state
-                said = writing.result(TIMEOUT)
+                confirmed = writing.result(TIMEOUT)
             assert scene.committed() == then, "a transaction of an old claim was committed after the new claim"
-            assert set(said) <= set(then), "commit() returned, but the user's data is not in the database"
+            assert set(confirmed) <= set(then), "commit() returned, but the user's data is not in the database"
             assert rival.read_claimed(theirs).prepared_state == state, "an old claim's transaction has changed the row"
-            assert state == PreparedTxnState(4711, len(said)), f"the row says {state}, {len(said)} transactions were committed"
+            assert state == PreparedTxnState(4711, len(confirmed)), (
+                f"the row says {state}, {len(confirmed)} transactions were committed"
+            )
 
 
 def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event) -> list[int]:
     """Run transactions one after another; return the numbers whose commit returned."""
-    said: list[int] = []
+    confirmed: list[int] = []
     while True:
         transaction = None
         try:
             transaction, number = scene.recorded(
-                store, claim, state=PreparedTxnState(4711, len(said) + 1), transaction_number=len(said) + 1
+                store, claim, state=PreparedTxnState(4711, len(confirmed) + 1), transaction_number=len(confirmed) + 1
             )
             transaction.commit()
-            said.append(number)
+            confirmed.append(number)
             under_way.set()
             time.sleep(0.001)  # a database with one write lock may give it to the same holder forever
         except FencedError:
-            return said
+            return confirmed
         except StoreCommitFailedError:
             continue
         finally:

@@ -10,7 +10,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_fenced, demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row, outcome_of, running
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
@@ -40,7 +40,7 @@ class ListingConformance:
             claim = scene.claim(store, name, owner=name)
             assert claim.fence == 1, f"{name!r} was mistaken for another id: its first claim has the fence {claim.fence}"
         for name in ids:
-            demand_row(store, name, f"the row of {name!r}", transactional_id=name, fence=1, owner=name)
+            expect_row(store, name, f"the row of {name!r}", transactional_id=name, fence=1, owner=name)
 
     def test_ids_are_listed_by_prefix_and_sorted(self, scene: StoreScene) -> None:
         """`list`: the logical ids that begin with `prefix`, sorted (by code point, as Python does, whatever the collation)."""
@@ -61,7 +61,7 @@ class ListingConformance:
         store = scene.new_store()
         claims = [scene.claim(store, name) for name in WHOLE]
         for claim in claims:
-            demand_row(store, claim.transactional_id, f"the row of {claim.transactional_id!r}", fence=claim.fence)
+            expect_row(store, claim.transactional_id, f"the row of {claim.transactional_id!r}", fence=claim.fence)
             assert claim.transactional_id in store.list(claim.transactional_id)
             number = scene.transact(store, claim)
             assert number in scene.committed(), f"a transaction of {claim.transactional_id!r}"
@@ -75,10 +75,10 @@ class ListingConformance:
                 claim = scene.claim(store, long + last)
                 assert claim.fence == 1, f"the last of 255 characters like {character!r} was truncated"
                 scene.transact(store, claim)
-                demand_row(store, long + last, "the row of a long id", transactional_id=long + last, prepared_state=STATE)
+                expect_row(store, long + last, "the row of a long id", transactional_id=long + last, prepared_state=STATE)
             assert store.list(long) == [long + "1", long + "2"]
 
-    def test_an_odd_id_goes_through_everything(self, scene: StoreScene) -> None:
+    def test_every_method_accepts_an_unusual_id(self, scene: StoreScene) -> None:
         """Every method accepts every id."""
         store, start = scene.new_store(), scene.new_id("odd")
         for ending in ("/a.b %_'\"\\~1", "😀é ", "%2F.."):
@@ -88,7 +88,7 @@ class ListingConformance:
             store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=1))
             assert store.acknowledge(claim.transactional_id) == (LOST,)
             again = store.claim(claim.transactional_id, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
-            demand_fenced(store.begin, claim, f"begin() on {claim.transactional_id!r}", by=again)
+            expect_fenced(store.begin, claim, f"begin() on {claim.transactional_id!r}", by=again)
             store.forget(claim.transactional_id)
             assert store.list(claim.transactional_id) == []
 
@@ -109,7 +109,7 @@ class ForgettingConformance:
         claim = _resolved(scene, store, name)
         for _ in range(2):
             store.forget(name)
-            demand_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
+            expect_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
         assert store.list(name) == [], "list() returns a tombstone"
         for what, call in {
             "begin()": store.begin,
@@ -118,8 +118,8 @@ class ForgettingConformance:
             "acquire_generation()": lambda held: store.acquire_generation(held, ProducerKind.NATIVE),
             "claim(expected_fence=…)": lambda held: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=held.fence),
         }.items():
-            demand_fenced(call, claim, f"{what} of a holder whose id was forgotten")
-        demand_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
+            expect_fenced(call, claim, f"{what} of a holder whose id was forgotten")
+        expect_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
 
     def test_a_claim_brings_a_forgotten_id_back(self, scene: StoreScene) -> None:
         """`claim` revives a forgotten row: with a fence above the tombstone's, and continuing its generations."""
@@ -129,10 +129,10 @@ class ForgettingConformance:
         store.forget(name)
         new = scene.claim(store, name)
         assert new.fence == old.fence + 2, "the fence of a claim after forget()"
-        demand_row(store, name, "after the claim", forgotten=False, generation=generation, resolved_generation=generation)
+        expect_row(store, name, "after the claim", forgotten=False, generation=generation, resolved_generation=generation)
         assert store.list(name) == [name]
         assert store.acquire_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
-        demand_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
+        expect_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
 
     def test_forgetting_an_unknown_id_makes_no_row(self, scene: StoreScene) -> None:
         """There is nothing to drop."""
@@ -144,16 +144,16 @@ class ForgettingConformance:
         """NotResolvedError: the id still has something to recover or acknowledge; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.acquire_generation(claim, ProducerKind.NATIVE)
+        acquired = store.acquire_generation(claim, ProducerKind.NATIVE)
         scene.transact(store, claim)
         store.record_resolution(claim, Resolution(lost=LOST))
         for why, resolution in {
             "with a prepared state": Resolution(clear_state=True),
-            "with an unresolved generation": Resolution(resolved_generation=taken),
+            "with an unresolved generation": Resolution(resolved_generation=acquired),
             "with a lost transaction": None,
         }.items():
             before = store.read_claimed(claim)
-            with demanded(NotResolvedError, f"forget() {why}") as caught:
+            with expect_error(NotResolvedError, f"forget() {why}") as caught:
                 store.forget(name)
             assert caught.value.transactional_id == name
             assert store.read_claimed(claim) == before, f"forget() {why} was refused, but has changed the row"
@@ -161,21 +161,21 @@ class ForgettingConformance:
                 store.record_resolution(claim, resolution)
         store.acknowledge(name)
         store.forget(name)
-        demand_row(store, name, "after forget()", forgotten=True)
+        expect_row(store, name, "after forget()", forgotten=True)
 
     def test_an_id_is_not_forgotten_under_a_transaction(self, scene: StoreScene) -> None:
         """Whichever comes first: forget() sees the transaction's state, or the transaction sees the raised fence."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         transaction, number = scene.recorded(store, _resolved(scene, store, name))
-        with meanwhile(lambda: outcome_of(lambda: other.forget(name))) as forgetting:
+        with running(lambda: outcome_of(lambda: other.forget(name))) as forgetting:
             committing = outcome_of(transaction.commit)
             forgot = forgetting.result(TIMEOUT)
         transaction.rollback()
         if committing is None:
             assert isinstance(forgot, NotResolvedError), f"the transaction committed, but forget() returned {forgot!r}"
             assert scene.committed() == [number]
-            demand_row(store, name, "after the transaction", prepared_state=STATE, forgotten=False)
+            expect_row(store, name, "after the transaction", prepared_state=STATE, forgotten=False)
         else:
             assert isinstance(committing, FencedError), f"the id was forgotten, but commit() raised {committing!r}"
             assert scene.committed() == [], "a transaction of a forgotten id was committed"
-            demand_row(store, name, "after forget()", prepared_state=None, forgotten=True)
+            expect_row(store, name, "after forget()", prepared_state=None, forgotten=True)

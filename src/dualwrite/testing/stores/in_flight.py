@@ -12,7 +12,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, Resolution, StateRow
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_row, demanded, meanwhile, outcome_of
+from dualwrite.testing.stores.expectations import expect_error, expect_row, outcome_of, running
 from dualwrite.testing.stores.resolutions import LOST, UNVERIFIED
 from dualwrite.testing.stores.scene import STATE, ClaimsWait, StoreScene
 
@@ -24,11 +24,11 @@ _CHANGES: Final[dict[str, _Change]] = {
         lambda store, claim: store.record_resolution(claim, Resolution(resolved_generation=9)),
         lambda row: row.resolved_generation == 9,  # noqa: PLR2004  (what the line above has set)
     ),
-    "add to the lost ones": (
+    "add a lost entry": (
         lambda store, claim: store.record_resolution(claim, Resolution(lost=UNVERIFIED)),
         lambda row: UNVERIFIED in row.lost,
     ),
-    "take a generation": (
+    "acquire a generation": (
         lambda store, claim: store.acquire_generation(claim, ProducerKind.NATIVE),
         lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
     ),
@@ -64,7 +64,7 @@ class InFlightConformance:
                 transaction.record(STATE, generation=0, transaction_number=1)
             transaction.commit()
 
-        with meanwhile(lambda: call(other, claim)) as changing:
+        with running(lambda: call(other, claim)) as changing:
             failed = outcome_of(finish)
             transaction.rollback()
             changing.result(TIMEOUT)
@@ -72,16 +72,16 @@ class InFlightConformance:
         assert is_kept(row), f"{change}: the call returned, but the row does not show the change: {row}"
         if failed is None:
             assert scene.committed() == [number], f"{change}: commit() returned, but the user's data is not in the database"
-            demand_row(store, name, f"{change}: commit() returned", prepared_state=STATE, transaction_number=1)
+            expect_row(store, name, f"{change}: commit() returned", prepared_state=STATE, transaction_number=1)
         else:
             assert not isinstance(failed, FencedError), (
                 f"{change}: there is no newer claim, but the writer was fenced: {failed}"
             )
             assert isinstance(failed, StoreCommitFailedError), (
-                f"{change}: the contract demands StoreCommitFailedError, not {failed!r}"
+                f"{change}: the contract requires StoreCommitFailedError, not {failed!r}"
             )
             assert scene.committed() == [], f"{change}: the transaction failed, but has written the user's data"
-            demand_row(store, name, f"{change}: the transaction failed", prepared_state=None, transaction_number=0)
+            expect_row(store, name, f"{change}: the transaction failed", prepared_state=None, transaction_number=0)
 
     @pytest.mark.parametrize("moment", ["begun", "recorded"])
     def test_reading_sees_what_is_committed_and_waits_for_nobody(self, scene: StoreScene, moment: str) -> None:
@@ -91,7 +91,7 @@ class InFlightConformance:
         transaction = scene.recorded(store, claim)[0] if moment == "recorded" else store.begin(claim)
         try:
             other.check()
-            demand_row(other, name, "during a transaction", prepared_state=None, fence=claim.fence)
+            expect_row(other, name, "during a transaction", prepared_state=None, fence=claim.fence)
             assert other.read_claimed(claim).transaction_number == 0
             assert other.list(name) == [name]
         finally:
@@ -101,7 +101,7 @@ class InFlightConformance:
 class TimeLimitConformance:
     """No method waits for a lock indefinitely."""
 
-    def test_a_claim_gives_up_when_its_time_is_over(self, scene: StoreScene) -> None:
+    def test_a_claim_times_out(self, scene: StoreScene) -> None:
         """ClaimTimeoutError: the row stayed locked. Nothing was changed, and the same claim works once the lock is released."""
         if scene.capabilities.claims_wait is ClaimsWait.NEVER:
             pytest.skip("claims do not wait for transactions in this store")
@@ -110,11 +110,11 @@ class TimeLimitConformance:
         transaction, number = scene.recorded(store, ours)
         try:
             for timeout in (0.01, 0.3):
-                with demanded(ClaimTimeoutError, f"claim(timeout={timeout}) while the row is locked") as caught:
+                with expect_error(ClaimTimeoutError, f"claim(timeout={timeout}) while the row is locked") as caught:
                     rival.claim(name, "theirs", timeout=timeout)
                 found = (caught.value.transactional_id, caught.value.facts.get("timeout"), caught.value.retriable)
                 assert found == (name, timeout, True), "ClaimTimeoutError's transactional_id, timeout and retriable"
-            demand_row(rival, name, "after claims that timed out", fence=ours.fence, owner="ours")
+            expect_row(rival, name, "after claims that timed out", fence=ours.fence, owner="ours")
             transaction.commit()
         finally:
             transaction.rollback()
@@ -122,7 +122,7 @@ class TimeLimitConformance:
         assert scene.claim(rival, name, "theirs").fence == ours.fence + 1
 
     @pytest.mark.parametrize("change", _CHANGES)
-    def test_other_calls_give_up_after_the_stores_own_limit(self, scene: StoreScene, change: str) -> None:
+    def test_other_calls_time_out_after_the_stores_own_limit(self, scene: StoreScene, change: str) -> None:
         """The others wait up to a limit of the store, and then raise ClaimTimeoutError; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         impatient = scene.adopt(scene.open_impatient())
@@ -130,7 +130,7 @@ class TimeLimitConformance:
         before = store.read_claimed(claim)
         transaction, _ = scene.recorded(store, claim)
         try:
-            with demanded(ClaimTimeoutError, f"{change}, while the row is locked") as caught:
+            with expect_error(ClaimTimeoutError, f"{change}, while the row is locked") as caught:
                 _CHANGES[change][0](impatient, claim)
             assert caught.value.transactional_id == name
         finally:

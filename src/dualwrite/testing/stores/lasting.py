@@ -20,7 +20,7 @@ from dualwrite.errors import (
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.state_row import Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_row, demanded
+from dualwrite.testing.stores.expectations import expect_error, expect_row
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
 
@@ -43,7 +43,7 @@ class DurabilityConformance:
         assert scene.committed() == [number]
         assert store.read_claimed(claim) == row, "a claim outlives the store object that made it"
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
-        demand_row(store, name, "after an expected claim of a new store", transaction_number=7, fence=again.fence)
+        expect_row(store, name, "after an expected claim of a new store", transaction_number=7, fence=again.fence)
 
     def test_what_was_not_committed_is_gone_with_its_store(self, scene: StoreScene) -> None:
         """A transaction that was rolled back before its store was closed leaves nothing for the next one."""
@@ -53,7 +53,7 @@ class DurabilityConformance:
         transaction.rollback()
         scene.close_stores()
         store = scene.new_store()
-        demand_row(store, name, "in a new store", prepared_state=None, transaction_number=0)
+        expect_row(store, name, "in a new store", prepared_state=None, transaction_number=0)
         assert scene.committed() == []
         assert scene.claim(store, name).fence == 2, "the claim of a new store"  # noqa: PLR2004  (the second)
 
@@ -65,7 +65,7 @@ class DurabilityConformance:
             assert entered is store
         store.close()
 
-    def test_a_store_tells_where_it_is_and_how_safe_that_is(self, scene: StoreScene) -> None:
+    def test_a_store_describes_its_address_and_its_durability(self, scene: StoreScene) -> None:
         """`description`: the address for people. `durability`: settings by their names, both as strings."""
         store = scene.new_store()
         assert store.description, "description is empty"
@@ -76,7 +76,7 @@ class DurabilityConformance:
 class StoredErrorConformance:
     """Unreadable rows, and errors that are sent to another process."""
 
-    def test_a_row_that_can_not_be_read_is_said_to_be_so(self, scene: StoreScene) -> None:
+    def test_an_unreadable_row_is_reported(self, scene: StoreScene) -> None:
         """StoredStateError if a row can't be read: nothing is guessed, and the row is not overwritten."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -92,7 +92,7 @@ class StoredErrorConformance:
             "read(), once more": lambda: store.read(name),
         }
         for what, call in calls.items():
-            with demanded(StoredStateError, f"{what} of a row that is unreadable") as caught:
+            with expect_error(StoredStateError, f"{what} of a row that is unreadable") as caught:
                 call()
             assert caught.value.transactional_id == name, f"StoredStateError's transactional_id, from {what}"
 
@@ -102,18 +102,18 @@ class StoredErrorConformance:
         ours = scene.claim(store, name)
         theirs = scene.claim(rival, name, "theirs")
         found: list[DualWriteError] = []
-        with demanded(FencedError, "begin() under a claim that was replaced") as fenced:
+        with expect_error(FencedError, "begin() under a claim that was replaced") as fenced:
             store.begin(ours)
         found.append(fenced.value)
         rival.acquire_generation(theirs, ProducerKind.NATIVE)
-        with demanded(NotResolvedError, "forget() with an unresolved generation") as open_:
+        with expect_error(NotResolvedError, "forget() with an unresolved generation") as open_:
             store.forget(name)
         found.append(open_.value)
         if scene.capabilities.claims_wait is not ClaimsWait.NEVER:
             with ExitStack() as ending:
                 transaction, _ = scene.recorded(rival, theirs)
                 ending.callback(transaction.rollback)
-                with demanded(ClaimTimeoutError, "claim() while the row is locked") as late:
+                with expect_error(ClaimTimeoutError, "claim() while the row is locked") as late:
                     store.claim(name, "ours", timeout=BRIEFLY)
                 found.append(late.value)
         for error in found:
@@ -127,14 +127,14 @@ class UnansweredConformance:
     """Connections that break during a commit: the outcome is unknown, and the next claim shows it."""
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
-    def test_a_commit_without_an_answer_is_unknown_and_the_row_tells(self, scene: StoreScene, arrives: bool) -> None:
+    def test_a_commit_without_an_answer_is_unknown_until_the_row_is_read(self, scene: StoreScene, arrives: bool) -> None:
         """StoreCommitUnknownError; then the writer claims the id with its own fence expected, and reads its number (F8)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = scene.recorded(store, claim, transaction_number=5)
         try:
             scene.cut_next_commit(arrives=arrives)
-            with demanded(StoreCommitUnknownError, "commit() whose connection broke") as caught:
+            with expect_error(StoreCommitUnknownError, "commit() whose connection broke") as caught:
                 transaction.commit()
         finally:
             transaction.rollback()
@@ -152,11 +152,11 @@ class UnansweredConformance:
         scene.cut_next_commit(arrives=arrives)
         second = scene.claim(store, name)
         assert second.fence > first.fence, "the fence of a claim that had to be sent twice"
-        demand_row(store, name, "the row after it", fence=second.fence)
+        expect_row(store, name, "the row after it", fence=second.fence)
         scene.cut_next_commit(arrives=arrives)
         third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
         assert third.fence == second.fence + 1, "an expected claim is made once, and recognized"
-        demand_row(store, name, "the row after it", fence=third.fence)
+        expect_row(store, name, "the row after it", fence=third.fence)
         store.begin(third).rollback()
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
@@ -166,10 +166,10 @@ class UnansweredConformance:
         claim = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)
         store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
-        demand_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)
+        expect_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)
         scene.cut_next_commit(arrives=arrives)
         generation = store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)
-        demand_row(store, name, "after acquire_generation()", generation=generation)
+        expect_row(store, name, "after acquire_generation()", generation=generation)
         scene.cut_next_commit(arrives=arrives)
         assert store.acknowledge(name) == (LOST,), "acknowledge()"
-        demand_row(store, name, "after acknowledge()", lost=())
+        expect_row(store, name, "after acknowledge()", lost=())

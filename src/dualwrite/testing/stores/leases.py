@@ -15,7 +15,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.expectations import expect_row
 from dualwrite.testing.stores.scene import BRIEFLY, LeasesEnd, StoreScene
 
 _LONG: Final = 600.0
@@ -39,8 +39,8 @@ class LeaseConformance:
         assert ours.acquire([], "ours", seconds=_LONG) == frozenset()
         assert _owners(theirs, prefix) == {first: "ours", second: "ours", third: "theirs"}
 
-    def test_ids_that_were_given_back_are_free(self, scene: StoreScene) -> None:
-        """`release`: gives ids back; leases of other owners are not changed."""
+    def test_released_ids_are_free(self, scene: StoreScene) -> None:
+        """`release`: ends leases; those of other owners are not changed."""
         ours, theirs = _two(scene)
         prefix = scene.new_id()
         first, second = numbered(prefix, 1), numbered(prefix, 2)
@@ -62,7 +62,7 @@ class LeaseConformance:
         theirs.acquire([third], "theirs", seconds=_LONG)
         assert ours.renew([first, second, third, numbered(prefix, 4)], "ours", seconds=_LONG) == {first, second}
         ours.release([second], "ours")
-        assert ours.renew([first, second], "ours", seconds=_LONG) == {first}, "renew() of an id that was given back"
+        assert ours.renew([first, second], "ours", seconds=_LONG) == {first}, "renew() of an id that was released"
         assert ours.renew([], "ours", seconds=_LONG) == frozenset()
         assert _owners(ours, prefix) == {first: "ours", third: "theirs"}
 
@@ -85,7 +85,7 @@ class LeaseConformance:
         (lease,) = theirs.entries(prefix)
         assert (lease.owner, lease.has_ended) == ("theirs", False)
 
-    def test_a_lease_that_nobody_has_taken_is_renewed_late(self, scene: StoreScene) -> None:
+    def test_a_lease_that_has_ended_is_renewed_unless_another_owner_has_it(self, scene: StoreScene) -> None:
         """`renew`: also those that have ended and were leased by nobody since."""
         ours, theirs = _two(scene)
         name = numbered(prefix := scene.new_id(), 1)
@@ -99,7 +99,7 @@ class LeaseConformance:
         assert lease.seconds_left is None or BRIEFLY < lease.seconds_left <= _LONG
 
     def test_an_id_that_was_lost_stays_lost(self, scene: StoreScene) -> None:
-        """`renew`: another owner has leased the others meanwhile, and may have given them back."""
+        """`renew`: another owner has leased the others meanwhile, and may have released them."""
         if scene.capabilities.leases_end is not LeasesEnd.WITH_TIME:
             pytest.skip("leases end with their owner's session")
         ours, theirs = _two(scene)
@@ -135,8 +135,8 @@ class LeaseConformance:
         assert list(found) == sorted(found), "entries() are sorted by id"
         assert all(owner == f"owner of {name[:-2]}" for name, owner in found.items())
 
-    def test_owners_are_kept_and_cut_where_they_are_too_long(self, scene: StoreScene) -> None:
-        """`MAX_OWNER_LENGTH`: a longer owner is truncated; it can still renew and give back."""
+    def test_owners_are_stored_and_long_ones_truncated(self, scene: StoreScene) -> None:
+        """`MAX_OWNER_LENGTH`: a longer owner is truncated; it can still renew and release."""
         leases = _leases(scene.new_store())
         for owner in _OWNERS:
             name = numbered(prefix := scene.new_id(), 1)
@@ -156,7 +156,7 @@ class LeaseConformance:
         claim = scene.claim(store, name, "another")
         leases.release([name], "ours")
         leases.acquire([name], "theirs", seconds=_LONG)
-        demand_row(store, name, "the row after its lease changed", fence=claim.fence, owner="another")
+        expect_row(store, name, "the row after its lease changed", fence=claim.fence, owner="another")
         scene.transact(store, claim)
         assert _owners(leases, prefix) == {name: "theirs"}
 

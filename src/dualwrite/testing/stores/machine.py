@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
         reuse=st.booleans(),
         closes=st.booleans(),
     )
-    def goes_on(self, who: int, steps: int, sends: bool, kind: ProducerKind, reuse: bool, closes: bool) -> None:
+    def continues_recipe(self, who: int, steps: int, sends: bool, kind: ProducerKind, reuse: bool, closes: bool) -> None:
         """A writer continues the recipe by some steps; with `closes` it closes instead of beginning a transaction."""
         for _ in range(steps):
             writer = self.simulation.writers[who]
@@ -80,14 +80,14 @@ class StoreMachine(RuleBasedStateMachine):
                 case None:
                     return
                 case "begins" if closes and self.simulation.is_free:
-                    self._take("closes", writer)
+                    self._run_step("closes", writer)
                     return
                 case "begins":
-                    self._take("begins", writer, sends=sends)
+                    self._run_step("begins", writer, sends=sends)
                 case "resolves":
-                    self._take("resolves", writer, kind, reuse=reuse)
+                    self._run_step("resolves", writer, kind, reuse=reuse)
                 case step:
-                    self._take(step, writer)
+                    self._run_step(step, writer)
 
     @rule(who=_WHO, what=st.sampled_from(sorted(_INTERFERENCES)), number=st.integers(0, 3), arrives=st.booleans())
     def interferes(self, who: int, what: str, number: int, arrives: bool) -> None:
@@ -99,11 +99,11 @@ class StoreMachine(RuleBasedStateMachine):
             if _INTERFERENCES[name](self.simulation, writer):
                 match name:
                     case "finds_lost":
-                        self._take(name, writer, number)
+                        self._run_step(name, writer, number)
                     case "commits_without_an_answer":
-                        self._take(name, writer, arrives=arrives)
+                        self._run_step(name, writer, arrives=arrives)
                     case _:
-                        self._take(name, writer)
+                        self._run_step(name, writer)
                 return
 
     def _next(self, writer: Writer) -> str | None:
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         return next((name if can else None for due, name, can in steps if due), "describes")
 
-    def _take(self, step: str, writer: Writer, *arguments: Any, **choices: Any) -> None:
+    def _run_step(self, step: str, writer: Writer, *arguments: Any, **choices: Any) -> None:
         note(f"    {writer.name} {step} {' '.join(map(str, [*arguments, *choices.values()]))}")
         getattr(self.simulation, step)(writer, *arguments, **choices)
         self.simulation.check()

@@ -33,7 +33,7 @@ class RowModel:
         return self.state is not None or self.resolved < self.generation or bool(self.lost)
 
     def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
-        """The row after taking a generation."""
+        """The row after acquiring a generation."""
         unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
         if self.generation not in unverified and reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
             return replace(self, resolved=self.generation - 1 if self.resolved >= self.generation else self.resolved)

@@ -15,7 +15,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demanded
+from dualwrite.testing.stores.expectations import expect_error
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _TOPIC: Final = "orders"
@@ -60,7 +60,7 @@ class PositionConformance:
         store, group = scene.new_store(), scene.new_id("group")
         _moved(scene, store, group, None, 5)
         before = None if begins_at is None else Position(_TOPIC, 0, begins_at)
-        with demanded(PositionMovedError, "move() from another position") as caught:
+        with expect_error(PositionMovedError, "move() from another position") as caught:
             _moved(scene, store, group, before, 9)
         error = caught.value
         assert (error.group_id, error.topic, error.partition, error.expected) == (group, _TOPIC, 0, begins_at)
@@ -70,7 +70,7 @@ class PositionConformance:
     def test_one_that_is_not_stored_is_not_moved(self, scene: StoreScene) -> None:
         """A position that is expected and missing was forgotten."""
         store, group = scene.new_store(), scene.new_id("group")
-        with demanded(PositionMovedError, "move() of a missing position") as caught:
+        with expect_error(PositionMovedError, "move() of a missing position") as caught:
             _moved(scene, store, group, Position(_TOPIC, 0, 5), 9)
         assert caught.value.found is None
         assert _offsets(_positions(store), group) == {}
@@ -79,7 +79,7 @@ class PositionConformance:
         """The topic's id is compared with the offset."""
         store, group = scene.new_store(), scene.new_id("group")
         _moved(scene, store, group, None, 5, topic_id="one")
-        with demanded(PositionMovedError, "move() for another topic id"):
+        with expect_error(PositionMovedError, "move() for another topic id"):
             _moved(scene, store, group, Position(_TOPIC, 0, 5, "two"), 9, topic_id="two")
         _moved(scene, store, group, Position(_TOPIC, 0, 5, "one"), 0, topic_id="two")
         (found,) = _positions(store).read(group).values()
@@ -111,7 +111,7 @@ class PositionConformance:
         assert _offsets(positions, group) == {key: number for number, key in enumerate(keys)}
         after = [Move(move.after, Position(*move.key, _LARGEST)) for move in moves]
         wrong = Move(Position("b", 1, 99), Position("b", 1, 100))
-        with demanded((PositionMovedError, StoreCommitFailedError), "move() of several, one of them not possible"):
+        with expect_error((PositionMovedError, StoreCommitFailedError), "move() of several, one of them not possible"):
             transaction = _begun(scene, store)
             try:
                 positions.move(transaction, group, [*(move for move in after if move.key != ("b", 1)), wrong])
@@ -141,10 +141,10 @@ class PositionConformance:
         first = _moved(scene, store, group, None, 5)
         positions.reset(group, [_to(first, 2), _to(None, 7, partition=1)])
         assert _offsets(positions, group) == {(_TOPIC, 0): 2, (_TOPIC, 1): 7}
-        with demanded(PositionMovedError, "reset() from another position"):
+        with expect_error(PositionMovedError, "reset() from another position"):
             positions.reset(group, [_to(Position(_TOPIC, 0, 2), 3), _to(first, 9, partition=1)])
         assert _offsets(positions, group) == {(_TOPIC, 0): 2, (_TOPIC, 1): 7}
-        with demanded(PositionMovedError, "move() after a reset"):
+        with expect_error(PositionMovedError, "move() after a reset"):
             _moved(scene, store, group, first, 9)
         positions.reset(group, [])
 

@@ -13,7 +13,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.state_row import LostKind, LostTransaction, Resolution
-from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.expectations import expect_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
@@ -37,11 +37,11 @@ class ResolutionConformance:
         scene.transact(store, claim, generation=2, transaction_number=5)
         store.record_resolution(claim, Resolution())
         store.record_resolution(claim, Resolution(resolved_generation=4))
-        demand_row(store, name, "after resolving generation 4", prepared_state=STATE, resolved_generation=4, lost=())
+        expect_row(store, name, "after resolving generation 4", prepared_state=STATE, resolved_generation=4, lost=())
         store.record_resolution(claim, Resolution(lost=LOST))
-        demand_row(store, name, "after an entry for `lost`", prepared_state=STATE, resolved_generation=4, lost=(LOST,))
+        expect_row(store, name, "after an entry for `lost`", prepared_state=STATE, resolved_generation=4, lost=(LOST,))
         store.record_resolution(claim, Resolution(clear_state=True))
-        demand_row(
+        expect_row(
             store,
             name,
             "after clearing the state",
@@ -53,13 +53,13 @@ class ResolutionConformance:
             generation=0,
         )
 
-    def test_a_state_moves_to_the_lost_ones_in_one_write(self, scene: StoreScene) -> None:
+    def test_a_state_moves_to_the_lost_entries_in_one_write(self, scene: StoreScene) -> None:
         """`Resolution.lost`: added in the same write that clears S (F7)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=0))
-        demand_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
+        expect_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
 
     def test_only_the_state_that_is_meant_is_cleared(self, scene: StoreScene) -> None:
         """Resolution `clear_only`: a request that comes late clears nothing of a later transaction."""
@@ -67,9 +67,9 @@ class ResolutionConformance:
         claim = scene.claim(store, name)
         scene.transact(store, claim, transaction_number=1)
         store.record_resolution(claim, Resolution(clear_only=PreparedTxnState(STATE.producer_id, STATE.epoch - 1)))
-        demand_row(store, name, "after clearing another state", prepared_state=STATE, transaction_number=1)
+        expect_row(store, name, "after clearing another state", prepared_state=STATE, transaction_number=1)
         store.record_resolution(claim, Resolution(clear_only=STATE))
-        demand_row(store, name, "after clearing this state", prepared_state=None, delivery=None, transaction_number=1)
+        expect_row(store, name, "after clearing this state", prepared_state=None, delivery=None, transaction_number=1)
 
     def test_resolving_twice_is_resolving_once(self, scene: StoreScene) -> None:
         """`record_resolution` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
@@ -79,9 +79,9 @@ class ResolutionConformance:
         found_again = LostTransaction(LOST.kind, LOST.state, LOST.generation, _AT + timedelta(days=1))
         for entry in (LOST, LOST, UNVERIFIED, found_again):
             store.record_resolution(claim, Resolution(clear_state=True, lost=entry))
-        demand_row(store, name, "after resolving again", prepared_state=None, lost=(LOST, UNVERIFIED))
+        expect_row(store, name, "after resolving again", prepared_state=None, lost=(LOST, UNVERIFIED))
 
-    def test_what_is_resolved_is_taken_off_the_list(self, scene: StoreScene) -> None:
+    def test_a_resolved_entry_is_removed_from_the_list(self, scene: StoreScene) -> None:
         """Resolution `resolved` (UC): removes the entry of that kind, state and generation; a missing one is ignored."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -91,11 +91,11 @@ class ResolutionConformance:
         found = LostTransaction(UNVERIFIED.kind, UNVERIFIED.state, UNVERIFIED.generation, _AT + timedelta(days=1))
         for _ in range(2):
             store.record_resolution(claim, Resolution(resolved_entry=found))
-            demand_row(store, name, "after it was resolved", lost=(LOST,), prepared_state=STATE)
+            expect_row(store, name, "after it was resolved", lost=(LOST,), prepared_state=STATE)
         proven = LostTransaction(LostKind.LOST, UNVERIFIED.state, UNVERIFIED.generation, _AT)
         store.record_resolution(claim, Resolution(lost=UNVERIFIED))
         store.record_resolution(claim, Resolution(resolved_entry=UNVERIFIED, lost=proven))
-        demand_row(store, name, "after it was found lost", lost=(LOST, proven))
+        expect_row(store, name, "after it was found lost", lost=(LOST, proven))
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
         """A row keeps what is lost until it is acknowledged, however much that is."""
@@ -104,7 +104,7 @@ class ResolutionConformance:
         entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
         for entry in entries:
             store.record_resolution(claim, Resolution(lost=entry))
-        demand_row(store, name, "after 60 resolutions", lost=entries)
+        expect_row(store, name, "after 60 resolutions", lost=entries)
         assert store.acknowledge(name) == entries
 
     def test_times_are_kept_in_utc(self, scene: StoreScene) -> None:
@@ -124,7 +124,7 @@ class ResolutionConformance:
         for entry in (LOST, UNVERIFIED):
             store.record_resolution(claim, Resolution(lost=entry))
         assert scene.new_store().acknowledge(name) == (LOST, UNVERIFIED)
-        demand_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
+        expect_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
         assert store.acknowledge(name) == (), "a second acknowledge() has returned something"
         store.read_claimed(claim)
 
@@ -143,10 +143,10 @@ class GenerationConformance:
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         assert [store.acquire_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
-        demand_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, resolved_generation=0)
+        expect_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, resolved_generation=0)
         assert list(store.read_claimed(claim).unresolved_generations) == [1, 2, 3]
 
-    def test_librdkafka_never_goes_on_with_a_generation(self, scene: StoreScene) -> None:
+    def test_librdkafka_never_reuses_a_generation(self, scene: StoreScene) -> None:
         """Rule O2: `reuse` is for a kind that can take over an id; librdkafka gets a new generation each time."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
@@ -157,11 +157,11 @@ class GenerationConformance:
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         kinds = (_NATIVE, _NATIVE, _TWO_PHASE, _TWO_PHASE, _NATIVE, _LIBRDKAFKA, _NATIVE)
-        taken = [store.acquire_generation(claim, kind, reuse=True) for kind in kinds]
-        assert taken == [1, 1, 2, 2, 3, 4, 5], f"generations for {[kind.value for kind in kinds]}, each with reuse=True"
-        taken.append(store.acquire_generation(claim, _NATIVE))
-        assert taken[-1] == taken[-2] + 1, "acquire_generation() without `reuse`"
-        demand_row(store, name, "after it", generation=taken[-1], generation_kind=_NATIVE)
+        acquired = [store.acquire_generation(claim, kind, reuse=True) for kind in kinds]
+        assert acquired == [1, 1, 2, 2, 3, 4, 5], f"generations for {[kind.value for kind in kinds]}, each with reuse=True"
+        acquired.append(store.acquire_generation(claim, _NATIVE))
+        assert acquired[-1] == acquired[-2] + 1, "acquire_generation() without `reuse`"
+        expect_row(store, name, "after it", generation=acquired[-1], generation_kind=_NATIVE)
 
     def test_a_generation_that_is_used_again_is_unresolved_again(self, scene: StoreScene) -> None:
         """`reuse`: `resolved_generation` is lowered below it, since something may be open on it, unless it is already lower."""
@@ -175,60 +175,60 @@ class GenerationConformance:
         assert list(store.read_claimed(claim).unresolved_generations) == [newest]
         store.record_resolution(claim, Resolution(resolved_generation=1))
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == newest
-        demand_row(store, name, "after using it again", generation=newest, resolved_generation=1)
+        expect_row(store, name, "after using it again", generation=newest, resolved_generation=1)
 
     def test_a_generation_with_something_unverified_is_not_used_again(self, scene: StoreScene) -> None:
         """Rule UG: a new transaction on it could be mistaken for the unverified one."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.acquire_generation(claim, _NATIVE)
-        lost = LostTransaction(LostKind.LOST, STATE, taken, _AT)
+        acquired = store.acquire_generation(claim, _NATIVE)
+        lost = LostTransaction(LostKind.LOST, STATE, acquired, _AT)
         store.record_resolution(claim, Resolution(lost=lost))
-        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken, "a LOST entry must not prevent the reuse"
-        unverified = LostTransaction(LostKind.UNVERIFIED, STATE, taken, _AT)
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired, "a LOST entry must not prevent the reuse"
+        unverified = LostTransaction(LostKind.UNVERIFIED, STATE, acquired, _AT)
         store.record_resolution(claim, Resolution(lost=unverified))
-        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
-        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
 
     def test_a_generation_is_of_one_cluster(self, scene: StoreScene) -> None:
         """`cluster_id` (CL): the row keeps it; without one it is unchanged; another one is refused, and changes nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        demand_row(store, name, "the row of a first claim", cluster_id="")
+        expect_row(store, name, "the row of a first claim", cluster_id="")
         store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
         store.acquire_generation(claim, _NATIVE)
-        demand_row(store, name, "after two generations", cluster_id="cluster-A", generation=2)
+        expect_row(store, name, "after two generations", cluster_id="cluster-A", generation=2)
         for reuse in (False, True):
             with pytest.raises(ClusterMismatchError) as caught:
                 store.acquire_generation(claim, _LIBRDKAFKA, reuse=reuse, cluster_id="cluster-B")
             assert (caught.value.stored_cluster_id, caught.value.seen_cluster_id) == ("cluster-A", "cluster-B")
-        demand_row(store, name, "after a refusal", cluster_id="cluster-A", generation=2, generation_kind=_NATIVE)
+        expect_row(store, name, "after a refusal", cluster_id="cluster-A", generation=2, generation_kind=_NATIVE)
         scene.transact(store, claim)
         claim = scene.claim(store, name)
-        demand_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
+        expect_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
 
     def test_a_generation_is_named_by_the_store(self, scene: StoreScene) -> None:
         """Rule ST: `identity`, created by the first `acquire_generation` at the latest, is the same for every store."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        demand_row(store, name, "the row of a first claim", store_id="", named_from=None)
+        expect_row(store, name, "the row of a first claim", store_id="", named_from=None)
         store.acquire_generation(claim, _NATIVE)
         identity = scene.new_store().identity()
         assert identity is not None, "identity() after acquire_generation()"
         assert identity == store.identity()
-        demand_row(store, name, "after a generation", store_id=identity.store_id, named_from=1)
+        expect_row(store, name, "after a generation", store_id=identity.store_id, named_from=1)
         assert store.read_claimed(claim).kafka_id(1) == f"{name}#{identity.store_id}.1"
         store.acquire_generation(claim, _LIBRDKAFKA)
-        demand_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
+        expect_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
         assert name in store.list()
         assert store.list("#") == [], "the database's identity is listed as an id"
         scene.new_store().check_original()
 
-    def test_a_store_with_a_new_id_takes_new_generations(self, scene: StoreScene) -> None:
+    def test_a_store_with_a_new_id_acquires_new_generations(self, scene: StoreScene) -> None:
         """`set_identity` is conditional on the identity that was read. A generation named by another id is not used again."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        taken = store.acquire_generation(claim, _NATIVE)
+        acquired = store.acquire_generation(claim, _NATIVE)
         before = store.identity()
         assert before is not None
         after = StoreIdentity.new(before.marks)
@@ -236,22 +236,22 @@ class GenerationConformance:
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=before), "the expected identity is ignored"
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=None), "there is one already"
         assert scene.new_store().identity() == after
-        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1, (
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1, (
             "a generation named by another id was used again"
         )
-        assert store.acquire_generation(claim, _NATIVE, reuse=True) == taken + 1
-        demand_row(store, name, "after it", store_id=after.store_id, named_from=taken + 1)
+        assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
+        expect_row(store, name, "after it", store_id=after.store_id, named_from=acquired + 1)
 
-    def test_a_copy_forgets_what_is_lost(self, scene: StoreScene) -> None:
+    def test_the_lost_entries_of_a_copy_are_cleared(self, scene: StoreScene) -> None:
         """Resolution `clear_lost`."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for entry in (LOST, UNVERIFIED):
             store.record_resolution(claim, Resolution(lost=entry))
         store.record_resolution(claim, Resolution())
-        demand_row(store, name, "after an empty resolution", lost=(LOST, UNVERIFIED))
+        expect_row(store, name, "after an empty resolution", lost=(LOST, UNVERIFIED))
         store.record_resolution(claim, Resolution(clear_lost=True))
-        demand_row(store, name, "after it was cleared", lost=())
+        expect_row(store, name, "after it was cleared", lost=())
 
     def test_an_id_moves_to_another_cluster(self, scene: StoreScene) -> None:
         """Resolution `cluster_id`."""
@@ -259,17 +259,17 @@ class GenerationConformance:
         claim = scene.claim(store, name)
         store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
         store.record_resolution(claim, Resolution(clear_state=True))
-        demand_row(store, name, "after a resolution that names no cluster", cluster_id="cluster-A")
+        expect_row(store, name, "after a resolution that names no cluster", cluster_id="cluster-A")
         store.record_resolution(claim, Resolution(cluster_id="cluster-B"))
-        demand_row(store, name, "after the move", cluster_id="cluster-B", generation=1)
+        expect_row(store, name, "after the move", cluster_id="cluster-B", generation=1)
         assert store.acquire_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
 
-    def test_generations_go_on_over_claims(self, scene: StoreScene) -> None:
-        """A successor sees the newest generation and its kind, and never takes a number twice."""
-        name, taken = scene.new_id(), []
+    def test_generations_continue_across_claims(self, scene: StoreScene) -> None:
+        """A successor sees the newest generation and its kind, and never acquires a number twice."""
+        name, acquired = scene.new_id(), []
         for _ in range(3):
             store = scene.new_store()
             claim = scene.claim(store, name)
-            taken.append(store.acquire_generation(claim, _TWO_PHASE, reuse=True))
-            taken.append(store.acquire_generation(claim, _LIBRDKAFKA))
-        assert taken == [1, 2, 3, 4, 5, 6]
+            acquired.append(store.acquire_generation(claim, _TWO_PHASE, reuse=True))
+            acquired.append(store.acquire_generation(claim, _LIBRDKAFKA))
+        assert acquired == [1, 2, 3, 4, 5, 6]

@@ -120,7 +120,7 @@ class StoreScene(ABC):
     def cut_next_commit(self, *, arrives: bool) -> None:
         """Cut the connection when a store sends its next commit, before it reaches the database or before its answer is back.
 
-        Commits of a claim, a resolution and the like count as well. `dualwrite.testing.proxy` can do this.
+        Commits of a claim, a resolution and other changes count as well. `dualwrite.testing.proxy` can do this.
         """
         del arrives
         pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")

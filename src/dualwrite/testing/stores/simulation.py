@@ -1,6 +1,6 @@
 """Several writers on one id, step by step, on a real database, each step compared with the model. No Hypothesis here.
 
-A writer follows the recipe: claim, describe, read again, act and record, take a generation, begin, write, record, commit,
+A writer follows the recipe: claim, describe, read again, act and record, acquire a generation, begin, write, record, commit,
 commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store with the contract's error.
 """
 
@@ -18,12 +18,12 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.demands import demanded
+from dualwrite.testing.stores.expectations import expect_error
 from dualwrite.testing.stores.model import RowModel, SimulatedKafka, SimulatedTransaction, fields_of
 from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
 
 WRITERS: Final = 3
-_A_MOMENT: Final = 0.03
+_SHORT_TIMEOUT: Final = 0.03
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Simulation:
         self.data: list[int] = []
         self.kafka = SimulatedKafka()
         self._before = set(scene.numbers())
-        self._has_given_up = False
+        self._has_timed_out = False
 
     # --- who can do what --------------------------------------------------------------------------------------------------
 
@@ -123,12 +123,12 @@ class Simulation:
         assert writer.claim is not None
         if self._has_fence(writer):
             return True, call(writer.claim)
-        with demanded(FencedError, f"{what} by {writer.name}, whose claim {writer.claim.fence} was replaced"):
+        with expect_error(FencedError, f"{what} by {writer.name}, whose claim {writer.claim.fence} was replaced"):
             call(writer.claim)
-        self._lose_claim(writer)
+        self._drop_claim(writer)
         return False, None
 
-    def _lose_claim(self, writer: Writer) -> None:
+    def _drop_claim(self, writer: Writer) -> None:
         """The writer was fenced and drops everything; the id's new owner ends what is open at Kafka."""
         if writer.open is not None:
             writer.open.rollback()
@@ -142,11 +142,11 @@ class Simulation:
     def claims(self, writer: Writer) -> None:
         """Claim the id, whoever owns it; time out if a transaction holds its lock (once per run: some databases need 1 s)."""
         if not self.is_free:
-            if self._has_given_up:
+            if self._has_timed_out:
                 return
-            self._has_given_up = True
-            with demanded(ClaimTimeoutError, f"claim() by {writer.name} under the transaction of another"):
-                writer.store.claim(self.id, writer.name, timeout=_A_MOMENT)
+            self._has_timed_out = True
+            with expect_error(ClaimTimeoutError, f"claim() by {writer.name} under the transaction of another"):
+                writer.store.claim(self.id, writer.name, timeout=_SHORT_TIMEOUT)
             return
         claim = writer.store.claim(self.id, writer.name, timeout=TIMEOUT)
         assert claim.fence == self.row.fence + 1, f"claim() returned the fence {claim.fence} after {self.row.fence}"
@@ -180,7 +180,7 @@ class Simulation:
             writer.row = row
 
     def resolves(self, writer: Writer, kind: ProducerKind, *, reuse: bool) -> None:
-        """End at Kafka what was described, according to the row; resolve, and take a generation."""
+        """End at Kafka what was described, according to the row; resolve, and acquire a generation."""
         row, described = writer.row, writer.described
         assert row is not None
         assert described is not None
@@ -201,7 +201,7 @@ class Simulation:
         self.changes += 1
         call = f"acquire_generation({kind}, reuse={reuse})"
         assert writer.generation == self.row.generation, (
-            f"{call} returned {writer.generation}, the contract demands {self.row.generation}"
+            f"{call} returned {writer.generation}, the contract requires {self.row.generation}"
         )
         writer.ready = True
 
@@ -227,13 +227,13 @@ class Simulation:
     def acknowledges(self, writer: Writer) -> None:
         """Remove what is lost from the row; this needs no claim."""
         found = writer.store.acknowledge(self.id)
-        assert found == self.row.lost, f"acknowledge() returned {found}, the contract demands {self.row.lost}"
+        assert found == self.row.lost, f"acknowledge() returned {found}, the contract requires {self.row.lost}"
         self._change(lost=())
 
     def forgets(self, writer: Writer) -> None:
         """Drop the id if nothing is open on it."""
         if self.row.is_open and not self.row.forgotten:
-            with demanded(NotResolvedError, "forget() of an id on which something is open"):
+            with expect_error(NotResolvedError, "forget() of an id on which something is open"):
                 writer.store.forget(self.id)
             return
         writer.store.forget(self.id)
@@ -268,12 +268,14 @@ class Simulation:
             writer.open.record(state, generation=writer.generation, transaction_number=writer.transactions)
         except FencedError:
             assert not has_fence, f"record() raised FencedError, but {writer.claim} is the newest"
-            self._lose_claim(writer)
+            self._drop_claim(writer)
             return
         late = self.scene.capabilities.claims_wait is ClaimsWait.NEVER
-        assert has_fence or late, f"record() under a claim that was replaced: the contract demands FencedError ({writer.claim})"
-        said = RowModel(state=state, prepared_generation=writer.generation, number=writer.transactions)
-        writer.recorded = (said, self.changes)
+        assert has_fence or late, (
+            f"record() under a claim that was replaced: the contract requires FencedError ({writer.claim})"
+        )
+        recorded = RowModel(state=state, prepared_generation=writer.generation, number=writer.transactions)
+        writer.recorded = (recorded, self.changes)
 
     def commits(self, writer: Writer) -> None:
         """Commit (the commit point) if the fence is current."""
@@ -284,7 +286,7 @@ class Simulation:
             writer.open.commit()
         except FencedError:
             assert not has_fence, f"commit() raised FencedError, but {writer.claim} is the newest"
-            self._lose_claim(writer)
+            self._drop_claim(writer)
         except StoreCommitFailedError:
             assert changed, "commit() raised StoreCommitFailedError, but the row was not changed since record()"
             self.rolls_back(writer)
@@ -297,7 +299,7 @@ class Simulation:
         assert writer.open is not None
         assert writer.recorded is not None
         self.scene.cut_next_commit(arrives=arrives)
-        with demanded(StoreCommitUnknownError, "commit() whose connection broke"):
+        with expect_error(StoreCommitUnknownError, "commit() whose connection broke"):
             writer.open.commit()
         writer.open.rollback()
         if not arrives or not self._has_fence(writer):
@@ -313,8 +315,8 @@ class Simulation:
 
     def _is_committed(self, writer: Writer) -> None:
         assert writer.recorded is not None
-        said, _ = writer.recorded
-        self._change(state=said.state, prepared_generation=said.prepared_generation, number=said.number)
+        recorded, _ = writer.recorded
+        self._change(state=recorded.state, prepared_generation=recorded.prepared_generation, number=recorded.number)
         self.data += writer.numbers
         kafka = writer.kafka
         writer.end_transaction()
@@ -363,8 +365,8 @@ class Simulation:
         assert row is not None, "the row is gone"
         found, wanted = fields_of(row), self.row.fields()
         wrong = [name for name in wanted if found[name] != wanted[name]]
-        said = "; ".join(f"{name} is {found[name]!r}, the model says {wanted[name]!r}" for name in wrong)
-        assert not wrong, f"the row: {said}"
+        differences = "; ".join(f"{name} is {found[name]!r}, the model says {wanted[name]!r}" for name in wrong)
+        assert not wrong, f"the row: {differences}"
 
     def end(self) -> None:
         """All writers stop where they are, another one recovers, and both sides must agree."""

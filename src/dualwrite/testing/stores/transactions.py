@@ -16,7 +16,7 @@ from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Resolution
 from dualwrite.stores.transaction import StoreTransaction
-from dualwrite.testing.stores.demands import demand_row, demanded
+from dualwrite.testing.stores.expectations import expect_error, expect_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _STATES: Final = (
@@ -46,10 +46,10 @@ class TransactionConformance:
         assert scene.committed() == [], "the user's data is seen before the commit"
         transaction.record(STATE, generation=3, transaction_number=9)
         assert scene.committed() == [], "the user's data is seen before the commit"
-        demand_row(other, name, "before the commit", prepared_state=None, transaction_number=0)
+        expect_row(other, name, "before the commit", prepared_state=None, transaction_number=0)
         transaction.commit()
         assert scene.committed() == [number], "commit() returned, but the user's data is not in the database"
-        demand_row(other, name, "after the commit", prepared_state=STATE, prepared_generation=3, transaction_number=9)
+        expect_row(other, name, "after the commit", prepared_state=STATE, prepared_generation=3, transaction_number=9)
         assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
@@ -62,10 +62,10 @@ class TransactionConformance:
             transaction, written = store.begin(claim), scene.new_number()
             scene.put(transaction.handle, written)
             transaction.record_at_commit(state, generation=3, transaction_number=number, delivery=delivery)
-            demand_row(store, name, "before the commit", transaction_number=number - 1)
+            expect_row(store, name, "before the commit", transaction_number=number - 1)
             transaction.commit()
             assert scene.committed()[-1] == written, "the data of a transaction that was recorded at the commit"
-            demand_row(
+            expect_row(
                 store,
                 name,
                 "after it",
@@ -82,7 +82,7 @@ class TransactionConformance:
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         scene.transact(store, claim, state=state, generation=70_000, transaction_number=2**40)
-        demand_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
+        expect_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
 
     def test_a_delivery_is_stored_with_its_state_and_goes_with_it(self, scene: StoreScene) -> None:
         """`record` writes where S's messages are, replacing an earlier state's delivery; clearing S clears it."""
@@ -90,11 +90,11 @@ class TransactionConformance:
         claim = scene.claim(store, name)
         for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
             scene.transact(store, claim, delivery=delivery)
-            demand_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
+            expect_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
         store.record_resolution(claim, Resolution(resolved_generation=0))
-        demand_row(store, name, "after a resolution that leaves the state", delivery=_DELIVERIES[0])
+        expect_row(store, name, "after a resolution that leaves the state", delivery=_DELIVERIES[0])
         store.record_resolution(claim, Resolution(clear_state=True))
-        demand_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
+        expect_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
     def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
         """`record` writes S, its generation, delivery and number, and nothing else."""
@@ -104,7 +104,7 @@ class TransactionConformance:
         store.record_resolution(claim, Resolution(resolved_generation=0))
         before = store.read_claimed(claim)
         scene.transact(store, claim, generation=generation)
-        demand_row(
+        expect_row(
             store,
             name,
             "after a transaction",
@@ -136,7 +136,7 @@ class TransactionConformance:
             for number in range(1, 31)
         ]
         assert scene.committed() == numbers
-        demand_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
+        expect_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
 
     def test_transactions_of_different_ids_do_not_disturb_each_other(self, scene: StoreScene) -> None:
         """Each id has its own fence: transactions begin, commit and roll back in any order."""
@@ -151,9 +151,9 @@ class TransactionConformance:
         transactions[0].commit()
         assert scene.committed() == sorted([numbers[0], numbers[2]])
         for name, state in zip(ids, (STATE, None, STATE), strict=True):
-            demand_row(store, name, "after transactions of three ids", prepared_state=state)
+            expect_row(store, name, "after transactions of three ids", prepared_state=state)
 
-    def test_the_session_is_there_or_told_to_be_missing(self, scene: StoreScene) -> None:
+    def test_the_session_exists_or_is_refused(self, scene: StoreScene) -> None:
         """`session`: a SQLAlchemy ORM Session, or UsageError if the store does not support it."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))
@@ -168,7 +168,7 @@ class OutcomeConformance:
     """How a transaction ends, and what follows."""
 
     @pytest.mark.parametrize("moment", ["begun", "written", "recorded"])
-    def test_rollback_takes_back_everything_at_any_time(self, scene: StoreScene, moment: str) -> None:
+    def test_rollback_undoes_everything_at_any_time(self, scene: StoreScene, moment: str) -> None:
         """`rollback` may be called at any time and more than once, and leaves nothing behind, not even a lock."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -180,7 +180,7 @@ class OutcomeConformance:
         transaction.rollback()
         transaction.rollback()
         assert scene.committed() == [], "rollback() has left the user's data"
-        demand_row(store, name, "after rollback()", prepared_state=None, transaction_number=0, fence=claim.fence)
+        expect_row(store, name, "after rollback()", prepared_state=None, transaction_number=0, fence=claim.fence)
         number = scene.transact(store, claim)
         assert scene.committed() == [number], "the transaction after the one that was rolled back"
 
@@ -192,10 +192,10 @@ class OutcomeConformance:
         for _ in range(2):
             transaction.rollback()
         assert scene.committed() == [number], "rollback() after commit() has removed the user's data"
-        demand_row(store, name, "after rollback() after commit()", prepared_state=STATE, transaction_number=1)
+        expect_row(store, name, "after rollback() after commit()", prepared_state=STATE, transaction_number=1)
 
     @pytest.mark.parametrize("end", ["commit", "rollback"])
-    def test_a_transaction_that_has_ended_is_of_no_use(self, scene: StoreScene, end: str) -> None:
+    def test_a_transaction_that_has_ended_refuses_every_call(self, scene: StoreScene, end: str) -> None:
         """A later write through it would be lost, or committed by another transaction: it raises WriterClosedError."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
@@ -209,7 +209,7 @@ class OutcomeConformance:
             "commit()": transaction.commit,
         }
         for what, use in uses.items():
-            with demanded(WriterClosedError, f"{what} after {end}()"):
+            with expect_error(WriterClosedError, f"{what} after {end}()"):
                 use()
         following = scene.transact(store, claim, transaction_number=3)
         assert scene.committed() == ([number, following] if end == "commit" else [following])
@@ -222,7 +222,7 @@ class OutcomeConformance:
         try:
             scene.put(transaction.handle, number)
             for name, end in scene.ways_to_end(transaction.handle).items():
-                with demanded(TransactionControlError, f"{name} through the user's handle"):
+                with expect_error(TransactionControlError, f"{name} through the user's handle"):
                     end()
                 assert scene.committed() == [], f"{name} through the user's handle has committed"
             transaction.record(STATE, generation=0, transaction_number=1)
@@ -235,10 +235,10 @@ class OutcomeConformance:
         """The store's next transaction is separate: it contains nothing of the one before."""
         store = scene.new_store()
         first, second = (scene.claim(store, scene.new_id()) for _ in range(2))
-        _written_and_given_up(scene, store.begin(first))
+        _write_and_roll_back(scene, store.begin(first))
         number = scene.transact(store, second)
         assert scene.committed() == [number], "what was rolled back was committed by the next transaction"
-        demand_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
+        expect_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
 
     def test_only_conflicts_are_conflicts(self, scene: StoreScene) -> None:
         """`is_conflict` and `is_outage` are about errors of the database's driver, and False for all others."""
@@ -248,7 +248,7 @@ class OutcomeConformance:
             assert store.is_outage(error) is False, f"is_outage({error!r})"
 
 
-def _written_and_given_up(scene: StoreScene, transaction: StoreTransaction) -> None:
+def _write_and_roll_back(scene: StoreScene, transaction: StoreTransaction) -> None:
     scene.put(transaction.handle, scene.new_number())
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.rollback()

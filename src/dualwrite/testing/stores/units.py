@@ -7,7 +7,7 @@ import pytest
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.transaction import StoreTransaction
-from dualwrite.testing.stores.demands import demand_row
+from dualwrite.testing.stores.expectations import expect_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _MANY = 64
@@ -16,7 +16,7 @@ _MANY = 64
 class UnitConformance:
     """`begin_unit`, `end_unit`, `undo_unit`, and the same for several together; skipped for a store without `undoes_units`."""
 
-    def test_an_undone_unit_leaves_nothing_and_takes_nothing_with_it(self, scene: StoreScene) -> None:
+    def test_undoing_a_unit_undoes_that_unit_alone(self, scene: StoreScene) -> None:
         """`undo_unit` undoes what its unit has written, and only that."""
         transaction = _begun(scene)
         kept = []
@@ -62,7 +62,7 @@ class UnitConformance:
         transaction.record(STATE, generation=0, transaction_number=1)
         transaction.commit()
         assert scene.committed() == [number]
-        demand_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
+        expect_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
 
     def test_units_are_rolled_back_with_their_transaction(self, scene: StoreScene) -> None:
         """A unit that has ended is no more committed than one that has not."""
@@ -110,7 +110,7 @@ class UnitConformance:
         transaction.commit()
         assert scene.committed() == [*kept, number]
 
-    def test_a_store_says_whether_it_has_units(self, scene: StoreScene) -> None:
+    def test_units_are_refused_without_undoes_units(self, scene: StoreScene) -> None:
         """Without `undoes_units` a unit can't begin: it would be undone with all others."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))

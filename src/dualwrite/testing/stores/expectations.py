@@ -1,4 +1,4 @@
-"""The suite's assertions: a failure says what the contract demands, and what the store did instead."""
+"""The suite's assertions: a failure says what the contract requires, and what the store did instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Caught(Generic[E]):
 
 
 @contextmanager
-def demanded(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[E]]:
+def expect_error(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[E]]:
     """The block must raise this error; `what` names the call and the moment, for the failure's text."""
     __tracebackhide__ = True
     caught: Caught[E] = Caught()
@@ -38,11 +38,11 @@ def demanded(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[
         caught.value = error
         return
     except Exception as error:  # noqa: BLE001  (reported as an error that the contract does not allow)
-        pytest.fail(f"{what}: the contract demands {wanted}; the store raised {_shortened(error)}")
-    pytest.fail(f"{what}: the contract demands {wanted}; the store raised nothing")
+        pytest.fail(f"{what}: the contract requires {wanted}; the store raised {_shortened(error)}")
+    pytest.fail(f"{what}: the contract requires {wanted}; the store raised nothing")
 
 
-def demand_fenced(
+def expect_fenced(
     call: Callable[[Claim], Any], claim: Claim, what: str, *, by: Claim | None = None, missing: bool = False
 ) -> None:
     """`call` must raise FencedError under a claim that was replaced, and the error must have the right attributes.
@@ -55,7 +55,7 @@ def demand_fenced(
         missing: Whether there is no row at all.
     """
     __tracebackhide__ = True
-    with demanded(FencedError, what) as caught:
+    with expect_error(FencedError, what) as caught:
         call(claim)
     error = caught.value
     found = {"transactional_id": error.transactional_id, "fence": error.facts.get("fence")}
@@ -63,22 +63,22 @@ def demand_fenced(
     if by is not None or missing:
         found |= {name: error.facts.get(name) for name in ("current_fence", "current_owner")}
         wanted |= {"current_fence": by.fence if by else None, "current_owner": by.owner if by else None}
-    assert found == wanted, f"{what}: FencedError's attributes are {found}, the contract demands {wanted}"
+    assert found == wanted, f"{what}: FencedError's attributes are {found}, the contract requires {wanted}"
 
 
-def demand_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> None:
+def expect_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> None:
     """The row must exist and have these fields; the others are not checked."""
     __tracebackhide__ = True
     row = store.read(name)
     if row is None:
         pytest.fail(f"{why}: read() returned None, there is no row")
     wrong = {name: getattr(row, name) for name, value in wanted.items() if getattr(row, name) != value}
-    text = "; ".join(f"{name} is {value!r}, the contract demands {wanted[name]!r}" for name, value in wrong.items())
+    text = "; ".join(f"{name} is {value!r}, the contract requires {wanted[name]!r}" for name, value in wrong.items())
     assert not wrong, f"{why}: {text}"
 
 
 @contextmanager
-def meanwhile(call: Callable[[], T]) -> Iterator[Future[T]]:
+def running(call: Callable[[], T]) -> Iterator[Future[T]]:
     """Run `call` in a thread; the block begins when the call has ended or had enough time to begin waiting."""
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(call)
