@@ -14,8 +14,8 @@ _UNCHECKED = "row = self._database.row(self._claim.transactional_id)"
 _RESOLVED = "rows.with_resolution(rows.check_fence(row, claim), resolution)"
 _RESOLVE = f"lambda row: {_RESOLVED}"
 _CLEARS_ALL = "__import__('dataclasses').replace(resolution, clear_state=resolution.clear_state or bool(resolution.clear_only))"
-_TAKE = "lambda row: rows.with_generation(rows.check_fence(row, claim), kind, reuse=reuse, **own)"
-_TAKE_BLIND = _TAKE.replace(
+_ACQUIRE = "lambda row: rows.with_generation(rows.check_fence(row, claim), kind, reuse=reuse, **own)"
+_ACQUIRE_BLIND = _ACQUIRE.replace(
     "rows.check_fence(row, claim)", "__import__('dataclasses').replace(rows.check_fence(row, claim), lost=())"
 )
 _FORGET = "lambda row: row and rows.forgotten(row)"
@@ -36,7 +36,7 @@ _READ_EARLY = """        read = rows.check_fence(self._database.row(self._claim.
         self._record = lambda row: """
 _ROLLBACK = '''        """See StoreTransaction."""
         self._batch.ended = True'''
-_TAKES_BACK = """        kept = {k: v for k, v in self._database.content.data.items() if k not in self._batch.changes}
+_REMOVES_DATA = """        kept = {k: v for k, v in self._database.content.data.items() if k not in self._batch.changes}
         self._database.content = Content(self._database.content.rows, kept)
         self._batch.ended = True"""
 _ONE_AT_A_TIME = """        with self._database.lock:
@@ -60,15 +60,17 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, fence=max(1, row.fence - (before is not None)))\n"),
     ),
     "expected_fence is ignored": ((_CLAIM, _CLAIM.replace("expected_fence=expected_fence", "expected_fence=None")),),
-    "an expected claim makes a row": ((_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),),
+    "a conditional claim creates a row": (
+        (_CLAIM, _CLAIM.replace("=expected_fence)", "=expected_fence if before else None)")),
+    ),
     "recording clears whatever state there is": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_CLEARS_ALL})")),),
     "recording ignores the fence": ((_RESOLVE, "lambda row: rows.with_resolution(row, resolution)"),),
-    "acquire_generation ignores the fence": ((_TAKE, _TAKE.replace("rows.check_fence(row, claim)", "row")),),
+    "acquire_generation ignores the fence": ((_ACQUIRE, _ACQUIRE.replace("rows.check_fence(row, claim)", "row")),),
     "read_claimed ignores the fence": (
         ("return rows.check_fence(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
         ("        self.read_claimed(claim)\n", "        rows.check_fence(self.read(claim.transactional_id), claim)\n"),
     ),
-    "a fence above the row's is taken for a claim": (
+    "a fence above the row's is accepted": (
         (
             "return rows.check_fence(self.read(claim.transactional_id), claim)",
             _A_HIGHER_FENCE,
@@ -93,7 +95,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "the state is not written": ((_COMMIT, "self._database.write(row, self._batch.changes)"),),
     "the data is not written": ((_COMMIT, "self._database.write(self._record(row))"),),
     "an empty state does not replace one": ((_RECORD, _RECORD.replace("state,", "state or row.prepared_state,")),),
-    "the delivery of a state is not kept": ((_RECORD, _RECORD.replace("delivery=delivery", "delivery=None")),),
+    "the delivery of a state is not stored": ((_RECORD, _RECORD.replace("delivery=delivery", "delivery=None")),),
     "a state without a delivery keeps the earlier one's": (
         (_RECORD, _RECORD.replace("delivery=delivery", "delivery=delivery or row.delivery")),
     ),
@@ -103,7 +105,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
             f"lambda row: {_REPLACE}({_RESOLVED}, delivery=row.delivery)",
         ),
     ),
-    "the generation of a state is not kept": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
+    "the generation of a state is not stored": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
     "record writes the row that it has read": (
         (
             "        self._record = lambda row: ",
@@ -111,13 +113,13 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ),
         (_RECORD, _RECORD.replace("row, state", "read, state")),
     ),
-    "rollback after commit takes the data back": (
+    "rollback after commit removes the data": (
         (
             _ROLLBACK,
-            _TAKES_BACK,
+            _REMOVES_DATA,
         ),
     ),
-    "the handle takes writes after the end": (
+    "the handle accepts writes after the end": (
         ("        self.check_open()\n        self.changes[key]", "        self.changes[key]"),
     ),
     "a transaction can be committed twice": (("        self._batch.ended = True\n        with", "        with"),),
@@ -128,15 +130,15 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
             _CLAIM + f"            row = {_REPLACE}(row, transaction_number=before.transaction_number if before else 0)\n",
         ),
     ),
-    "an expected claim resets transaction_number": (
+    "a conditional claim resets transaction_number": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, transaction_number=0)\n"),
     ),
     "a claim clears the state": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, prepared_state=None)\n"),),
-    "a claim leaves a tombstone": (
+    "a claim does not revive a tombstone": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, forgotten=bool(before and before.forgotten))\n"),
     ),
-    "a claim has no token of its own": (("token = uuid.uuid4().hex", 'token = "token"'),),
-    "a long owner is not cut": (("owner[:MAX_OWNER_LENGTH]", "owner"),),
+    "claims have the same token": (("token = uuid.uuid4().hex", 'token = "token"'),),
+    "a long owner is not truncated": (("owner[:MAX_OWNER_LENGTH]", "owner"),),
     "claims are not made one at a time": (
         ("        if not self._database.lock.acquire(timeout=timeout):", "        if timeout < 0:"),
         ("            self._database.lock.release()", "            pass"),
@@ -149,14 +151,14 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ),
     ),
     # --- recovery ---
-    "a generation is used again for another kind": (
+    "a generation is reused for another kind": (
         (
-            _TAKE,
-            _TAKE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), generation_kind=kind)"),
+            _ACQUIRE,
+            _ACQUIRE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), generation_kind=kind)"),
         ),
     ),
-    "the store's id is made up each time": (
-        (_TAKE, _TAKE.replace("**own", "**{**own, 'store_id': __import__('uuid').uuid4().hex[:12]}")),
+    "each generation has another store id": (
+        (_ACQUIRE, _ACQUIRE.replace("**own", "**{**own, 'store_id': __import__('uuid').uuid4().hex[:12]}")),
     ),
     "the expected identity is ignored": (("            if self._database.identity != expected:", "            if False:"),),
     "each store has an id of its own": (
@@ -164,60 +166,72 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ("            self._database.identity = identity\n", "            self.own = self._database.identity = identity\n"),
         ("if self._database.identity != expected", "if self.__dict__.get('own') != expected"),
     ),
-    "lost ones can't be cleared": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, clear_lost=False))")),),
-    "the cluster is not kept": ((_TAKE, _TAKE.replace("**own", "**{**own, 'cluster_id': ''}")),),
-    "another cluster is taken": (
-        (_TAKE, _TAKE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), cluster_id='')")),
+    "lost entries can't be cleared": (
+        (_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, clear_lost=False))")),
     ),
-    "what is resolved stays": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, resolved_entry=None))")),),
-    "ids can't move": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, cluster_id=None))")),),
+    "the cluster is not stored": ((_ACQUIRE, _ACQUIRE.replace("**own", "**{**own, 'cluster_id': ''}")),),
+    "another cluster is accepted": (
+        (
+            _ACQUIRE,
+            _ACQUIRE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), cluster_id='')"),
+        ),
+    ),
+    "a resolved entry is not removed": (
+        (_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, resolved_entry=None))")),
+    ),
+    "an id can't move to another cluster": (
+        (_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, cluster_id=None))")),
+    ),
     "a resolution drops the cluster": (
         (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, cluster_id=resolution.cluster_id or '')"),
     ),
-    "a generation with something unverified is used again": (
-        (_TAKE, f"lambda row: {_REPLACE}({_TAKE_BLIND.removeprefix('lambda row: ')}, lost=row.lost)"),
+    "a generation with an unverified entry is reused": (
+        (_ACQUIRE, f"lambda row: {_REPLACE}({_ACQUIRE_BLIND.removeprefix('lambda row: ')}, lost=row.lost)"),
     ),
-    "reuse is ignored": ((_TAKE, _TAKE.replace("reuse=reuse", "reuse=False")),),
-    "a generation that is used again stays resolved": (
-        (_TAKE, f"lambda row: {_REPLACE}({_TAKE.removeprefix('lambda row: ')}, resolved_generation=row.resolved_generation)"),
+    "reuse is ignored": ((_ACQUIRE, _ACQUIRE.replace("reuse=reuse", "reuse=False")),),
+    "a reused generation stays resolved": (
+        (
+            _ACQUIRE,
+            f"lambda row: {_REPLACE}({_ACQUIRE.removeprefix('lambda row: ')}, resolved_generation=row.resolved_generation)",
+        ),
     ),
     "a resolution always clears the state": (
         (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, prepared_state=None)"),
     ),
-    "a resolution replaces the lost ones": (
+    "a resolution replaces the lost entries": (
         (_RESOLVE, f"lambda row: rows.with_resolution({_REPLACE}(rows.check_fence(row, claim), lost=()), resolution)"),
     ),
     "acknowledge clears the state": (
         (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row), prepared_state=None)"),
     ),
-    "acknowledge keeps the lost ones": ((_ACKNOWLEDGE, "lambda row: row"),),
-    "what is open is forgotten": (
+    "acknowledge keeps the lost entries": ((_ACKNOWLEDGE, "lambda row: row"),),
+    "an unresolved id is forgotten": (
         (_FORGET, f"lambda row: row and {_REPLACE}(row, forgotten=True, fence=row.fence + 1 - row.forgotten)"),
     ),
-    "forgetting makes a row": (
+    "forgetting creates a row": (
         (_FORGET, "lambda row: rows.forgotten(row) if row else rows.claimed(None, transactional_id, '', token='')"),
     ),
     # --- ids ---
     "tombstones are listed": ((" and not row.forgotten)", ")"),),
     "ids are not sorted": (("return sorted(name", "return list(name"),),
     "prefixes are patterns": (("if name.startswith(prefix)", "if __import__('fnmatch').fnmatchcase(name, prefix + '*')"),),
-    "case does not count": (
+    "ids are compared without case": (
         ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id.casefold())"),
         ("row.transactional_id: document(row)", "row.transactional_id.casefold(): document(row)"),
     ),
-    "spaces at the end do not count": (
+    "ids are compared without trailing spaces": (
         ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id.rstrip())"),
         ("row.transactional_id: document(row)", "row.transactional_id.rstrip(): document(row)"),
     ),
-    "ids are cut": (
+    "ids are truncated": (
         ("self.content.rows.get(transactional_id)", "self.content.rows.get(transactional_id[:254])"),
         ("row.transactional_id: document(row)", "row.transactional_id[:254]: document(row)"),
     ),
     # --- leases ---
     "an id is leased twice": ((_FREE, "]"),),
     "leases don't end": ((_FREE, "if self._owner(name) in (None, owner)]"),),
-    "an owner can't take what it has": ((_FREE, _FREE.replace("(None, owner)", "(None,)")),),
-    "leases are not taken one at a time": (
+    "an owner can't acquire its own ids again": ((_FREE, _FREE.replace("(None, owner)", "(None,)")),),
+    "leases are not acquired one at a time": (
         (
             "        with self._database.lock:\n            now = time.monotonic()\n            free",
             "        if True:\n            now = time.monotonic()\n            free",
@@ -225,15 +239,15 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_FREE, f"{_FREE}\n            time.sleep(0.001)"),
     ),
     "leases of others are renewed": ((_RENEWED, "ours = [name for name in ids if self._owner(name)]"),),
-    "renewing takes what is free": ((_RENEWED, _RENEWED.replace("== owner", "in (None, owner)")),),
+    "renewing acquires free ids": ((_RENEWED, _RENEWED.replace("== owner", "in (None, owner)")),),
     "a lease that has ended is not renewed": (
         (_RENEWED, _RENEWED.replace("== owner", "== owner and self._database.leases[name][1] > time.monotonic()")),
     ),
     "renewing does not prolong": (
         ("(owner, time.monotonic() + seconds) for name in ours", "self._database.leases[name] for name in ours"),
     ),
-    "leases of others are given back": ((_RELEASED, "for name in [name for name in ids if self._owner(name)]:"),),
-    "a lease that was given back stays": ((_RELEASED, "for name in []:"),),
+    "leases of others are released": ((_RELEASED, "for name in [name for name in ids if self._owner(name)]:"),),
+    "a released lease stays": ((_RELEASED, "for name in []:"),),
     "leases that have ended are not listed": ((_LISTED, _LISTED.replace("]", " and until > now]")),),
     "leases of other prefixes are listed": (
         (_LISTED, _LISTED.replace("name.startswith(prefix)", "name.casefold().startswith(prefix.casefold())")),

@@ -46,7 +46,7 @@ class RocksDBScene(StoreScene):
     def open(self) -> WatchedStore:
         return WatchedStore(self._path, lock_timeout=LIMIT)
 
-    def open_impatient(self) -> WatchedStore:
+    def open_with_short_timeout(self) -> WatchedStore:
         return WatchedStore(self._path, lock_timeout=0.3)
 
     def put(self, handle: TransactionBatch, number: int) -> None:

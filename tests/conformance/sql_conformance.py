@@ -43,7 +43,7 @@ class SqlScene(StoreScene):
     def open(self) -> SqlStateStore:
         return self._opened(lock_timeout=LIMIT)
 
-    def open_impatient(self) -> SqlStateStore:
+    def open_with_short_timeout(self) -> SqlStateStore:
         return self._opened(lock_timeout=0.3)
 
     def _opened(self, lock_timeout: float) -> SqlStateStore:

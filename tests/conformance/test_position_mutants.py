@@ -127,17 +127,17 @@ MUTANTS: Final[dict[str, Break]] = {
 }
 
 TESTS: Final = (
-    ("test_a_rollback_leaves_it_where_it_was", {}),
-    ("test_it_moves_only_from_where_it_is", {"begins_at": None}),
-    ("test_it_moves_only_from_where_it_is", {"begins_at": 4}),
-    ("test_it_moves_only_from_where_it_is", {"begins_at": 6}),
-    ("test_one_that_is_not_stored_is_not_moved", {}),
-    ("test_another_topic_of_the_same_name_is_another_partition", {}),
+    ("test_a_rollback_moves_no_position", {}),
+    ("test_a_move_from_another_position_is_refused", {"begins_at": None}),
+    ("test_a_move_from_another_position_is_refused", {"begins_at": 4}),
+    ("test_a_move_from_another_position_is_refused", {"begins_at": 6}),
+    ("test_a_move_from_a_missing_position_is_refused", {}),
+    ("test_a_move_from_another_topic_of_the_same_name_is_refused", {}),
     ("test_several_partitions_move_together", {}),
     ("test_groups_are_independent", {}),
     ("test_a_reset_moves_all_or_none", {}),
     ("test_a_group_is_forgotten", {}),
-    ("test_a_position_is_stored_with_its_transaction", {}),
+    ("test_a_position_is_committed_with_its_transaction", {}),
 )
 """Those before the last one leave no rows of the scene's user behind."""
 
@@ -169,4 +169,4 @@ def test_a_lost_update_does_not_pass_the_suite(postgresql_scene: StoreScene, mon
         (_move if one.before is None else read_then_written)(execute, group_id, one)
 
     moving(move)(monkeypatch)
-    assert not verdict(postgresql_scene, "test_of_two_transactions_at_once_one_moves_it", {"first": False})
+    assert not verdict(postgresql_scene, "test_one_of_two_concurrent_transactions_moves_a_position", {"first": False})

@@ -49,7 +49,7 @@ def test_the_example_passes_the_suite(tmp_path: Path) -> None:
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) > 80
-    for missing in ("corrupt", "opener", "open_impatient", "ways_to_end", "cut_next_commit"):
+    for missing in ("corrupt", "opener", "open_with_short_timeout", "ways_to_end", "cut_next_commit"):
         assert f"this scene has no `{missing}`" in done.stdout
 
 
@@ -95,17 +95,17 @@ def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> 
         broken("commit does not check the fence"),
         "-x",
         "-k",
-        "test_a_claim_in_the_middle_of_a_transaction and recorded",
+        "test_a_claim_during_a_transaction and recorded",
     )
     assert done.returncode == 1
     assert "the contract requires FencedError; the store raised nothing" in done.stdout
     assert "A claim waits for the transaction, or replaces it and makes it fail" in done.stdout
     done = suite(
         tmp_path,
-        broken("an expected claim resets transaction_number"),
+        broken("a conditional claim resets transaction_number"),
         "-x",
         "-k",
-        "test_an_expected_claim_keeps_the_transaction_number",
+        "test_a_conditional_claim_keeps_the_transaction_number",
     )
     assert "transaction_number is 0, the contract requires 7" in done.stdout
 

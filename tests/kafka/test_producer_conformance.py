@@ -63,9 +63,7 @@ class Conformance(ProducerConformance):
     capabilities: ProducerCapabilities
 
     # The producer waits 5 s for a topic that the broker does not know: it may be in creation.
-    test_a_topic_that_does_not_exist_is_told_by_name = pytest.mark.slow(
-        ProducerConformance.test_a_topic_that_does_not_exist_is_told_by_name
-    )
+    test_a_missing_topic_is_reported_by_name = pytest.mark.slow(ProducerConformance.test_a_missing_topic_is_reported_by_name)
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
@@ -120,8 +118,8 @@ class TestLibrdkafkaProducer(Conformance):
     capabilities = LIBRDKAFKA
 
     @pytest.mark.soak  # in CI by test_strict_broker.py
-    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
-        super().test_a_topic_that_does_not_exist_is_told_by_name(strict_scene)
+    def test_a_missing_topic_is_reported_by_name(self, strict_scene: ProducerScene) -> None:
+        super().test_a_missing_topic_is_reported_by_name(strict_scene)
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:
@@ -132,8 +130,8 @@ class TestNativeProducer(Conformance):
     capabilities = NATIVE
 
     @pytest.mark.soak  # in CI by the next class, which looks topics up in the same way
-    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
-        super().test_a_topic_that_does_not_exist_is_told_by_name(strict_scene)
+    def test_a_missing_topic_is_reported_by_name(self, strict_scene: ProducerScene) -> None:
+        super().test_a_missing_topic_is_reported_by_name(strict_scene)
 
     @staticmethod
     def make(config: KafkaConfig, kafka_id: str, coordinator: WireTransactionCoordinator) -> TransactionalProducer:

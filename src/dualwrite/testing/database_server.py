@@ -1,4 +1,4 @@
-"""A database server for tests: its folder is made at the first start, and it is ready when it has answered a query."""
+"""A database server for tests: its folder is created at the first start; it is ready once it has answered a query."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DatabaseServer(ServerProcess):
             self._folder = self._make_folder()
             self.port = free_port()
         self._run(self._server_command(self._folder), account=self._account)
-        failure = self._becomes_ready(self._ping, timeout=_START_TIMEOUT, not_yet=self._connection_errors())
+        failure = self._wait_until_ready(self._ping, timeout=_START_TIMEOUT, not_yet=self._connection_errors())
         if failure is not None:
             raise self._start_error(
                 f"The {self._kind} server {self._program} did not start on port {self.port}.", cause=self.log()[-_LOG_LENGTH:]

@@ -1,4 +1,4 @@
-"""Arm named points in the writer and the recoverer: to raise, to stop, or to end the process.
+"""Failpoints: named points in the writer and in recovery at which a test makes the process raise, stop or end.
 
 In this process::
 
@@ -18,13 +18,13 @@ of `name=action`, separated by `;`, where the action is one of
 | `sleep:SECONDS` | it sleeps |
 | `touch:PATH` | the file is created: lets a test wait for the point |
 
-`name#N=action` acts only the N-th time that the point is passed (from 1). Without `#N` it acts every time.
+`name#N=action` acts only when the point is reached for the N-th time (from 1). Without `#N` it acts every time.
 The variables are read when `dualwrite` is imported. Without the first one the second does nothing (a writer that opens logs a
 warning), so that a variable left in a production environment does no harm; `arm_from_environment` does not need the first one.
 
 `DUALWRITE_FAILPOINTS=@PATH` is for processes that are not the test's own children and live longer than one test (Spark's Python
-workers): each time a point is passed, the file is read, which contains one entry, `name=action`. It acts once, in the first
-process that reaches the point, which deletes the file.
+workers): each time a point is reached, the file is read, which contains one entry, `name=action`. The first process that
+reaches the named point deletes the file and acts.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ def sends_itself(signal_number: int) -> Action:
 
 
 def only_at(count: int, action: Action) -> Action:
-    """An action that runs `action` at the `count`-th passage only (from 1)."""
-    passed = 0
+    """An action that runs `action` only when the point is reached for the `count`-th time (from 1)."""
+    reached = 0
 
     def counted() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == count:
+        nonlocal reached
+        reached += 1
+        if reached == count:
             action()
 
     return counted

@@ -9,4 +9,4 @@ PACE_VARIABLE: Final = "DUALWRITE_TEST_PACE"
 """An environment variable with a factor of at least 1, read when a suite is imported."""
 
 TIMEOUT: Final = 30.0 * max(1.0, float(os.environ.get(PACE_VARIABLE) or 1))
-"""Seconds for anything that must happen: far more than it takes."""
+"""Seconds to wait for anything that must happen: far more than it needs."""

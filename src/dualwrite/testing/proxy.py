@@ -179,15 +179,15 @@ class TcpProxy:
     # --- faults -----------------------------------------------------------------------------------------------------------
 
     def on_client_bytes(self, pattern: bytes, action: Action, *, when: When = "before", times: int = 1) -> None:
-        """Act when `pattern` comes from a client.
+        """Run an action when a client sends `pattern`.
 
         Args:
             pattern: What to look for in what the client sends.
-            action: Called with the link, in the proxy's thread.
-            when: `before` it is forwarded; right `after` it was forwarded, with the server's answer held back until the action
-                is done; or when the server has `answered`, before the answer is forwarded: then the server has executed the
-                request, and the client does not know.
-            times: How many times the hook acts.
+            action: Called with the link, in a thread of the proxy.
+            when: `before` the bytes are forwarded; `after` they were forwarded, while the server's answer is held back; or when
+                the server has `answered`, before the answer is forwarded: the server has executed the request then, and the
+                client does not know it.
+            times: How many times the action runs.
         """
         with self._lock:
             self._hooks.append(_Hook(pattern, when, action, times))
@@ -200,16 +200,16 @@ class TcpProxy:
 
     def cut(self) -> None:
         """Close all connections; new ones are accepted."""
-        for link in self._taken_links():
+        for link in self._detach_links():
             link.cut()
 
     def cut_with_reset(self) -> None:
         """Reset all connections; new ones are accepted."""
-        for link in self._taken_links():
+        for link in self._detach_links():
             link.cut_with_reset()
 
     def blackhole(self, direction: Direction | None = None) -> None:
-        """Silence the current connections."""
+        """Stop forwarding on the current connections, which stay open; see `Link.blackhole`."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -223,7 +223,7 @@ class TcpProxy:
         """Forward new connections to another server, like a name that now resolves to another host."""
         self._target = (host, port)
 
-    def _taken_links(self) -> list[Link]:
+    def _detach_links(self) -> list[Link]:
         with self._lock:
             links, self._links = self._links, []
         return links

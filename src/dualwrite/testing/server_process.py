@@ -1,4 +1,4 @@
-"""What all our test servers have in common: one process, with its own folder, on a port of the loopback interface."""
+"""The base of our test servers: one process, with its own folder, on a port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -127,22 +127,22 @@ class ServerProcess(ABC):
                 **as_account(account),
             )
 
-    def _becomes_ready(
-        self, ask: Callable[[], object], *, timeout: float, not_yet: tuple[type[Exception], ...] = ()
+    def _wait_until_ready(
+        self, ping: Callable[[], object], *, timeout: float, not_yet: tuple[type[Exception], ...] = ()
     ) -> Exception | None:
-        """Ask until the server answers, and return None; or return the last failure if the process ended or at the timeout.
+        """Ping the server until it answers, and return None; or return the last failure if it ended, or at the timeout.
 
         Args:
-            ask: Asks the server; False or one of `not_yet` means that it is not ready.
+            ping: Sends the server a request; returns False, or raises one of `not_yet`, while it is not ready.
             timeout: Seconds.
-            not_yet: What `ask` raises while the server is not ready.
+            not_yet: What `ping` raises while the server is not ready.
         """
         assert self._process is not None
         deadline = time.monotonic() + timeout
         while True:
             failure: Exception = TimeoutError("it did not answer")
             try:
-                if ask() is not False:
+                if ping() is not False:
                     return None
             except not_yet as error:
                 failure = error

@@ -1,4 +1,4 @@
-"""Read what consumers can see of a topic: every committed message, once no transaction is open on it any more."""
+"""Read all committed messages of a topic, once no transaction is open on it any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH: Final = 1000
 _WAIT: Final = 0.1
 _UNAVAILABLE: Final = frozenset(
     {
-        KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker that went away, or does not answer yet
+        KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
         KafkaError._TRANSPORT,  # noqa: SLF001
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
         KafkaError.REQUEST_TIMED_OUT,
@@ -32,7 +32,7 @@ _UNAVAILABLE: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""No answer, or the answer of a partition between two leaders or of a broker that has just come back."""
+"""No answer; or the answer while a partition changes its leader, or of a broker that has just restarted."""
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 
 
@@ -128,7 +128,7 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
 
 @contextmanager
 def _unavailability(topic: str) -> Iterator[None]:
-    """Raises `BrokerUnavailableError` for what librdkafka says when a broker or a leader is away."""
+    """Raises `BrokerUnavailableError` for librdkafka's errors when a broker or a leader is unavailable."""
     try:
         yield
     except KafkaException as error:

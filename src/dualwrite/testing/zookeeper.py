@@ -112,7 +112,7 @@ class ZooKeeperServer(ServerProcess):
                 self.port = free_port()
             self._write_settings(folder)
             self._run([*command, *self._java_settings(folder), _MAIN, folder / "zoo.cfg"])
-            if self._becomes_ready(self._is_ready, timeout=_START_TIMEOUT) is None:
+            if self._wait_until_ready(self._is_ready, timeout=_START_TIMEOUT) is None:
                 return self
             if "Address already in use" not in self.log() or attempt + 1 == attempts:
                 break

@@ -15,22 +15,22 @@ Provide a producer through a scene, and pytest runs the suite::
                 yield scene
 
 `ProducerCapabilities` declares what only some producers support; tests of a missing capability are skipped. The broker must
-have transaction.version 2 and create topics automatically; optionally, override `strict_scene` with a scene on a broker that
-does not.
+have transaction.version 2 and create topics automatically. Optionally, override the fixture `strict_scene` with a scene on a
+broker that does not create topics.
 """
 
 from dualwrite.testing.producers.fencing import FencingConformance
-from dualwrite.testing.producers.many import ManyConformance
 from dualwrite.testing.producers.messages import MessageConformance
 from dualwrite.testing.producers.offsets import OffsetConformance
 from dualwrite.testing.producers.refusals import RefusalConformance
 from dualwrite.testing.producers.scene import ProducerCapabilities, ProducerScene, SeenMessage
+from dualwrite.testing.producers.send_many import SendManyConformance
 from dualwrite.testing.producers.transactions import TransactionConformance
 
 
 class ProducerConformance(
     MessageConformance,
-    ManyConformance,
+    SendManyConformance,
     TransactionConformance,
     RefusalConformance,
     OffsetConformance,
@@ -41,7 +41,6 @@ class ProducerConformance(
 
 __all__ = [
     "FencingConformance",
-    "ManyConformance",
     "MessageConformance",
     "OffsetConformance",
     "ProducerCapabilities",
@@ -49,5 +48,6 @@ __all__ = [
     "ProducerScene",
     "RefusalConformance",
     "SeenMessage",
+    "SendManyConformance",
     "TransactionConformance",
 ]

@@ -48,7 +48,7 @@ class MessageConformance:
         assert scene.read(topic) == wanted
 
     def test_a_message_without_a_timestamp_has_the_time_of_sending(self, scene: ProducerScene) -> None:
-        """According to the producer's clock, which is also the test's."""
+        """By the producer's clock, which is also the test's."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         before = time.time_ns() // 1_000_000
@@ -58,7 +58,7 @@ class MessageConformance:
         (message,) = scene.read(topic)
         assert before <= message.timestamp_ms <= after
 
-    def test_a_message_goes_to_the_partition_that_is_given(self, scene: ProducerScene) -> None:
+    def test_a_message_goes_to_the_given_partition(self, scene: ProducerScene) -> None:
         """Regardless of its key; includes the first and the last partition."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, _PARTITIONS)
@@ -68,7 +68,7 @@ class MessageConformance:
         prepare_and_commit(producer)
         assert [(m.partition, m.value) for m in scene.read(topic)] == [(0, b"0")] * 2 + [(1, b"1")] + [(2, b"2")] * 2
 
-    def test_a_key_stays_with_its_partition(self, scene: ProducerScene) -> None:
+    def test_messages_with_the_same_key_have_the_same_partition(self, scene: ProducerScene) -> None:
         """Across transactions and producers."""
         topic = scene.new_name("topic")
         scene.make_topic(topic, _PARTITIONS)
@@ -88,7 +88,7 @@ class MessageConformance:
         assert len(set.union(*found.values())) == _PARTITIONS
 
     def test_messages_without_a_key_are_spread_and_none_is_lost(self, scene: ProducerScene) -> None:
-        """How they are spread is the producer's choice."""
+        """The producer chooses how they are spread."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, _PARTITIONS)
         sent = [b"%d" % n for n in range(1000)]

@@ -29,7 +29,7 @@ class OffsetConformance:
         assert scene.values(topic) == [b"v"]
 
     def test_offsets_alone_are_a_transaction(self, scene: ProducerScene) -> None:
-        """The transaction has a state, and the coordinator knows it."""
+        """The transaction has a state, and is known to the coordinator."""
         producer, source = scene.new_producer(), scene.new_name("source")
         group = GroupMetadata(scene.new_name("group"))
         scene.make_topic(source)
@@ -38,12 +38,12 @@ class OffsetConformance:
             producer.send_offsets_to_transaction(iter([ConsumedOffset(source, 0, offset)]), group, timeout=TIMEOUT)
             state = producer.prepare_transaction(timeout=TIMEOUT)
             assert state is not None
-            assert scene.described(producer).epoch == state.epoch
+            assert scene.describe(producer).epoch == state.epoch
             producer.commit_transaction(timeout=TIMEOUT)
             assert scene.committed_offset(group.group_id, source, 0) == offset
 
     def test_offsets_of_an_aborted_transaction_are_not_committed(self, scene: ProducerScene) -> None:
-        """Offsets committed before stay."""
+        """Offsets that were committed before are kept."""
         producer, source = scene.new_producer(), scene.new_name("source")
         group = GroupMetadata(scene.new_name("group"))
         scene.make_topic(source)
@@ -55,15 +55,15 @@ class OffsetConformance:
             end(timeout=TIMEOUT)
         assert scene.committed_offset(group.group_id, source, 0) == committed
 
-    def test_no_offsets_are_nothing(self, scene: ProducerScene) -> None:
+    def test_an_empty_list_of_offsets_adds_nothing_to_the_transaction(self, scene: ProducerScene) -> None:
         """The transaction stays empty."""
         producer = scene.new_producer()
         producer.begin_transaction()
         producer.send_offsets_to_transaction([], GroupMetadata(scene.new_name("group")), timeout=TIMEOUT)
         assert prepare_and_commit(producer) is None
 
-    def test_a_consumer_whose_generation_is_over_is_fenced(self, scene: ProducerScene) -> None:
-        """Its partitions may belong to another member: the transaction can only be aborted."""
+    def test_a_consumer_of_an_old_generation_is_fenced(self, scene: ProducerScene) -> None:
+        """Its partitions may belong to another member now: the transaction can only be aborted."""
         producer, source, topic = scene.new_producer(), scene.new_name("source"), scene.new_name("topic")
         scene.make_topic(source)
         gone = GroupMetadata(scene.new_name("group"), generation_id=7, member_id="gone")
@@ -71,7 +71,7 @@ class OffsetConformance:
         producer.send(topic, b"lost")
         with pytest.raises(ProducerFencedError, match="generation"):
             producer.send_offsets_to_transaction([ConsumedOffset(source, 0, 5)], gone, timeout=TIMEOUT)
-        producer = scene.give_up(producer)
+        producer = scene.abort(producer)
         producer.begin_transaction()
         producer.send(topic, b"next")
         prepare_and_commit(producer)

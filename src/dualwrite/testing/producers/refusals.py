@@ -1,4 +1,4 @@
-"""Conformance for refused messages: a clear error, no partial commit, and the producer can continue."""
+"""Conformance of refused messages: a clear error, no partial commit, and the producer can continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LIMIT: Final = 2_000
 class RefusalConformance:
     """Messages that are refused because of their type, their size, or the topic."""
 
-    def test_a_message_of_a_wrong_type_is_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
+    def test_after_an_invalid_message_the_transaction_continues(self, scene: ProducerScene) -> None:
         """Before the first message of the transaction, and after it."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
@@ -59,8 +59,8 @@ class RefusalConformance:
         assert prepare_and_commit(producer) is not None
         assert scene.values(topic) == [b"one", b"two"]
 
-    def test_many_messages_of_which_one_is_wrong_are_refused_and_the_transaction_goes_on(self, scene: ProducerScene) -> None:
-        """How many of them were accepted is unspecified; the accepted ones arrive once and in order."""
+    def test_after_an_invalid_message_among_many_the_transaction_continues(self, scene: ProducerScene) -> None:
+        """How many messages before it were accepted is unspecified; those arrive once and in order."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         values: list[Any] = [str(number) for number in range(10)]
@@ -84,8 +84,8 @@ class RefusalConformance:
             assert number in (following, 0)
             following = number + 1
 
-    def test_a_partition_that_the_topic_does_not_have_is_told(self, scene: ProducerScene) -> None:
-        """By send or by prepare; after the abort, no message of the transaction is visible."""
+    def test_a_missing_partition_is_reported(self, scene: ProducerScene) -> None:
+        """By `send` or `prepare_transaction`; after the abort, no message of the transaction is visible."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         producer.begin_transaction()
@@ -93,7 +93,7 @@ class RefusalConformance:
         with pytest.raises(UnknownTopicError, match="partition"):  # noqa: PT012  (in either call)
             producer.send(topic, b"lost", partition=77)
             producer.prepare_transaction(timeout=TIMEOUT)
-        self._go_on(scene, producer, topic)
+        self._check_next_transaction(scene, producer, topic)
 
     def test_a_message_above_the_producers_own_limit_is_refused_at_once(self, scene: ProducerScene) -> None:
         """The error names the setting."""
@@ -102,10 +102,10 @@ class RefusalConformance:
         producer.send(topic, b"x" * 9_000)
         with pytest.raises(MessageTooLargeError, match=r"message\.max\.bytes"):
             producer.send(topic, b"x" * 10_001)
-        self._go_on(scene, producer, topic)
+        self._check_next_transaction(scene, producer, topic)
 
     def test_a_message_above_the_topics_limit_fails_the_transaction_before_it_is_committed(self, scene: ProducerScene) -> None:
-        """At prepare at the latest, before the database commits."""
+        """`prepare_transaction` fails at the latest, so before the database commits."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
         producer.begin_transaction()
@@ -114,9 +114,9 @@ class RefusalConformance:
             producer.send(topic, b"x" * 2 * _LIMIT)
             producer.send(topic, b"small")
             producer.prepare_transaction(timeout=TIMEOUT)
-        self._go_on(scene, producer, topic)
+        self._check_next_transaction(scene, producer, topic)
 
-    def test_a_commit_without_prepare_does_not_pass_over_a_failed_delivery(self, scene: ProducerScene) -> None:
+    def test_a_commit_without_prepare_does_not_ignore_a_failed_delivery(self, scene: ProducerScene) -> None:
         """There is no partial commit."""
         producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
@@ -125,10 +125,10 @@ class RefusalConformance:
             producer.send(other, b"lost")
             producer.send(topic, b"x" * 2 * _LIMIT)
             producer.commit_transaction(timeout=TIMEOUT)
-        self._go_on(scene, producer, other)
+        self._check_next_transaction(scene, producer, other)
 
-    def test_after_a_failed_delivery_nothing_more_is_taken_and_prepare_fails(self, scene: ProducerScene) -> None:
-        """Each time with the reason of the failure."""
+    def test_after_a_failed_delivery_send_and_prepare_fail(self, scene: ProducerScene) -> None:
+        """With the reason of the failure, each time."""
         producer, topic, other = scene.new_producer(), scene.new_name("topic"), scene.new_name("other")
         scene.make_topic(topic, max_message_bytes=str(_LIMIT))
         producer.begin_transaction()
@@ -140,7 +140,7 @@ class RefusalConformance:
         for _ in range(2):
             with pytest.raises(MessageTooLargeError):
                 producer.prepare_transaction(timeout=TIMEOUT)
-        self._go_on(scene, producer, other)
+        self._check_next_transaction(scene, producer, other)
 
     @pytest.mark.parametrize(
         ("settings", "timestamp", "name"),
@@ -149,10 +149,10 @@ class RefusalConformance:
             ({"message_timestamp_after_max_ms": "1000"}, 2**42, "INVALID_TIMESTAMP"),  # in the year 2109
         ],
     )
-    def test_a_message_that_the_topic_refuses_fails_the_transaction_and_is_not_to_be_tried_again(
+    def test_a_message_refused_by_the_topic_fails_the_transaction_and_is_not_retriable(
         self, scene: ProducerScene, settings: dict[str, str], timestamp: int | None, name: str
     ) -> None:
-        """According to the broker's error code: it would refuse the same message every time."""
+        """The broker would refuse the same message every time."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 1, **settings)
         producer.begin_transaction()
@@ -160,9 +160,9 @@ class RefusalConformance:
             producer.send(topic, b"lost", timestamp=timestamp)
             producer.prepare_transaction(timeout=TIMEOUT)
         assert (caught.value.name, caught.value.retriable) == (name, False)
-        self._go_on(scene, producer, topic)
+        self._check_next_transaction(scene, producer, topic)
 
-    def test_small_messages_in_a_batch_too_large_for_the_topic_arrive_in_order(self, scene: ProducerScene) -> None:
+    def test_a_batch_that_is_too_large_for_the_topic_is_split(self, scene: ProducerScene) -> None:
         """The batch is split until its parts are accepted."""
         if not scene.capabilities.splits_batches:
             pytest.skip("this producer does not split batches")
@@ -175,8 +175,8 @@ class RefusalConformance:
         prepare_and_commit(producer)
         assert scene.values(topic) == sent
 
-    def test_a_topic_that_does_not_exist_is_told_by_name(self, strict_scene: ProducerScene) -> None:
-        """If the broker does not create topics; the transaction can be aborted, and the next one is complete."""
+    def test_a_missing_topic_is_reported_by_name(self, strict_scene: ProducerScene) -> None:
+        """On a broker that does not create topics; the transaction can be aborted, and the next one is complete."""
         scene = strict_scene
         producer, missing, there = scene.new_producer(), scene.new_name("missing"), scene.new_name("there")
         scene.make_topic(there)
@@ -186,7 +186,7 @@ class RefusalConformance:
             producer.send(missing, b"v")
             producer.prepare_transaction(timeout=TIMEOUT)
         assert "create it" in str(caught.value)
-        self._go_on(scene, producer, there)
+        self._check_next_transaction(scene, producer, there)
 
     @pytest.fixture
     def strict_scene(self) -> ProducerScene:
@@ -194,9 +194,9 @@ class RefusalConformance:
         pytest.skip("needs a broker that does not create topics automatically")
 
     @staticmethod
-    def _go_on(scene: ProducerScene, failed: Any, topic: str) -> None:
-        """Abort the transaction, and check that only the next one to the same topic becomes visible."""
-        producer = scene.give_up(failed)
+    def _check_next_transaction(scene: ProducerScene, failed: Any, topic: str) -> None:
+        """Abort the transaction; check that the next one succeeds, and that only its message is visible in the topic."""
+        producer = scene.abort(failed)
         producer.begin_transaction()
         producer.send(topic, b"next", key=b"k")
         prepare_and_commit(producer)

@@ -1,4 +1,4 @@
-"""The environment of the producer conformance suite: what it needs from a broker and the producer under test."""
+"""The scene of the producer conformance suite: what it needs from a broker and from the producer under test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ProducerScene(ABC):
         self.coordinator = coordinator
         self._opened = ExitStack()
 
-    # --- to be implemented ------------------------------------------------------------------------------------------------
+    # --- required ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def make(self, kafka_transactional_id: str, settings: Mapping[str, Any]) -> TransactionalProducer:
@@ -87,7 +87,7 @@ class ProducerScene(ABC):
     def committed_offset(self, group: str, topic: str, partition: int) -> int | None:
         """The offset that a consumer group has committed, or None; does not wait for open transactions."""
 
-    # --- what tests use ---------------------------------------------------------------------------------------------------
+    # --- used by the tests ------------------------------------------------------------------------------------------------
 
     def new_name(self, kind: str) -> str:
         """A unique name."""
@@ -105,14 +105,14 @@ class ProducerScene(ABC):
         """The values of the visible messages of a topic."""
         return [message.value for message in self.read(topic)]
 
-    def described(
-        self, producer: TransactionalProducer, wanted: Callable[[TransactionDescription], bool] = lambda _: True
+    def describe(
+        self, producer: TransactionalProducer, until: Callable[[TransactionDescription], bool] = lambda _: True
     ) -> TransactionDescription:
-        """The coordinator's description of the producer's id, once `wanted` accepts it."""
+        """The coordinator's description of the producer's id, repeated until the condition holds."""
         deadline = time.monotonic() + TIMEOUT
         while True:
             found = self.coordinator.describe(producer.kafka_transactional_id)
-            if found is not None and wanted(found):
+            if found is not None and until(found):
                 return found
             assert time.monotonic() < deadline, f"{producer.kafka_transactional_id} stays {found}"
             time.sleep(_PAUSE)
@@ -131,16 +131,16 @@ class ProducerScene(ABC):
             assert time.monotonic() < deadline, f"{producer.kafka_transactional_id} stays {found}"
             time.sleep(_PAUSE)
 
-    def end_from_outside(self, producer: TransactionalProducer, *, commit: bool) -> None:
-        """End the producer's ongoing transaction as recovery does: by EndTxn for the described epoch."""
-        found = self.described(producer, lambda d: d.status is TransactionStatus.ONGOING)
-        answer = self.coordinator.end_transaction(
+    def end_by_another_process(self, producer: TransactionalProducer, *, commit: bool) -> None:
+        """End the producer's ongoing transaction without the producer, as recovery does: by EndTxn for the described epoch."""
+        found = self.describe(producer, lambda d: d.status is TransactionStatus.ONGOING)
+        result = self.coordinator.end_transaction(
             producer.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=commit
         )
-        assert answer.proven, answer
+        assert result.proven, result
 
-    def give_up(self, producer: TransactionalProducer) -> TransactionalProducer:
-        """Abort; returns the producer to continue with: the same one, or a new session of the id if it must be replaced."""
+    def abort(self, producer: TransactionalProducer) -> TransactionalProducer:
+        """Abort the transaction; returns the producer to continue with, a new one of the same id if it must be replaced."""
         try:
             producer.abort_transaction(timeout=TIMEOUT)
         except BrokerError:

@@ -1,4 +1,4 @@
-"""Conformance of a transaction: visibility of messages, the result of prepare, and the allowed calls."""
+"""Conformance of transactions: visibility of messages, the result of prepare, the allowed calls, time limits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 _GROUP: Final = GroupMetadata("any group")
 _CALLS: Final[dict[str, Callable[[TransactionalProducer, str], Any]]] = {
     "begin_transaction": lambda producer, _: producer.begin_transaction(),
-    "send": lambda producer, topic: producer.send(topic, b"at the wrong moment"),
-    "send_many": lambda producer, topic: producer.send_many(topic, [b"at the wrong moment"]),
+    "send": lambda producer, topic: producer.send(topic, b"in the wrong state"),
+    "send_many": lambda producer, topic: producer.send_many(topic, [b"in the wrong state"]),
     "send_offsets_to_transaction": lambda producer, topic: producer.send_offsets_to_transaction(
         [ConsumedOffset(topic, 0, 1)], _GROUP, timeout=TIMEOUT
     ),
@@ -44,16 +44,16 @@ _PREPARED: Final = ("commit_transaction", "abort_transaction")
 
 
 class TransactionConformance:
-    """Begin, send, prepare, commit or abort, in order and out of order."""
+    """Begin, send, prepare, commit and abort, in the right and in a wrong order."""
 
     def test_the_producer_fulfils_its_protocol(self, scene: ProducerScene) -> None:
-        """It has all methods and properties of the Protocol."""
+        """The producer has all methods and properties of the Protocol."""
         assert isinstance(scene.make(scene.new_name("id"), {}), TransactionalProducer)
 
     # --- visibility -------------------------------------------------------------------------------------------------------
 
-    def test_nothing_is_seen_before_the_commit_and_everything_after_it(self, scene: ProducerScene) -> None:
-        """Neither while messages are sent, nor after prepare."""
+    def test_messages_become_visible_at_the_commit(self, scene: ProducerScene) -> None:
+        """Not while they are sent, nor after prepare."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         producer.begin_transaction()
@@ -68,7 +68,7 @@ class TransactionConformance:
         assert not producer.must_be_replaced
 
     def test_a_transaction_may_be_committed_without_being_prepared(self, scene: ProducerScene) -> None:
-        """Then commit waits for all acknowledgements."""
+        """`commit_transaction` then waits for all acknowledgements."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for number in range(100):
@@ -76,8 +76,8 @@ class TransactionConformance:
         producer.commit_transaction(timeout=TIMEOUT)
         assert scene.values(topic) == [b"%d" % number for number in range(100)]
 
-    def test_nothing_is_seen_of_an_aborted_transaction(self, scene: ProducerScene) -> None:
-        """Aborted with messages in flight, and after prepare; the producer stays usable."""
+    def test_messages_of_an_aborted_transaction_are_not_visible(self, scene: ProducerScene) -> None:
+        """Aborted while messages are in flight, and after prepare; the producer stays usable."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for _ in range(2_000):
@@ -93,8 +93,8 @@ class TransactionConformance:
         prepare_and_commit(producer)
         assert scene.values(topic) == [b"kept"]
 
-    def test_transactions_one_after_another_are_seen_in_their_order(self, scene: ProducerScene) -> None:
-        """Each begins while the markers of the previous one may still be being written."""
+    def test_messages_of_consecutive_transactions_are_in_order(self, scene: ProducerScene) -> None:
+        """Each transaction begins while the markers of the one before may not be written yet."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         for number in range(20):
@@ -122,13 +122,13 @@ class TransactionConformance:
     # --- prepare ----------------------------------------------------------------------------------------------------------
 
     def test_the_prepared_state_names_the_transaction_that_the_coordinator_describes(self, scene: ProducerScene) -> None:
-        """And formatting and parsing it gives the same state."""
+        """Its text can be parsed, and gives the same state."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         producer.send(topic, b"v")
         state = producer.prepare_transaction(timeout=TIMEOUT)
         assert state is not None
-        found = scene.described(producer)
+        found = scene.describe(producer)
         assert found.status is TransactionStatus.ONGOING
         assert found.partitions == {(topic, 0)}
         start = None if scene.capabilities.epoch_per_transaction else found.start_time_ms
@@ -136,8 +136,8 @@ class TransactionConformance:
         assert PreparedTxnState.parse(str(state)) == state
         producer.abort_transaction(timeout=TIMEOUT)
 
-    def test_every_transaction_has_a_state_of_its_own(self, scene: ProducerScene) -> None:
-        """Regardless of the outcome."""
+    def test_every_transaction_has_its_own_state(self, scene: ProducerScene) -> None:
+        """Whether it is committed or aborted."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         states = []
         for end in (producer.commit_transaction, producer.abort_transaction) * 3:
@@ -148,8 +148,8 @@ class TransactionConformance:
         assert None not in states
         assert len(set(states)) == len(states)
 
-    def test_a_prepared_transaction_is_committed_by_its_state(self, scene: ProducerScene) -> None:
-        """As recovery does, when the producer is gone."""
+    def test_a_prepared_transaction_can_be_committed_by_its_state(self, scene: ProducerScene) -> None:
+        """As recovery does when the producer is gone."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         producer.begin_transaction()
         for number in range(100):
@@ -157,10 +157,10 @@ class TransactionConformance:
         state = producer.prepare_transaction(timeout=TIMEOUT)
         assert state is not None
         producer.close()
-        answer = scene.coordinator.end_transaction(
+        result = scene.coordinator.end_transaction(
             producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
         )
-        assert answer.proven
+        assert result.proven
         assert scene.values(topic) == [b"%d" % number for number in range(100)]
 
     def test_closing_ends_no_transaction(self, scene: ProducerScene) -> None:
@@ -176,12 +176,12 @@ class TransactionConformance:
             producer.close()
             producer.close()
             assert producer.must_be_replaced
-            assert scene.described(producer).status is TransactionStatus.ONGOING
-            scene.end_from_outside(producer, commit=False)
+            assert scene.describe(producer).status is TransactionStatus.ONGOING
+            scene.end_by_another_process(producer, commit=False)
 
     # --- calls in the wrong state -----------------------------------------------------------------------------------------
 
-    def test_a_call_at_the_wrong_moment_is_refused_and_changes_nothing(self, scene: ProducerScene) -> None:
+    def test_a_call_in_the_wrong_state_is_refused_and_changes_nothing(self, scene: ProducerScene) -> None:
         """Between transactions, inside one, and after prepare, when only commit and abort are allowed."""
         if not scene.capabilities.checks_calls:
             pytest.skip("this producer does not check its calls")
@@ -195,7 +195,7 @@ class TransactionConformance:
         producer.send(topic, b"v")
         state = producer.prepare_transaction(timeout=TIMEOUT)
         _assert_refused(producer, topic, allowed=_PREPARED)
-        found = scene.described(producer)
+        found = scene.describe(producer)
         assert state is not None
         assert (found.status, found.epoch) == (TransactionStatus.ONGOING, state.epoch)
         producer.commit_transaction(timeout=TIMEOUT)
@@ -205,8 +205,8 @@ class TransactionConformance:
 
     # --- time -------------------------------------------------------------------------------------------------------------
 
-    def test_a_transaction_that_grew_too_old_is_refused_before_the_commit(self, scene: ProducerScene) -> None:
-        """By prepare, and by `check_time_left` after it; then it is aborted."""
+    def test_a_transaction_that_may_time_out_is_not_committed(self, scene: ProducerScene) -> None:
+        """`prepare_transaction`, and `check_time_left` after it, raise TransactionTimeoutError; then it is aborted."""
         if scene.capabilities.two_phase:
             pytest.skip("nothing times out under two-phase commit")
         topic = scene.new_name("topic")
@@ -225,26 +225,26 @@ class TransactionConformance:
             late.prepare_transaction(timeout=TIMEOUT)
         assert caught.value.transactional_id == late.kafka_transactional_id
         for producer in (prepared, late):
-            scene.give_up(producer)
+            scene.abort(producer)
         assert scene.values(topic) == []
 
-    def test_under_two_phase_commit_there_is_always_time_left(self, scene: ProducerScene) -> None:
-        """The coordinator's timeout shows that it never ends the transaction on its own."""
+    def test_a_two_phase_transaction_does_not_time_out(self, scene: ProducerScene) -> None:
+        """By its timeout, the coordinator never aborts the transaction on its own."""
         if not scene.capabilities.two_phase:
             pytest.skip("without two-phase commit transactions time out")
         producer = scene.new_producer()
         producer.begin_transaction()
         producer.send(scene.new_name("topic"), b"v")
         producer.prepare_transaction(timeout=TIMEOUT)
-        assert scene.described(producer).timeout_ms == 2**31 - 1
+        assert scene.describe(producer).timeout_ms == 2**31 - 1
         producer.check_time_left()
         producer.abort_transaction(timeout=TIMEOUT)
 
     # --- interruption -----------------------------------------------------------------------------------------------------
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finaliser, see below
-    def test_an_interrupt_in_the_middle_of_sending_leaves_a_transaction_that_can_be_aborted(self, scene: ProducerScene) -> None:
-        """Ctrl-C at ten moments; messages sent before are not visible, and the next transaction is complete."""
+    def test_after_an_interrupt_while_sending_the_transaction_can_be_aborted(self, scene: ProducerScene) -> None:
+        """Ctrl-C at ten different moments; messages sent before are not visible, and the next transaction is complete."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         for number in range(10):
@@ -254,7 +254,7 @@ class TransactionConformance:
                     producer.send(topic, b"x" * 20_000)
                     producer.send_many(topic, [b"x" * 1_000] * 100)
                     rounds.append(None)
-            producer = scene.give_up(producer)
+            producer = scene.abort(producer)
             producer.begin_transaction()
             producer.send(topic, b"%d a" % number)
             producer.send(topic, b"%d b" % number)
@@ -280,7 +280,7 @@ _ENOUGH = 10_000
 def _interrupt_after(seconds: float) -> Iterator[list[None]]:
     """Interrupt the main thread, which appends to the list in each round of its work.
 
-    An interrupt in a finaliser is only printed by Python, so it is repeated if the work continues for three more rounds.
+    Python only prints an interrupt that is raised in a finaliser, so it is repeated if the work continues for three rounds.
     """
     rounds: list[None] = []
     over = threading.Event()

@@ -21,8 +21,8 @@ Write a scene for your store, and pytest runs the suite::
 
 The docstring of each test names the sentence of the contract, or the rule (F1 to FA, in `dualwrite.recovery.resolve` and
 `dualwrite.recipe.lane`), that it tests; a failure says what the contract requires and what the store did. Where the contract
-leaves a choice, `StoreScene.capabilities` says which one the store made, and that is tested. What a scene does not support (it
-has no `corrupt`, no `opener`, …) is skipped with the reason: read those lines, since what is skipped is not tested.
+leaves a choice, `StoreScene.capabilities` says which one the store made, and that is tested. Tests that need an optional method
+of the scene (`corrupt`, `opener`, …) are skipped without it. `pytest -rs` lists them: what is skipped is not tested.
 
 The suite does not need an empty database, and leaves rows behind. It does not cover what is specific to your database:
 deadlocks, isolation levels, killed servers. Use `dualwrite.testing.proxy` to break connections in such tests.
@@ -37,21 +37,21 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    *("claims", "concurrency", "expectations", "fencing", "forgetting", "in_flight"),
-    *("lasting", "leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
+    *("claims", "concurrency", "durability", "expectations", "fencing", "forgetting", "in_flight"),
+    *("leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
 from dualwrite.testing.stores.claims import ClaimConformance, RowConformance  # noqa: E402  (after the line above)
 from dualwrite.testing.stores.concurrency import ProcessConformance, ThreadConformance  # noqa: E402
+from dualwrite.testing.stores.durability import (  # noqa: E402
+    ConnectionLossConformance,
+    DurabilityConformance,
+    ErrorConformance,
+)
 from dualwrite.testing.stores.fencing import FencingConformance  # noqa: E402
 from dualwrite.testing.stores.forgetting import ForgettingConformance, ListingConformance  # noqa: E402
 from dualwrite.testing.stores.in_flight import InFlightConformance, TimeLimitConformance  # noqa: E402
-from dualwrite.testing.stores.lasting import (  # noqa: E402
-    DurabilityConformance,
-    StoredErrorConformance,
-    UnansweredConformance,
-)
 from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
 from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
 from dualwrite.testing.stores.resolutions import GenerationConformance, ResolutionConformance  # noqa: E402
@@ -76,18 +76,20 @@ class StoreConformance(
     ThreadConformance,
     ProcessConformance,
     DurabilityConformance,
-    StoredErrorConformance,
-    UnansweredConformance,
+    ErrorConformance,
+    ConnectionLossConformance,
     LeaseConformance,
     PositionConformance,
 ):
-    """The whole suite; each of its parts can also be used alone."""
+    """The whole suite; each base class can also be used separately."""
 
 
 __all__ = [
     "ClaimConformance",
     "ClaimsWait",
+    "ConnectionLossConformance",
     "DurabilityConformance",
+    "ErrorConformance",
     "FencingConformance",
     "ForgettingConformance",
     "GenerationConformance",
@@ -103,10 +105,8 @@ __all__ = [
     "StoreCapabilities",
     "StoreConformance",
     "StoreScene",
-    "StoredErrorConformance",
     "ThreadConformance",
     "TimeLimitConformance",
     "TransactionConformance",
-    "UnansweredConformance",
     "UnitConformance",
 ]

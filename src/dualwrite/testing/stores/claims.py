@@ -24,15 +24,15 @@ class RowConformance:
     """The row as `read` returns it."""
 
     def test_an_id_that_nobody_claimed_has_no_row(self, scene: StoreScene) -> None:
-        """`read`: the row, or None. A claim that was never made is not valid."""
+        """`read`: the row, or None. A Claim that no call of `claim` has returned is refused."""
         store, name = scene.new_store(), scene.new_id()
         assert store.read(name) is None, "read() of an unknown id: the contract requires None"
-        nobodys = Claim(name, 1, "nobody")
-        expect_fenced(store.read_claimed, nobodys, "read_claimed() of an id without a row", missing=True)
-        expect_fenced(store.begin, nobodys, "begin() on an id without a row", missing=True)
+        unknown = Claim(name, 1, "nobody")
+        expect_fenced(store.read_claimed, unknown, "read_claimed() of an id without a row", missing=True)
+        expect_fenced(store.begin, unknown, "begin() on an id without a row", missing=True)
         assert store.read(name) is None, "reading an id has created a row"
 
-    def test_the_first_claim_makes_the_row(self, scene: StoreScene) -> None:
+    def test_the_first_claim_creates_the_row(self, scene: StoreScene) -> None:
         """`claim` creates the row if it is missing: fence 1, no generation acquired, nothing prepared, nothing lost."""
         store, name = scene.new_store(), scene.new_id()
         claim = store.claim(name, "host:1", timeout=TIMEOUT)
@@ -54,7 +54,7 @@ class RowConformance:
         )
         assert not store.read_claimed(claim).unresolved_generations, "no generation was acquired yet, but one is unresolved"
 
-    def test_every_change_sets_the_time(self, scene: StoreScene) -> None:
+    def test_every_change_sets_updated_at(self, scene: StoreScene) -> None:
         """`updated_at`: when the row last changed (UTC, aware)."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
@@ -104,14 +104,14 @@ class ClaimConformance:
             assert rival.read_claimed(theirs) == before, f"{what} under a replaced claim has changed the row"
 
     def test_a_fence_that_no_claim_returned_is_refused(self, scene: StoreScene) -> None:
-        """Every write happens on the condition that the fence *equals* the claim's; a higher one does not."""
+        """Every write requires that the row's fence equals the claim's: a claim with a higher fence is refused, too."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
         expect_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
         expect_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
 
-    def test_a_claim_changes_only_the_fence_the_owner_and_the_number(self, scene: StoreScene) -> None:
+    def test_a_claim_changes_only_fence_owner_and_transaction_number(self, scene: StoreScene) -> None:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -134,7 +134,7 @@ class ClaimConformance:
             owner="theirs",
         )
 
-    def test_an_expected_claim_keeps_the_transaction_number(self, scene: StoreScene) -> None:
+    def test_a_conditional_claim_keeps_the_transaction_number(self, scene: StoreScene) -> None:
         """`claim` keeps `transaction_number` if `expected_fence` is given: it shows the outcome of an unknown COMMIT (F8)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -144,7 +144,7 @@ class ClaimConformance:
         expect_row(store, name, "the row after it", transaction_number=7, prepared_state=STATE, owner="ours again")
         expect_fenced(store.begin, claim, "begin() under the claim before it", by=again)
 
-    def test_an_expected_claim_of_a_fence_that_moved_on_changes_nothing(self, scene: StoreScene) -> None:
+    def test_a_conditional_claim_with_another_fence_changes_nothing(self, scene: StoreScene) -> None:
         """`expected_fence`: claim only if the fence still is this number."""
         store, name = scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
@@ -160,7 +160,7 @@ class ClaimConformance:
             )
         assert store.read_claimed(theirs) == before, "a claim whose expected fence was wrong has changed the row"
 
-    def test_an_expected_claim_makes_no_row(self, scene: StoreScene) -> None:
+    def test_a_conditional_claim_creates_no_row(self, scene: StoreScene) -> None:
         """FencedError: `expected_fence` was given and there is no row."""
         store, name = scene.new_store(), scene.new_id()
         for expected in (0, 1):
@@ -168,7 +168,7 @@ class ClaimConformance:
                 store.claim(name, "ours", timeout=TIMEOUT, expected_fence=expected)
         assert store.read(name) is None, "a claim with an expected fence has created a row"
 
-    def test_each_claim_has_a_token_of_its_own(self, scene: StoreScene) -> None:
+    def test_each_claim_has_its_own_token(self, scene: StoreScene) -> None:
         """`claim_token` is unique to a call: by it a store recognizes its own claim whose commit was not answered."""
         store, name = scene.new_store(), scene.new_id()
         claim, tokens = scene.claim(store, name), set()

@@ -1,4 +1,4 @@
-"""Conformance of a store used by several threads and processes at once: every change takes effect exactly once."""
+"""Conformance of concurrent use, by several threads and processes: every change takes effect exactly once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _PROCESSES: Final = 3
 class ThreadConformance:
     """TxnStateStore is safe to use from several threads, each with its own claims and transactions."""
 
-    def test_claimants_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
-        """`claim` raises the fence by one, even if several claims create the row at once."""
+    def test_concurrent_claims_get_different_fences(self, scene: StoreScene) -> None:
+        """`claim` raises the fence by one, even if several claims create the row at the same time."""
         store, name = scene.new_store(), scene.new_id()
         claims = _at_once(lambda number: [scene.claim(store, name, f"thread {number}") for _ in range(_TIMES)])
         fences = sorted(claim.fence for made in claims for claim in made)
-        assert fences == list(range(1, _THREADS * _TIMES + 1)), f"{_THREADS * _TIMES} claims at once got the fences {fences}"
+        assert fences == list(range(1, _THREADS * _TIMES + 1)), f"{_THREADS * _TIMES} concurrent claims got the fences {fences}"
 
-    def test_of_claimants_that_expect_the_same_fence_one_wins(self, scene: StoreScene) -> None:
+    def test_one_of_several_conditional_claims_succeeds(self, scene: StoreScene) -> None:
         """`expected_fence` is a compare-and-set."""
         stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
         for fence in range(1, 1 + _TIMES):
@@ -44,13 +44,13 @@ class ThreadConformance:
             made = _at_once(partial(_expecting, stores, claim))
             assert sorted(made, key=str) == [fence + 1, *[None] * (_THREADS - 1)], f"claims that expect the fence {fence}"
 
-    def test_generations_acquired_at_once_are_different(self, scene: StoreScene) -> None:
+    def test_concurrent_calls_acquire_different_generations(self, scene: StoreScene) -> None:
         """No generation is returned twice."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         made = _at_once(lambda _: [store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) for _ in range(_TIMES)])
         acquired = sorted(generation for some in made for generation in some)
-        assert len(set(acquired)) == _THREADS * _TIMES, f"generations acquired at once: {acquired}"
+        assert len(set(acquired)) == _THREADS * _TIMES, f"generations acquired by concurrent calls: {acquired}"
         expect_row(store, name, "after it", generation=acquired[-1])
 
     def test_no_resolution_is_lost(self, scene: StoreScene) -> None:
@@ -73,7 +73,7 @@ class ThreadConformance:
         missing = [entry.state for entry in entries if entry not in found]
         assert not missing, f"the entries {missing} were added, but are neither in the row nor acknowledged"
 
-    def test_writers_of_different_ids_write_at_once(self, scene: StoreScene) -> None:
+    def test_concurrent_writers_of_different_ids_do_not_interfere(self, scene: StoreScene) -> None:
         """Every transaction is committed, and each row has its own last one."""
         store = scene.new_store()
         claims = [scene.claim(store, scene.new_id()) for _ in range(_THREADS)]
@@ -92,8 +92,8 @@ class ThreadConformance:
                 transaction_number=_TIMES,
             )
 
-    def test_writers_that_fence_each_other_commit_what_they_confirm(self, scene: StoreScene) -> None:
-        """What `commit` has confirmed is in the database, and nothing else, whichever writer had the id when."""
+    def test_writers_that_fence_each_other_confirm_only_what_is_committed(self, scene: StoreScene) -> None:
+        """The database has what `commit` has confirmed, and nothing else, whichever writer owned the id at any time."""
         stores, name = [scene.new_store() for _ in range(3)], scene.new_id()
 
         def fight(thread: int) -> list[int]:
@@ -118,8 +118,8 @@ class ThreadConformance:
 class ProcessConformance:
     """The same for several processes, if the database supports more than one."""
 
-    def test_processes_that_claim_at_once_get_a_fence_each(self, scene: StoreScene) -> None:
-        """`claim` raises the fence by one, even if several processes create the row at once."""
+    def test_concurrent_claims_of_processes_get_different_fences(self, scene: StoreScene) -> None:
+        """`claim` raises the fence by one, even if several processes create the row at the same time."""
         opener, name = scene.opener(), scene.new_id()
         context = multiprocessing.get_context("spawn")
         results: multiprocessing.Queue[int | str] = context.Queue()
@@ -138,7 +138,7 @@ class ProcessConformance:
 
 
 def _at_once(work: Callable[[int], T]) -> list[T]:
-    """Run `work` in several threads that begin together; each gets its number."""
+    """Run `work` in several threads that start at the same time; each gets its number."""
     barrier = threading.Barrier(_THREADS)
 
     def one(number: int) -> T:

@@ -12,7 +12,7 @@ import pytest
 from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim
-from dualwrite.testing.stores.scene import BRIEFLY
+from dualwrite.testing.stores.scene import SHORT_TIME
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Caught(Generic[E]):
 
 @contextmanager
 def expect_error(kind: type[E] | tuple[type[E], ...], what: str) -> Iterator[Caught[E]]:
-    """The block must raise this error; `what` names the call and the moment, for the failure's text."""
+    """The block must raise this error; `what` names the call and its situation, for the failure's text."""
     __tracebackhide__ = True
     caught: Caught[E] = Caught()
     wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
@@ -48,9 +48,9 @@ def expect_fenced(
     """`call` must raise FencedError under a claim that was replaced, and the error must have the right attributes.
 
     Args:
-        call: What is tried.
+        call: The call, which gets the claim.
         claim: The claim that was replaced.
-        what: Names the call and the moment.
+        what: Names the call and its situation.
         by: The claim that replaced it, which the error must name.
         missing: Whether there is no row at all.
     """
@@ -79,15 +79,15 @@ def expect_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> N
 
 @contextmanager
 def running(call: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run `call` in a thread; the block begins when the call has ended or had enough time to begin waiting."""
+    """Run `call` in a thread; the block begins when the call has ended, or has had enough time to begin to wait for a lock."""
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(call)
-        wait([future], timeout=BRIEFLY)
+        wait([future], timeout=SHORT_TIME)
         yield future
 
 
 def outcome_of(call: Callable[[], T]) -> T | DualWriteError:
-    """What a call returns, or the DualWriteError that it raises."""
+    """The result of a call, or the DualWriteError that it raises."""
     try:
         return call()
     except DualWriteError as error:

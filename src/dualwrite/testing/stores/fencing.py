@@ -1,4 +1,4 @@
-"""Conformance of fencing: a writer that was replaced, at whatever moment, can do no harm and gets FencedError."""
+"""Conformance of fencing: a writer that was replaced at any moment can change nothing any more, and gets FencedError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dualwrite.stores.state_row import Claim, Resolution
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row, running
-from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
 
 _MOMENTS: Final = ("begun", "written", "recorded")
 _RACES: Final = 12
@@ -38,9 +38,9 @@ class FencingConformance:
         number = scene.transact(store, again)
         assert scene.committed() == [number]
 
-    @pytest.mark.parametrize("expected", [False, True], ids=["claim", "expected claim"])
+    @pytest.mark.parametrize("expected", [False, True], ids=["claim", "conditional claim"])
     @pytest.mark.parametrize("moment", _MOMENTS)
-    def test_a_claim_in_the_middle_of_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
+    def test_a_claim_during_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
         """A claim waits for the transaction, or replaces it and makes it fail: what is read under it afterwards is decided.
 
         `record`: from there on a claim waits if the database locks rows; otherwise the condition is checked at `commit`.
@@ -52,7 +52,7 @@ class FencingConformance:
         try:
             if _waits(scene, moment):
                 with expect_error(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
-                    rival.claim(name, "theirs", timeout=BRIEFLY, expected_fence=expected_fence)
+                    rival.claim(name, "theirs", timeout=SHORT_TIME, expected_fence=expected_fence)
                 expect_row(rival, name, "after a claim that timed out", fence=ours.fence, owner="ours")
                 _finish(scene, transaction, number, moment)
                 assert scene.committed() == [number], "the transaction that a claim waited for"
@@ -90,8 +90,8 @@ class FencingConformance:
         expect_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
 
     @pytest.mark.parametrize("moment", _MOMENTS)
-    def test_a_claim_that_waits_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
-        """`claim` waits for a transaction that is about to commit. A claimant that reads too early would abort its messages."""
+    def test_a_waiting_claim_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
+        """`claim` waits for a transaction that is about to commit: if it read too early, recovery would abort its messages."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = _at(scene, store, ours, moment)
@@ -112,8 +112,8 @@ class FencingConformance:
         assert row.transaction_number == 0, "claim() sets transaction_number to 0"
         assert scene.committed() == ([number] if committed else [])
 
-    def test_a_zombie_can_not_harm_its_successor(self, scene: StoreScene) -> None:
-        """A process that was paused and replaced: whatever it had open or tries now, its successor's row and data are kept."""
+    def test_a_zombie_cannot_harm_its_successor(self, scene: StoreScene) -> None:
+        """A process that was paused and replaced changes neither the row nor the data of its successor, whatever it tries."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = None, 0
@@ -137,7 +137,7 @@ class FencingConformance:
         assert scene.committed() == [kept], "a zombie has changed its successor's data"
 
     def test_an_old_claim_does_not_become_valid_again(self, scene: StoreScene) -> None:
-        """The fence only grows: an id that changes hands back and forth gives each owner a different number."""
+        """The fence only grows: if an id changes hands back and forth, each claim has another fence."""
         stores, name = [scene.new_store(), scene.new_store()], scene.new_id()
         claims: list[Claim] = []
         for turn in range(10):
@@ -146,7 +146,7 @@ class FencingConformance:
                 expect_fenced(stores[0].read_claimed, old, "read_claimed() under an old claim of the same store")
         assert [claim.fence for claim in claims] == list(range(1, 11))
 
-    def test_nothing_of_an_old_claim_is_committed_after_a_new_one(self, scene: StoreScene) -> None:
+    def test_nothing_is_committed_under_an_old_claim_after_a_new_one(self, scene: StoreScene) -> None:
         """Once claim() has returned, the old claim can commit nothing more; tested at many moments."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):

@@ -24,15 +24,15 @@ ODD_ENDINGS: Final = (
     *("😀", "😀a", "名前", "\ufffd"),
     *("a~1", "a~2", "a~10", "%2F", "%61", "0", "00", "1e0", "NULL", "None", "true"),
 )
-"""What ids may end in: each has its own row, and each is a prefix."""
+"""Endings of valid ids: each id has its own row, and each is also used as a prefix."""
 
-WHOLE: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
+SPECIAL_IDS: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
 
 
 class ListingConformance:
     """`list`, and ids that a database could misinterpret."""
 
-    def test_every_id_has_a_row_of_its_own(self, scene: StoreScene) -> None:
+    def test_every_id_has_its_own_row(self, scene: StoreScene) -> None:
         """An id is any printable text of 1 to 255 characters, compared exactly: case, spaces and Unicode forms matter."""
         store, start = scene.new_store(), scene.new_id("odd")
         ids = [start + ending for ending in ODD_ENDINGS]
@@ -56,10 +56,10 @@ class ListingConformance:
         assert set(ids) <= set(everything), "list() omits ids"
         assert len(everything) == len(set(everything)), "list() returns an id twice"
 
-    def test_an_id_may_be_anything_as_a_whole(self, scene: StoreScene) -> None:
-        """Names with a meaning in a file system or a path are ids like any other."""
+    def test_names_with_a_special_meaning_are_valid_ids(self, scene: StoreScene) -> None:
+        """Names with a meaning in a path or a URL are ids like any other."""
         store = scene.new_store()
-        claims = [scene.claim(store, name) for name in WHOLE]
+        claims = [scene.claim(store, name) for name in SPECIAL_IDS]
         for claim in claims:
             expect_row(store, claim.transactional_id, f"the row of {claim.transactional_id!r}", fence=claim.fence)
             assert claim.transactional_id in store.list(claim.transactional_id)
@@ -67,7 +67,7 @@ class ListingConformance:
             assert number in scene.committed(), f"a transaction of {claim.transactional_id!r}"
 
     def test_an_id_may_be_255_characters_long(self, scene: StoreScene) -> None:
-        """Characters, not bytes; two ids that differ in the last character only are different."""
+        """Characters, not bytes; ids that differ only in the last character are different."""
         store, start = scene.new_store(), scene.new_id()
         for character in ("x", "/", "ä", "😀"):
             long = start + character * (MAX_TRANSACTIONAL_ID_LENGTH - 1 - len(start))
@@ -94,7 +94,7 @@ class ListingConformance:
 
 
 def _resolved(scene: StoreScene, store: TxnStateStore, name: str) -> Claim:
-    """A claim of an id on which nothing is open."""
+    """A claim of an id that has nothing to recover."""
     claim = scene.claim(store, name)
     store.record_resolution(claim, Resolution(resolved_generation=store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)))
     return claim
@@ -104,7 +104,7 @@ class ForgettingConformance:
     """`forget`: the row is dropped, but its fence is kept."""
 
     def test_a_forgotten_id_is_a_tombstone_with_a_raised_fence(self, scene: StoreScene) -> None:
-        """Its fence is raised and kept, so that no zombie can come back; it is not listed; forgetting again changes nothing."""
+        """Its fence is raised and kept, so that no zombie can come back; it is not listed; forget() twice is the same."""
         store, name = scene.new_store(), scene.new_id()
         claim = _resolved(scene, store, name)
         for _ in range(2):
@@ -121,7 +121,7 @@ class ForgettingConformance:
             expect_fenced(call, claim, f"{what} of a holder whose id was forgotten")
         expect_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
 
-    def test_a_claim_brings_a_forgotten_id_back(self, scene: StoreScene) -> None:
+    def test_a_claim_revives_a_forgotten_id(self, scene: StoreScene) -> None:
         """`claim` revives a forgotten row: with a fence above the tombstone's, and continuing its generations."""
         store, name = scene.new_store(), scene.new_id()
         old = _resolved(scene, store, name)
@@ -134,13 +134,13 @@ class ForgettingConformance:
         assert store.acquire_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
         expect_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
 
-    def test_forgetting_an_unknown_id_makes_no_row(self, scene: StoreScene) -> None:
-        """There is nothing to drop."""
+    def test_forgetting_an_unknown_id_creates_no_row(self, scene: StoreScene) -> None:
+        """There is nothing to forget."""
         store, name = scene.new_store(), scene.new_id()
         store.forget(name)
         assert store.read(name) is None, "forget() has created a row"
 
-    def test_what_is_open_is_not_forgotten(self, scene: StoreScene) -> None:
+    def test_an_unresolved_id_is_not_forgotten(self, scene: StoreScene) -> None:
         """NotResolvedError: the id still has something to recover or acknowledge; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -163,8 +163,8 @@ class ForgettingConformance:
         store.forget(name)
         expect_row(store, name, "after forget()", forgotten=True)
 
-    def test_an_id_is_not_forgotten_under_a_transaction(self, scene: StoreScene) -> None:
-        """Whichever comes first: forget() sees the transaction's state, or the transaction sees the raised fence."""
+    def test_forgetting_an_id_during_a_transaction(self, scene: StoreScene) -> None:
+        """Whichever comes first: forget() finds the transaction's state, or the transaction finds the raised fence."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         transaction, number = scene.recorded(store, _resolved(scene, store, name))
         with running(lambda: outcome_of(lambda: other.forget(name))) as forgetting:

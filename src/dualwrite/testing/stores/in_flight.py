@@ -1,4 +1,4 @@
-"""Conformance of changes to the row during a transaction: neither may undo the other."""
+"""Conformance of changes to the row during a transaction: neither may revert the other, and no call waits without limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHANGES: Final[dict[str, _Change]] = {
         lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
     ),
 }
-"""What is called during a transaction, and how the row shows it."""
+"""What is called during a transaction, and how the row shows that it took effect."""
 
 
 class InFlightConformance:
@@ -41,12 +41,10 @@ class InFlightConformance:
 
     @pytest.mark.parametrize("change", _CHANGES)
     @pytest.mark.parametrize("moment", ["begun", "recorded"])
-    def test_a_change_beside_a_transaction_is_kept_and_so_is_the_transaction(
-        self, scene: StoreScene, moment: str, change: str
-    ) -> None:
-        """`acknowledge` needs no claim and may be called at any time. It may wait; the transaction may fail as a conflict.
+    def test_neither_a_transaction_nor_a_change_during_it_is_lost(self, scene: StoreScene, moment: str, change: str) -> None:
+        """A call may wait for the transaction (`acknowledge` even needs no claim), or make it fail with a conflict.
 
-        But the writer is not fenced by it, since there is no newer claim; and a transaction that read the row before does not
+        But it does not fence the writer, since there is no newer claim; and a transaction that read the row before does not
         revert what the call has changed.
         """
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
@@ -84,8 +82,8 @@ class InFlightConformance:
             expect_row(store, name, f"{change}: the transaction failed", prepared_state=None, transaction_number=0)
 
     @pytest.mark.parametrize("moment", ["begun", "recorded"])
-    def test_reading_sees_what_is_committed_and_waits_for_nobody(self, scene: StoreScene, moment: str) -> None:
-        """`read`, `read_claimed`, `list` and `check` during a transaction: `dualwrite status` must work then, too."""
+    def test_reads_see_only_committed_data_and_do_not_block(self, scene: StoreScene, moment: str) -> None:
+        """`read`, `read_claimed`, `list` and `check` during a transaction: `dualwrite status` must work then as well."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction = scene.recorded(store, claim)[0] if moment == "recorded" else store.begin(claim)
@@ -122,16 +120,16 @@ class TimeLimitConformance:
         assert scene.claim(rival, name, "theirs").fence == ours.fence + 1
 
     @pytest.mark.parametrize("change", _CHANGES)
-    def test_other_calls_time_out_after_the_stores_own_limit(self, scene: StoreScene, change: str) -> None:
+    def test_other_calls_time_out_after_the_limit_of_the_store(self, scene: StoreScene, change: str) -> None:
         """The others wait up to a limit of the store, and then raise ClaimTimeoutError; nothing was changed."""
         store, name = scene.new_store(), scene.new_id()
-        impatient = scene.adopt(scene.open_impatient())
+        other = scene.adopt(scene.open_with_short_timeout())
         claim = scene.claim(store, name)
         before = store.read_claimed(claim)
         transaction, _ = scene.recorded(store, claim)
         try:
             with expect_error(ClaimTimeoutError, f"{change}, while the row is locked") as caught:
-                _CHANGES[change][0](impatient, claim)
+                _CHANGES[change][0](other, claim)
             assert caught.value.transactional_id == name
         finally:
             transaction.rollback()

@@ -1,4 +1,4 @@
-"""Conformance of leases on numbered ids; skipped for a store that has none."""
+"""Conformance of leases on numbered ids; skipped for a store without leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualwrite.stores.leases import LeaseStore, numbered
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.expectations import expect_row
-from dualwrite.testing.stores.scene import BRIEFLY, LeasesEnd, StoreScene
+from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene
 
 _LONG: Final = 600.0
 _THREADS: Final = 6
@@ -67,11 +67,11 @@ class LeaseConformance:
         assert _owners(ours, prefix) == {first: "ours", third: "theirs"}
 
     def test_a_lease_ends(self, scene: StoreScene) -> None:
-        """A lease that has ended is listed, if the store keeps it; anybody may lease the id, and then its owner has lost it."""
+        """A lease that has ended is listed, if the store keeps it; any other owner may then lease the id."""
         store = scene.new_store()
         ours, theirs = _leases(store), _leases(scene.new_store())
         name = numbered(prefix := scene.new_id(), 1)
-        ours.acquire([name], "ours", seconds=BRIEFLY)
+        ours.acquire([name], "ours", seconds=SHORT_TIME)
         if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
             _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
             assert _owners(theirs, prefix) == {name: "ours"}
@@ -89,22 +89,22 @@ class LeaseConformance:
         """`renew`: also those that have ended and were leased by nobody since."""
         ours, theirs = _two(scene)
         name = numbered(prefix := scene.new_id(), 1)
-        ours.acquire([name], "ours", seconds=BRIEFLY)
+        ours.acquire([name], "ours", seconds=SHORT_TIME)
         if scene.capabilities.leases_end is LeasesEnd.WITH_TIME:
             _until(lambda: all(each.has_ended for each in theirs.entries(prefix)), "the lease has ended")
         assert ours.renew([name], "ours", seconds=_LONG) == {name}
         assert theirs.acquire([name], "theirs", seconds=_LONG) == frozenset()
         (lease,) = theirs.entries(prefix)
         assert not lease.has_ended
-        assert lease.seconds_left is None or BRIEFLY < lease.seconds_left <= _LONG
+        assert lease.seconds_left is None or SHORT_TIME < lease.seconds_left <= _LONG
 
-    def test_an_id_that_was_lost_stays_lost(self, scene: StoreScene) -> None:
-        """`renew`: another owner has leased the others meanwhile, and may have released them."""
+    def test_a_lost_lease_is_not_renewed(self, scene: StoreScene) -> None:
+        """`renew`: an id that another owner has leased meanwhile is lost, even if that owner has released it."""
         if scene.capabilities.leases_end is not LeasesEnd.WITH_TIME:
             pytest.skip("leases end with their owner's session")
         ours, theirs = _two(scene)
         name = numbered(prefix := scene.new_id(), 1)
-        ours.acquire([name], "ours", seconds=BRIEFLY)
+        ours.acquire([name], "ours", seconds=SHORT_TIME)
         _until(lambda: bool(theirs.acquire([name], "theirs", seconds=_LONG)), "the lease has ended")
         theirs.release([name], "theirs")
         assert ours.renew([name], "ours", seconds=_LONG) == frozenset()
@@ -124,7 +124,7 @@ class LeaseConformance:
         assert _owners(ours, prefix) == {one: "ours", three: "ours", four: "theirs", five: "theirs"}
 
     def test_prefixes_are_independent(self, scene: StoreScene) -> None:
-        """Also if one begins with another, and whatever characters they have; case and trailing characters count."""
+        """Also if one begins with another; every character counts, including case and trailing spaces."""
         leases = _leases(scene.new_store())
         base = scene.new_id()
         prefixes = [base, f"{base}.1", f"{base}.", base.upper(), f"{base} ", f"{base}/%_'😀", f"{base}é"]
@@ -146,7 +146,7 @@ class LeaseConformance:
             leases.release([name], owner)
             assert leases.entries(prefix) == []
 
-    def test_leases_and_rows_do_not_touch_each_other(self, scene: StoreScene) -> None:
+    def test_leases_and_rows_are_independent(self, scene: StoreScene) -> None:
         """A lease needs no row of the id, and changes none; a claim needs no lease."""
         store = scene.new_store()
         leases, name = _leases(store), numbered(prefix := scene.new_id(), 1)
@@ -160,8 +160,8 @@ class LeaseConformance:
         scene.transact(store, claim)
         assert _owners(leases, prefix) == {name: "theirs"}
 
-    def test_a_change_that_is_not_answered_is_recognized(self, scene: StoreScene) -> None:
-        """All may be repeated after an error: a second call has the same effect as one."""
+    def test_a_change_of_leases_without_an_answer_is_retried(self, scene: StoreScene) -> None:
+        """All methods may be repeated after an error: a second call has the same effect as one."""
         ours, theirs = _two(scene)
         for arrives in (True, False):
             name = numbered(prefix := scene.new_id(), 1)
@@ -173,7 +173,7 @@ class LeaseConformance:
             ours.release([name], "ours")
             assert theirs.entries(prefix) == []
 
-    def test_of_threads_that_want_the_same_id_one_gets_it(self, scene: StoreScene) -> None:
+    def test_one_of_several_threads_leases_an_id(self, scene: StoreScene) -> None:
         """`acquire`: if several owners try at once, each id is leased by one of them."""
         stores = [scene.new_store() for _ in range(3)]
         prefix = scene.new_id()
@@ -192,10 +192,10 @@ class LeaseConformance:
         with ThreadPoolExecutor(_THREADS) as threads:
             rounds = list(zip(*threads.map(race, range(_THREADS)), strict=True))
         for got in rounds:
-            assert sorted(name for some in got for name in some) == names, f"leased at once: {got}"
+            assert sorted(name for some in got for name in some) == names, f"leased in one round: {got}"
 
-    def test_pools_that_start_at_once_get_different_ids(self, scene: StoreScene) -> None:
-        """`lease`: each gets as many as it wants, nobody gets one twice, and no number is left out for long."""
+    def test_pools_started_at_the_same_time_lease_different_ids(self, scene: StoreScene) -> None:
+        """`lease`: each gets as many ids as it wants, no id is leased twice, and the ids have the lowest numbers."""
         stores = [scene.new_store() for _ in range(3)]
         prefix = scene.new_id()
         barrier = threading.Barrier(_THREADS)
@@ -208,7 +208,7 @@ class LeaseConformance:
             got = [name for some in threads.map(start, range(_THREADS)) for name in some]
         assert sorted(got) == sorted(numbered(prefix, number) for number in range(1, 2 * _THREADS + 1))
 
-    def test_processes_that_start_at_once_get_different_ids(self, scene: StoreScene) -> None:
+    def test_processes_started_at_the_same_time_lease_different_ids(self, scene: StoreScene) -> None:
         """The same for several processes, if the database supports more than one."""
         _leases(scene.new_store())
         opener, prefix = scene.opener(), scene.new_id()

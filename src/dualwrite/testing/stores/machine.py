@@ -1,4 +1,4 @@
-"""A Hypothesis state machine: random steps of several writers, crashes and recoveries, against a model of the promise.
+"""A Hypothesis state machine: random steps of several writers, crashes and recoveries, compared with a model.
 
 ::
 
@@ -7,8 +7,8 @@
             run_random_steps(scene)
 
 Any writer may do anything between the steps of another, and may be paused for long and continue as a zombie. Kafka is
-simulated in the model: this tests the database's part of the promise. Kafka's part is tested by the suite of producers, and
-both together by whole writers on a real broker. The steps are in `simulation`, the model is in `model`.
+simulated in the model: this tests what the database guarantees. Kafka's part is tested by the suite of producers, and both
+together by whole writers on a real broker. The steps are in `simulation`, the model is in `model`.
 
 After every step the row and the user's data are what the model says; what Kafka has committed is in the database, and what it
 has aborted is not. At the end of each run all writers stop where they are, one recovers, and database and topic agree.
@@ -36,9 +36,9 @@ _STEPS: Final = 25
 _WHOLE_RECIPE: Final = 8
 _WHO: Final = st.integers(0, WRITERS - 1)
 
-Able = Callable[[Simulation, Writer], bool]
+Condition = Callable[[Simulation, Writer], bool]
 
-_INTERFERENCES: Final[dict[str, Able]] = {
+_INTERFERENCES: Final[dict[str, Condition]] = {
     "claims": lambda _, writer: writer.open is None,
     "claims_again": lambda s, writer: s.is_free and writer.claim is not None and writer.open is None,
     "writes": lambda _, writer: writer.open is not None and writer.recorded is None,
@@ -50,7 +50,7 @@ _INTERFERENCES: Final[dict[str, Able]] = {
     "forgets": lambda s, _: s.is_free and s.row.fence > 0,
     "crashes": lambda s, writer: s.scene.capabilities.crashes and writer.claim is not None,
 }
-"""What a writer, or another user of its store, may do besides the recipe."""
+"""What a writer, or another user of its store, may do in addition to the recipe, and under which condition."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(who=_WHO, what=st.sampled_from(sorted(_INTERFERENCES)), number=st.integers(0, 3), arrives=st.booleans())
     def interferes(self, who: int, what: str, number: int, arrives: bool) -> None:
-        """Something happens besides the recipe: `what` if possible, else the next possible thing."""
+        """Something happens that is not part of the recipe: `what` if possible, else the next possible thing."""
         writer = self.simulation.writers[who]
         names = sorted(_INTERFERENCES)
         later = names[names.index(what) :] + names[: names.index(what)]

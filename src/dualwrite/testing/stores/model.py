@@ -1,6 +1,6 @@
-"""The promise as a model: what a row and a database must contain after each step, and a simulated Kafka. No I/O.
+"""A model of what dualwrite guarantees: what a row and a database must contain after each step; and a simulated Kafka. No I/O.
 
-Written without `dualwrite.stores.rows`, which the stores use, so that a mistake there is found.
+It does not use `dualwrite.stores.rows`, which the stores use, so that a mistake there is found.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SimulatedTransaction:
     """One Kafka transaction.
 
     Args:
-        state: Its name.
+        state: Identifies it.
         messages: What was sent in it.
         committed: How it ended; None while it is open.
     """
@@ -75,7 +75,7 @@ class SimulatedTransaction:
     committed: bool | None = None
 
     def end(self, *, commit: bool) -> bool:
-        """End it if it is open; return whether it has ended in this way (as EndTxn v5 answers)."""
+        """End it if it is open; return whether it has ended in this way, as EndTxn v5 does."""
         if self.committed is None:
             self.committed = commit
         return self.committed is commit

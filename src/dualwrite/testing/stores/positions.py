@@ -1,4 +1,4 @@
-"""Conformance of the positions of consumer groups; skipped for a store that keeps none."""
+"""Conformance of the positions of consumer groups; skipped for a store without positions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TOPIC: Final = "orders"
 _FIRST: Final = 3
 _ROUNDS: Final = 10
 _LARGEST: Final = 2**63 - 1
-_LOOKING: Final = 0.2
-"""Seconds in which a call that does not wait has ended."""
+_NOT_BLOCKED: Final = 0.2
+"""Seconds in which a call that is not blocked has ended."""
 
 
 class PositionConformance:
     """`TxnStateStore.positions`."""
 
-    def test_a_position_is_stored_with_its_transaction(self, scene: StoreScene) -> None:
+    def test_a_position_is_committed_with_its_transaction(self, scene: StoreScene) -> None:
         """`move`: as part of a transaction; `read`: the committed positions of a group."""
         store, group = scene.new_store(), scene.new_id("group")
         positions = _positions(store)
@@ -44,8 +44,8 @@ class PositionConformance:
         assert found.updated_at is not None
         assert found.updated_at.tzinfo is not None
 
-    def test_a_rollback_leaves_it_where_it_was(self, scene: StoreScene) -> None:
-        """Without the commit nothing has moved, whether it was stored before or not."""
+    def test_a_rollback_moves_no_position(self, scene: StoreScene) -> None:
+        """Whether the position was stored before or not."""
         store, group = scene.new_store(), scene.new_id("group")
         positions = _positions(store)
         first = _moved(scene, store, group, None, 5)
@@ -55,7 +55,7 @@ class PositionConformance:
         assert _offsets(positions, group) == {(_TOPIC, 0): 5}
 
     @pytest.mark.parametrize("begins_at", [None, 4, 6], ids=["nothing", "before", "after"])
-    def test_it_moves_only_from_where_it_is(self, scene: StoreScene, begins_at: int | None) -> None:
+    def test_a_move_from_another_position_is_refused(self, scene: StoreScene, begins_at: int | None) -> None:
         """`move`: if a position is not where the move expects it, the transaction fails; neither side keeps anything."""
         store, group = scene.new_store(), scene.new_id("group")
         _moved(scene, store, group, None, 5)
@@ -67,16 +67,16 @@ class PositionConformance:
         assert _offsets(_positions(store), group) == {(_TOPIC, 0): 5}
         assert scene.committed() == []
 
-    def test_one_that_is_not_stored_is_not_moved(self, scene: StoreScene) -> None:
-        """A position that is expected and missing was forgotten."""
+    def test_a_move_from_a_missing_position_is_refused(self, scene: StoreScene) -> None:
+        """A position that is expected but missing was forgotten."""
         store, group = scene.new_store(), scene.new_id("group")
         with expect_error(PositionMovedError, "move() of a missing position") as caught:
             _moved(scene, store, group, Position(_TOPIC, 0, 5), 9)
         assert caught.value.found is None
         assert _offsets(_positions(store), group) == {}
 
-    def test_another_topic_of_the_same_name_is_another_partition(self, scene: StoreScene) -> None:
-        """The topic's id is compared with the offset."""
+    def test_a_move_from_another_topic_of_the_same_name_is_refused(self, scene: StoreScene) -> None:
+        """The topic's id is compared together with the offset: the topic was deleted and created again."""
         store, group = scene.new_store(), scene.new_id("group")
         _moved(scene, store, group, None, 5, topic_id="one")
         with expect_error(PositionMovedError, "move() for another topic id"):
@@ -86,21 +86,21 @@ class PositionConformance:
         assert (found.offset, found.topic_id) == (0, "two")
 
     @pytest.mark.parametrize("first", [True, False], ids=["the first", "a later"])
-    def test_of_two_transactions_at_once_one_moves_it(self, scene: StoreScene, *, first: bool) -> None:
-        """Two consumers that have both read from the same position: the messages take effect once."""
+    def test_one_of_two_concurrent_transactions_moves_a_position(self, scene: StoreScene, *, first: bool) -> None:
+        """Two consumers have both read from the same position: the messages take effect once."""
         stores = [scene.new_store() for _ in range(2)]
-        group, ways = scene.new_id("group"), ThreadPoolExecutor(2)
-        with ways:
+        group, threads = scene.new_id("group"), ThreadPoolExecutor(2)
+        with threads:
             for number in range(_ROUNDS):
                 before = None if first else _moved(scene, stores[0], group, None, 5, partition=number)
                 barrier = Barrier(2)
-                calls = [ways.submit(_raced, scene, store, group, before, number, barrier) for store in stores]
+                calls = [threads.submit(_raced, scene, store, group, before, number, barrier) for store in stores]
                 done = [call.result(TIMEOUT) for call in calls]
                 assert sum(done) == 1, f"{sum(done)} of two transactions moved the same position"
         assert len(scene.committed()) == _ROUNDS
 
     def test_several_partitions_move_together(self, scene: StoreScene) -> None:
-        """Topics and partitions are independent; one that can't move keeps all from moving."""
+        """Topics and partitions are independent; if one position can't move, none does."""
         store, group = scene.new_store(), scene.new_id("group")
         positions = _positions(store)
         keys: list[Partition] = [(topic, partition) for topic in ("a", "b", "a.b", "A") for partition in (0, 1, 10)]
@@ -125,7 +125,7 @@ class PositionConformance:
         assert set(_offsets(positions, group).values()) == {_LARGEST}
 
     def test_groups_are_independent(self, scene: StoreScene) -> None:
-        """Whatever characters their ids have; case and trailing characters count. `groups`: by prefix, sorted."""
+        """Every character of their ids counts, including case and trailing spaces. `groups`: by prefix, sorted."""
         store, base = scene.new_store(), scene.new_id("group")
         names = [base, f"{base}.1", base.upper(), f"{base} ", f"{base}/%_'😀", f"{base}é"]
         for number, name in enumerate(names):
@@ -135,7 +135,7 @@ class PositionConformance:
         assert positions.groups(base) == sorted(set(names) - {base.upper()})
 
     def test_a_reset_moves_all_or_none(self, scene: StoreScene) -> None:
-        """`reset`: on the same condition, in a transaction of its own."""
+        """`reset`: on the same condition as `move`, in a transaction of its own."""
         store, group = scene.new_store(), scene.new_id("group")
         positions = _positions(store)
         first = _moved(scene, store, group, None, 5)
@@ -149,7 +149,7 @@ class PositionConformance:
         positions.reset(group, [])
 
     def test_a_group_is_forgotten(self, scene: StoreScene) -> None:
-        """`forget`: removes the group's positions, those of no other, and may be called again."""
+        """`forget`: removes the positions of this group only, and may be called again."""
         store, group = scene.new_store(), scene.new_id("group")
         positions, other = _positions(store), f"{group}2"
         for partition in range(_FIRST):
@@ -161,16 +161,16 @@ class PositionConformance:
         _moved(scene, store, group, None, 1)
         assert _offsets(positions, group) == {(_TOPIC, 0): 1}
 
-    def test_what_is_forgotten_does_not_come_back(self, scene: StoreScene) -> None:
+    def test_a_forgotten_position_does_not_come_back(self, scene: StoreScene) -> None:
         """`forget`: a transaction that has moved a position and is still open ends first, or fails."""
         store, group = scene.new_store(), scene.new_id("group")
         positions = _positions(store)
         first = _moved(scene, store, group, None, 5)
         transaction = _begun(scene, store)
         positions.move(transaction, group, [_to(first, 9)])
-        with ThreadPoolExecutor(1) as ways:
-            forgetting = ways.submit(positions.forget, group)
-            wait([forgetting], _LOOKING)
+        with ThreadPoolExecutor(1) as thread:
+            forgetting = thread.submit(positions.forget, group)
+            wait([forgetting], _NOT_BLOCKED)
             try:
                 _commit(transaction)
             except DualWriteError:
@@ -178,7 +178,7 @@ class PositionConformance:
             forgetting.result(TIMEOUT)
         assert _offsets(positions, group) == {}
 
-    def test_a_unit_that_is_undone_moves_nothing(self, scene: StoreScene) -> None:
+    def test_an_undone_unit_moves_no_position(self, scene: StoreScene) -> None:
         """A pool undoes one unit of a group; its positions stay where they were."""
         store, group = scene.new_store(), scene.new_id("group")
         if not store.undoes_units:
@@ -228,7 +228,7 @@ def _moved(
     partition: int = 0,
     topic_id: str = "",
 ) -> Position:
-    """Move a position in a transaction, with a number that shows whether it has committed; the position after that."""
+    """Move a position in a transaction of its own; return the new position."""
     positions = _positions(store)
     move = _to(before, offset, partition=partition, topic_id=topic_id)
     transaction = _begun(scene, store)
@@ -242,7 +242,7 @@ def _moved(
 
 
 def _raced(scene: StoreScene, store: TxnStateStore, group: str, before: Position | None, number: int, barrier: Barrier) -> bool:
-    """Whether this one of two transactions has committed. Anything but a conflict is an error."""
+    """Whether this one of two transactions has moved the position; it is repeated after a conflict."""
     positions = _positions(store)
     barrier.wait(TIMEOUT)
     for _ in count():

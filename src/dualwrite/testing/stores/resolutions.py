@@ -1,4 +1,4 @@
-"""Conformance of what recovery writes: resolutions, generations, and the list of what is lost."""
+"""Conformance of what recovery writes: resolutions, generations, and the list of lost transactions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ResolutionConformance:
     """`record_resolution` and `acknowledge`."""
 
     def test_a_resolution_changes_only_what_it_names(self, scene: StoreScene) -> None:
-        """Resolution: fields left at their defaults change nothing."""
+        """`Resolution`: fields left at their defaults change nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, generation=2, transaction_number=5)
@@ -53,7 +53,7 @@ class ResolutionConformance:
             generation=0,
         )
 
-    def test_a_state_moves_to_the_lost_entries_in_one_write(self, scene: StoreScene) -> None:
+    def test_a_state_becomes_a_lost_entry_in_one_write(self, scene: StoreScene) -> None:
         """`Resolution.lost`: added in the same write that clears S (F7)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -61,8 +61,8 @@ class ResolutionConformance:
         store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=0))
         expect_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
 
-    def test_only_the_state_that_is_meant_is_cleared(self, scene: StoreScene) -> None:
-        """Resolution `clear_only`: a request that comes late clears nothing of a later transaction."""
+    def test_clear_only_clears_no_other_state(self, scene: StoreScene) -> None:
+        """`Resolution.clear_only`: a request that comes late does not clear the state of a later transaction."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim, transaction_number=1)
@@ -71,8 +71,8 @@ class ResolutionConformance:
         store.record_resolution(claim, Resolution(clear_only=STATE))
         expect_row(store, name, "after clearing this state", prepared_state=None, delivery=None, transaction_number=1)
 
-    def test_resolving_twice_is_resolving_once(self, scene: StoreScene) -> None:
-        """`record_resolution` twice is the same as once, also for the entry in `lost`, even if it was found at another time."""
+    def test_a_resolution_recorded_twice_has_one_effect(self, scene: StoreScene) -> None:
+        """`record_resolution` is idempotent, also for the entry in `lost`, even if that was found at another time."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -82,7 +82,7 @@ class ResolutionConformance:
         expect_row(store, name, "after resolving again", prepared_state=None, lost=(LOST, UNVERIFIED))
 
     def test_a_resolved_entry_is_removed_from_the_list(self, scene: StoreScene) -> None:
-        """Resolution `resolved` (UC): removes the entry of that kind, state and generation; a missing one is ignored."""
+        """`Resolution.resolved_entry` (UC): removes the entry of this kind, state and generation; a missing one is ignored."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -98,7 +98,7 @@ class ResolutionConformance:
         expect_row(store, name, "after it was found lost", lost=(LOST, proven))
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
-        """A row keeps what is lost until it is acknowledged, however much that is."""
+        """A row keeps all lost transactions until they are acknowledged, however many there are."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
@@ -107,8 +107,8 @@ class ResolutionConformance:
         expect_row(store, name, "after 60 resolutions", lost=entries)
         assert store.acknowledge(name) == entries
 
-    def test_times_are_kept_in_utc(self, scene: StoreScene) -> None:
-        """`recorded_at`: UTC, aware, to the microsecond, in whatever time zone it was given."""
+    def test_times_are_stored_in_utc(self, scene: StoreScene) -> None:
+        """`recorded_at`: UTC, aware, to the microsecond, whatever time zone it was given in."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         east = LostTransaction(LostKind.LOST, STATE, 0, _AT.astimezone(timezone(timedelta(hours=9))))
@@ -129,7 +129,7 @@ class ResolutionConformance:
         store.read_claimed(claim)
 
     def test_acknowledging_an_unknown_id_does_nothing(self, scene: StoreScene) -> None:
-        """It returns nothing, and creates no row."""
+        """It returns an empty tuple, and creates no row."""
         store, name = scene.new_store(), scene.new_id()
         assert store.acknowledge(name) == ()
         assert store.read(name) is None, "acknowledge() has created a row"
@@ -152,7 +152,7 @@ class GenerationConformance:
         claim = scene.claim(store, scene.new_id())
         assert [store.acquire_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
 
-    def test_a_generation_is_used_again_by_its_kind_only(self, scene: StoreScene) -> None:
+    def test_a_generation_is_reused_only_for_its_kind(self, scene: StoreScene) -> None:
         """`reuse`: continue with the newest generation if its kind is `kind` (F5); plain and two-phase are two kinds."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -163,7 +163,7 @@ class GenerationConformance:
         assert acquired[-1] == acquired[-2] + 1, "acquire_generation() without `reuse`"
         expect_row(store, name, "after it", generation=acquired[-1], generation_kind=_NATIVE)
 
-    def test_a_generation_that_is_used_again_is_unresolved_again(self, scene: StoreScene) -> None:
+    def test_a_reused_generation_is_unresolved_again(self, scene: StoreScene) -> None:
         """`reuse`: `resolved_generation` is lowered below it, since something may be open on it, unless it is already lower."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -177,7 +177,7 @@ class GenerationConformance:
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == newest
         expect_row(store, name, "after using it again", generation=newest, resolved_generation=1)
 
-    def test_a_generation_with_something_unverified_is_not_used_again(self, scene: StoreScene) -> None:
+    def test_a_generation_with_an_unverified_entry_is_not_reused(self, scene: StoreScene) -> None:
         """Rule UG: a new transaction on it could be mistaken for the unverified one."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -190,7 +190,7 @@ class GenerationConformance:
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
 
-    def test_a_generation_is_of_one_cluster(self, scene: StoreScene) -> None:
+    def test_a_generation_belongs_to_one_cluster(self, scene: StoreScene) -> None:
         """`cluster_id` (CL): the row keeps it; without one it is unchanged; another one is refused, and changes nothing."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -207,8 +207,8 @@ class GenerationConformance:
         claim = scene.claim(store, name)
         expect_row(store, name, "after a transaction and a claim", cluster_id="cluster-A")
 
-    def test_a_generation_is_named_by_the_store(self, scene: StoreScene) -> None:
-        """Rule ST: `identity`, created by the first `acquire_generation` at the latest, is the same for every store."""
+    def test_the_kafka_id_of_a_generation_contains_the_store_id(self, scene: StoreScene) -> None:
+        """Rule ST: `identity`, which the first `acquire_generation` creates at the latest, is the same for every store."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         expect_row(store, name, "the row of a first claim", store_id="", named_from=None)
@@ -224,8 +224,8 @@ class GenerationConformance:
         assert store.list("#") == [], "the database's identity is listed as an id"
         scene.new_store().check_original()
 
-    def test_a_store_with_a_new_id_acquires_new_generations(self, scene: StoreScene) -> None:
-        """`set_identity` is conditional on the identity that was read. A generation named by another id is not used again."""
+    def test_a_new_store_id_starts_a_new_generation(self, scene: StoreScene) -> None:
+        """`set_identity` is a compare-and-set. A generation whose Kafka id contains another store id is not reused."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         acquired = store.acquire_generation(claim, _NATIVE)
@@ -237,13 +237,13 @@ class GenerationConformance:
         assert not store.set_identity(StoreIdentity.new(before.marks), expected=None), "there is one already"
         assert scene.new_store().identity() == after
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1, (
-            "a generation named by another id was used again"
+            "a generation with another store id was reused"
         )
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
         expect_row(store, name, "after it", store_id=after.store_id, named_from=acquired + 1)
 
     def test_the_lost_entries_of_a_copy_are_cleared(self, scene: StoreScene) -> None:
-        """Resolution `clear_lost`."""
+        """`Resolution.clear_lost`."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         for entry in (LOST, UNVERIFIED):
@@ -254,7 +254,7 @@ class GenerationConformance:
         expect_row(store, name, "after it was cleared", lost=())
 
     def test_an_id_moves_to_another_cluster(self, scene: StoreScene) -> None:
-        """Resolution `cluster_id`."""
+        """`Resolution.cluster_id`."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
@@ -265,7 +265,7 @@ class GenerationConformance:
         assert store.acquire_generation(claim, _NATIVE, reuse=True, cluster_id="cluster-B") == 1
 
     def test_generations_continue_across_claims(self, scene: StoreScene) -> None:
-        """A successor sees the newest generation and its kind, and never acquires a number twice."""
+        """A successor reads the newest generation and its kind; no generation is acquired twice."""
         name, acquired = scene.new_id(), []
         for _ in range(3):
             store = scene.new_store()

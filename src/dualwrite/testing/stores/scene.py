@@ -1,4 +1,4 @@
-"""The scene of the conformance suite of stores: what it needs from a database and from the store under test."""
+"""The scene of the store conformance suite: what it needs from a database and from the store under test."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dualwrite.stores.state_row import Claim
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
 
-BRIEFLY: Final = 0.3
-"""Seconds after which a claim that has to wait may time out."""
+SHORT_TIME: Final = 0.3
+"""Seconds: the timeout of a claim that has to wait, and the length of a lease that should end."""
 
 STATE: Final = PreparedTxnState(4711, 3)
 
 
 class ClaimsWait(Enum):
-    """From when on a transaction keeps a claim of its id waiting, until it ends."""
+    """From which step on a claim of an id waits for the end of the id's transaction."""
 
     FROM_BEGIN = "from begin"
     """It holds a lock from the beginning, as in SQLite."""
@@ -40,21 +40,21 @@ class ClaimsWait(Enum):
 
 
 class LeasesEnd(Enum):
-    """When a lease ends that its owner does not renew."""
+    """When a lease ends if its owner does not renew it."""
 
     WITH_TIME = "with time"
     """After its length, by the database's clock."""
 
     WITH_STORE = "with store"
-    """With the session of the store that made it, which `close` ends, as in ZooKeeper."""
+    """With the session of the store that acquired it, which `close` ends, as in ZooKeeper."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCapabilities:
-    """How a store keeps the contract where the contract leaves a choice.
+    """What a store does where the contract leaves a choice.
 
     Args:
-        claims_wait: From when on a claim waits for a transaction.
+        claims_wait: From which step on a claim waits for a transaction.
         transactions_at_once: Transactions of different ids can be open at the same time.
         crashes: The scene has `crash`, for the state machine.
         cuts_commits: The scene has `cut_next_commit`, for the state machine.
@@ -69,7 +69,7 @@ class StoreCapabilities:
 
 
 class StoreScene(ABC):
-    """A database and stores on it; as a context manager it closes them.
+    """A database and stores on it; as a context manager, it closes them.
 
     `open`, `put` and `numbers` are required. The other methods are for tests that are skipped without them.
 
@@ -87,7 +87,7 @@ class StoreScene(ABC):
 
     @abstractmethod
     def open(self) -> TxnStateStore:
-        """A store with its own connections, on the same database each time; they may be shared if only one can exist."""
+        """A store with its own connections, on the same database each time; stores share one if there can be only one."""
 
     @abstractmethod
     def put(self, handle: Any, number: int) -> None:
@@ -113,14 +113,14 @@ class StoreScene(ABC):
         """A function that opens a store on this database in another process; it must be picklable."""
         pytest.skip("this scene has no `opener`: another process can't open the database at the same time")
 
-    def open_impatient(self) -> TxnStateStore:
-        """As `open`, with the store's own limit for waiting set to about BRIEFLY."""
-        pytest.skip("this scene has no `open_impatient`: the store has no time limit for waiting")
+    def open_with_short_timeout(self) -> TxnStateStore:
+        """As `open`, but the store waits at most about SHORT_TIME seconds for a lock, except in `claim`."""
+        pytest.skip("this scene has no `open_with_short_timeout`: the store does not wait for locks")
 
     def cut_next_commit(self, *, arrives: bool) -> None:
-        """Cut the connection when a store sends its next commit, before it reaches the database or before its answer is back.
+        """Cut the connection when a store sends its next commit: before it reaches the database, or before the answer is back.
 
-        Commits of a claim, a resolution and other changes count as well. `dualwrite.testing.proxy` can do this.
+        The commits of claims, resolutions and other changes count as well. `dualwrite.testing.proxy` can do this.
         """
         del arrives
         pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")
@@ -145,11 +145,11 @@ class StoreScene(ABC):
         return number
 
     def new_store(self) -> TxnStateStore:
-        """Another store, closed with the scene."""
+        """A store that is closed with the scene."""
         return self.adopt(self.open())
 
     def adopt(self, store: TxnStateStore) -> TxnStateStore:
-        """Close a store with the scene."""
+        """Have a store closed with the scene; returns it."""
         if not any(store is known for known in self._stores):
             self._stores.append(store)
         return store
@@ -177,7 +177,7 @@ class StoreScene(ABC):
         transaction_number: int = 1,
         delivery: Delivery | None = None,
     ) -> tuple[StoreTransaction, int]:
-        """A transaction that is ready to commit, and the number it has written; rolled back if that fails."""
+        """A transaction that has written a number and recorded its state, and the number; rolled back if that fails."""
         transaction, number = store.begin(claim), self.new_number()
         try:
             self.put(transaction.handle, number)
@@ -188,7 +188,7 @@ class StoreScene(ABC):
         return transaction, number
 
     def transact(self, store: TxnStateStore, claim: Claim, **what: Any) -> int:
-        """Run a whole transaction, as `recorded` and then committed; return its number."""
+        """As `recorded`, and then committed; returns the number."""
         transaction, number = self.recorded(store, claim, **what)
         transaction.commit()
         return number

@@ -1,4 +1,4 @@
-"""Several writers on one id, step by step, on a real database, each step compared with the model. No Hypothesis here.
+"""Several writers of one id, step by step, on a real database; each step is compared with the model. Without Hypothesis.
 
 A writer follows the recipe: claim, describe, read again, act and record, acquire a generation, begin, write, record, commit,
 commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store with the contract's error.
@@ -37,9 +37,9 @@ class Writer:
         ready: It has resolved the id's open transactions under its claim, and may begin a transaction.
         open: Its database transaction.
         numbers: What that transaction has written.
-        recorded: What it has recorded, and how many changes the row had seen then.
+        recorded: What it has recorded, and how many changes the row had had by then.
         kafka: Its Kafka transaction, if it sends messages.
-        committed: The database has committed, and Kafka has not yet.
+        committed: The database has committed, but Kafka has not yet.
         described: What was open at Kafka when it began to recover.
         row: The row as it was read after that.
     """
@@ -89,10 +89,10 @@ class Simulation:
         self._before = set(scene.numbers())
         self._has_timed_out = False
 
-    # --- who can do what --------------------------------------------------------------------------------------------------
+    # --- which steps are possible -----------------------------------------------------------------------------------------
 
     def holder(self) -> Writer | None:
-        """The writer whose transaction keeps others from changing the row."""
+        """The writer whose transaction holds the row's lock."""
         match self.scene.capabilities.claims_wait:
             case ClaimsWait.FROM_BEGIN:
                 return next((writer for writer in self.writers if writer.open is not None), None)
@@ -103,7 +103,7 @@ class Simulation:
 
     @property
     def is_free(self) -> bool:
-        """Whether there is no transaction to wait for."""
+        """Whether no transaction holds the row's lock."""
         return self.holder() is None
 
     @property
@@ -154,7 +154,7 @@ class Simulation:
         self._restart(writer, claim)
 
     def claims_again(self, writer: Writer) -> None:
-        """Claim the id with its own fence expected, as after an unknown COMMIT (F8)."""
+        """Claim the id if the fence is still the writer's own, as after an unknown COMMIT (F8)."""
         held = writer.claim
         assert held is not None
         done, claim = self._under_claim(
@@ -206,7 +206,7 @@ class Simulation:
         writer.ready = True
 
     def closes(self, writer: Writer) -> None:
-        """Resolve at a clean end: nothing is prepared, nothing is open."""
+        """Resolve when the writer is closed: nothing is prepared, nothing is open."""
         resolution = Resolution(clear_state=True, resolved_generation=writer.generation)
         done, _ = self._under_claim(
             writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, resolution)
@@ -295,7 +295,7 @@ class Simulation:
             self._is_committed(writer)
 
     def commits_without_an_answer(self, writer: Writer, *, arrives: bool) -> None:
-        """The connection breaks in COMMIT: the writer does not know the outcome, and has to read it (F8)."""
+        """The connection breaks during COMMIT: the writer does not know the outcome, and has to read it (F8)."""
         assert writer.open is not None
         assert writer.recorded is not None
         self.scene.cut_next_commit(arrives=arrives)
@@ -342,7 +342,7 @@ class Simulation:
         self.scene.crash(writer.store)
         self._restart(writer, None, self.scene.new_store())
 
-    # --- what must hold ---------------------------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check that row and data match the model, and agree with Kafka."""

@@ -37,15 +37,15 @@ _MANY: Final = 200
 class TransactionConformance:
     """What a transaction writes, and what it does not change."""
 
-    def test_state_and_data_become_visible_together_at_the_commit(self, scene: StoreScene) -> None:
-        """`commit`: the commit point of the whole recipe. Before it nobody sees either, after it everybody sees both."""
+    def test_state_and_data_become_visible_at_the_commit(self, scene: StoreScene) -> None:
+        """`commit`: the commit point of the whole recipe. Before it neither is visible, after it both are."""
         store, other, name = scene.new_store(), scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = store.begin(claim), scene.new_number()
         scene.put(transaction.handle, number)
-        assert scene.committed() == [], "the user's data is seen before the commit"
+        assert scene.committed() == [], "the user's data is visible before the commit"
         transaction.record(STATE, generation=3, transaction_number=9)
-        assert scene.committed() == [], "the user's data is seen before the commit"
+        assert scene.committed() == [], "the user's data is visible before the commit"
         expect_row(other, name, "before the commit", prepared_state=None, transaction_number=0)
         transaction.commit()
         assert scene.committed() == [number], "commit() returned, but the user's data is not in the database"
@@ -53,8 +53,8 @@ class TransactionConformance:
         assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
-    def test_a_state_that_is_recorded_at_the_commit(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
-        """`record_at_commit`: the same write, at the commit at the latest; nobody sees it before."""
+    def test_a_state_recorded_at_the_commit(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
+        """`record_at_commit`: the same write, at the commit at the latest; it is not visible before."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
@@ -76,15 +76,15 @@ class TransactionConformance:
             )
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
-    def test_a_state_is_stored_as_it_was_given(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
-        """`record` writes S, its generation and the transaction's number; None overwrites an earlier state."""
+    def test_every_state_is_stored_unchanged(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
+        """`record` writes S, its generation and the transaction's number; None replaces an earlier state."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.transact(store, claim)
         scene.transact(store, claim, state=state, generation=70_000, transaction_number=2**40)
         expect_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
 
-    def test_a_delivery_is_stored_with_its_state_and_goes_with_it(self, scene: StoreScene) -> None:
+    def test_a_delivery_is_stored_and_cleared_with_its_state(self, scene: StoreScene) -> None:
         """`record` writes where S's messages are, replacing an earlier state's delivery; clearing S clears it."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -96,7 +96,7 @@ class TransactionConformance:
         store.record_resolution(claim, Resolution(clear_state=True))
         expect_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
-    def test_recording_leaves_the_rest_of_the_row_alone(self, scene: StoreScene) -> None:
+    def test_record_changes_nothing_else_in_the_row(self, scene: StoreScene) -> None:
         """`record` writes S, its generation, delivery and number, and nothing else."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -112,7 +112,7 @@ class TransactionConformance:
             **{field: getattr(before, field) for field in ("lost", "owner", "claim_token", "forgotten")},
         )
 
-    def test_many_writes_are_one(self, scene: StoreScene) -> None:
+    def test_many_writes_are_atomic(self, scene: StoreScene) -> None:
         """Many writes in one transaction are as atomic as one."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
@@ -122,13 +122,13 @@ class TransactionConformance:
             for number in numbers:
                 scene.put(transaction.handle, number)
             transaction.record(STATE, generation=0, transaction_number=1)
-            assert scene.committed() == [], "the user's data is seen before the commit"
+            assert scene.committed() == [], "the user's data is visible before the commit"
             getattr(transaction, end)()
             found = scene.committed()
             assert found == (numbers if end == "commit" else []), f"after {end}() {len(found)} of {_MANY} writes are there"
 
-    def test_transactions_follow_each_other_under_one_claim(self, scene: StoreScene) -> None:
-        """A claim can be used for any number of transactions."""
+    def test_many_transactions_under_one_claim(self, scene: StoreScene) -> None:
+        """A claim can be used for any number of transactions, one after another."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         numbers = [
@@ -138,7 +138,7 @@ class TransactionConformance:
         assert scene.committed() == numbers
         expect_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
 
-    def test_transactions_of_different_ids_do_not_disturb_each_other(self, scene: StoreScene) -> None:
+    def test_transactions_of_different_ids_are_independent(self, scene: StoreScene) -> None:
         """Each id has its own fence: transactions begin, commit and roll back in any order."""
         if not scene.capabilities.transactions_at_once:
             pytest.skip("this database runs one transaction at a time")
@@ -153,22 +153,22 @@ class TransactionConformance:
         for name, state in zip(ids, (STATE, None, STATE), strict=True):
             expect_row(store, name, "after transactions of three ids", prepared_state=state)
 
-    def test_the_session_exists_or_is_refused(self, scene: StoreScene) -> None:
-        """`session`: a SQLAlchemy ORM Session, or UsageError if the store does not support it."""
+    def test_the_store_offers_an_orm_session_or_refuses_it(self, scene: StoreScene) -> None:
+        """`session`: a SQLAlchemy ORM Session, or UsageError if the store does not support ORM sessions."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))
         try:
             with suppress(UsageError):
-                assert transaction.session is transaction.session, "each use returns another session"
+                assert transaction.session is transaction.session, "each access returns another session"
         finally:
             transaction.rollback()
 
 
 class OutcomeConformance:
-    """How a transaction ends, and what follows."""
+    """How transactions end, and what is possible after that."""
 
     @pytest.mark.parametrize("moment", ["begun", "written", "recorded"])
-    def test_rollback_undoes_everything_at_any_time(self, scene: StoreScene, moment: str) -> None:
+    def test_a_rollback_at_any_time_undoes_everything(self, scene: StoreScene, moment: str) -> None:
         """`rollback` may be called at any time and more than once, and leaves nothing behind, not even a lock."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
@@ -214,7 +214,7 @@ class OutcomeConformance:
         following = scene.transact(store, claim, transaction_number=3)
         assert scene.committed() == ([number, following] if end == "commit" else [following])
 
-    def test_the_users_block_can_not_end_the_transaction(self, scene: StoreScene) -> None:
+    def test_the_users_block_cannot_end_the_transaction(self, scene: StoreScene) -> None:
         """While the block runs, `handle` refuses to end the transaction (TransactionControlError), which is unchanged."""
         store = scene.new_store()
         claim = scene.claim(store, scene.new_id())
@@ -231,8 +231,8 @@ class OutcomeConformance:
             transaction.rollback()
         assert scene.committed() == [number], "a refused call has harmed the transaction"
 
-    def test_a_transaction_belongs_to_the_claim_that_it_began_under(self, scene: StoreScene) -> None:
-        """The store's next transaction is separate: it contains nothing of the one before."""
+    def test_a_transaction_contains_nothing_of_the_one_before(self, scene: StoreScene) -> None:
+        """What was rolled back does not come into the store's next transaction."""
         store = scene.new_store()
         first, second = (scene.claim(store, scene.new_id()) for _ in range(2))
         _write_and_roll_back(scene, store.begin(first))
@@ -240,8 +240,8 @@ class OutcomeConformance:
         assert scene.committed() == [number], "what was rolled back was committed by the next transaction"
         expect_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
 
-    def test_only_conflicts_are_conflicts(self, scene: StoreScene) -> None:
-        """`is_conflict` and `is_outage` are about errors of the database's driver, and False for all others."""
+    def test_other_errors_are_neither_conflicts_nor_outages(self, scene: StoreScene) -> None:
+        """`is_conflict` and `is_outage` are for errors of the database's driver, and return False for all others."""
         store: TxnStateStore = scene.new_store()
         for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
             assert store.is_conflict(error) is False, f"is_conflict({error!r})"

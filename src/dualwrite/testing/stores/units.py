@@ -1,4 +1,4 @@
-"""Conformance of units: several share one transaction, and one can be undone alone (group commit)."""
+"""Conformance of units: several units share one transaction, and each can be undone alone (group commit)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MANY = 64
 
 
 class UnitConformance:
-    """`begin_unit`, `end_unit`, `undo_unit`, and the same for several together; skipped for a store without `undoes_units`."""
+    """`begin_unit`, `end_unit`, `undo_unit`, and their forms for several units; skipped for a store without `undoes_units`."""
 
-    def test_undoing_a_unit_undoes_that_unit_alone(self, scene: StoreScene) -> None:
+    def test_undoing_a_unit_undoes_only_that_unit(self, scene: StoreScene) -> None:
         """`undo_unit` undoes what its unit has written, and only that."""
         transaction = _begun(scene)
         kept = []
@@ -31,7 +31,7 @@ class UnitConformance:
                 transaction.end_unit()
                 kept += [number, other]
         transaction.record(STATE, generation=0, transaction_number=1)
-        assert scene.committed() == [], "a unit is seen before the commit"
+        assert scene.committed() == [], "a unit is visible before the commit"
         transaction.commit()
         assert scene.committed() == kept
 
@@ -51,8 +51,8 @@ class UnitConformance:
         transaction.commit()
         assert scene.committed() == kept
 
-    def test_what_came_before_the_first_unit_stays(self, scene: StoreScene) -> None:
-        """`begin_unit`: from here on; a transaction of which every unit was undone still commits the rest and the row."""
+    def test_writes_before_the_first_unit_are_kept(self, scene: StoreScene) -> None:
+        """`begin_unit`: from here on. A transaction whose units were all undone still commits its other writes and the row."""
         store, name = _store_with_units(scene), scene.new_id()
         transaction = store.begin(scene.claim(store, name))
         scene.put(transaction.handle, number := scene.new_number())
@@ -65,7 +65,7 @@ class UnitConformance:
         expect_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
 
     def test_units_are_rolled_back_with_their_transaction(self, scene: StoreScene) -> None:
-        """A unit that has ended is no more committed than one that has not."""
+        """A unit that has ended is not committed before its transaction is."""
         transaction = _begun(scene)
         for _ in range(2):
             transaction.begin_unit()
@@ -76,8 +76,8 @@ class UnitConformance:
         with pytest.raises(WriterClosedError):
             transaction.begin_unit()
 
-    def test_units_that_are_undone_together(self, scene: StoreScene) -> None:
-        """`undo_units` undoes all of them; the transaction goes on with units of their own."""
+    def test_units_undone_together(self, scene: StoreScene) -> None:
+        """`undo_units` undoes all of them; after that the transaction continues with units that are undone one by one."""
         transaction = _begun_together(scene)
         for _ in range(3):
             scene.put(transaction.handle, scene.new_number())
@@ -98,7 +98,7 @@ class UnitConformance:
         assert scene.committed() == kept
 
     def test_units_that_all_succeed(self, scene: StoreScene) -> None:
-        """`end_units`: everything they wrote is in the transaction, and what is written after it too."""
+        """`end_units`: what they wrote is in the transaction, and so is what is written afterwards."""
         transaction, kept = _begun_together(scene), []
         for _ in range(_MANY):
             scene.put(transaction.handle, number := scene.new_number())
@@ -111,7 +111,7 @@ class UnitConformance:
         assert scene.committed() == [*kept, number]
 
     def test_units_are_refused_without_undoes_units(self, scene: StoreScene) -> None:
-        """Without `undoes_units` a unit can't begin: it would be undone with all others."""
+        """Without `undoes_units`, `begin_unit` raises UsageError: the unit could only be undone together with all others."""
         store = scene.new_store()
         transaction = store.begin(scene.claim(store, scene.new_id()))
         if store.undoes_units:

@@ -1,4 +1,4 @@
-"""Conformance of `send_many`: the same result as repeated `send`."""
+"""Conformance of `send_many`: the same result as repeated calls of `send`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _INNER: Final = 3_000
 _SENT_AT: Final = 1_700_000_000_000
 
 
-class ManyConformance:
+class SendManyConformance:
     """Many messages in one call."""
 
-    def test_values_without_keys_arrive_once_and_in_order(self, scene: ProducerScene) -> None:
-        """All types that `send` accepts, in several batches, between messages that were sent one by one."""
+    def test_many_values_arrive_once_and_in_order(self, scene: ProducerScene) -> None:
+        """Values of all types that `send` accepts, in several batches, between messages that were sent one by one."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)
         values: list[bytes | str | None] = [b"%06d" % number + bytes(number % 300) for number in range(_COUNT)]
@@ -33,8 +33,8 @@ class ManyConformance:
         wanted = [b"before", *(value.encode() if isinstance(value, str) else value for value in values), b"after"]
         assert [message.value for message in scene.read(topic)] == wanted
 
-    def test_keys_choose_the_partition_as_they_do_one_by_one(self, scene: ProducerScene) -> None:
-        """And a given timestamp applies to all messages of the call."""
+    def test_keys_choose_the_same_partitions_as_with_send(self, scene: ProducerScene) -> None:
+        """A given timestamp applies to all messages of the call."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 3, retention_ms="-1")  # the timestamp is old enough to be cleaned up at any moment
         keys = [b"key-%d" % number for number in range(50)]
@@ -49,8 +49,8 @@ class ManyConformance:
         assert len(messages) == len(keys) * 3
         assert sum(message.timestamp_ms == _SENT_AT for message in messages) == len(keys)
 
-    def test_a_partition_is_taken_for_all(self, scene: ProducerScene) -> None:
-        """And a partition that does not exist is refused."""
+    def test_a_given_partition_applies_to_all_messages(self, scene: ProducerScene) -> None:
+        """A partition that does not exist is refused."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic, 3)
         producer.begin_transaction()
@@ -60,9 +60,9 @@ class ManyConformance:
         producer.begin_transaction()
         with pytest.raises(UnknownTopicError):
             producer.send_many(topic, [b"1"], partition=3)
-        scene.give_up(producer)
+        scene.abort(producer)
 
-    def test_what_goes_wrong_on_the_way_leaves_a_transaction_that_can_be_aborted(self, scene: ProducerScene) -> None:
+    def test_after_an_error_of_send_many_the_transaction_can_be_aborted(self, scene: ProducerScene) -> None:
         """An invalid value, too few keys, an iterable that raises."""
 
         def broken() -> Iterator[bytes]:
@@ -82,13 +82,13 @@ class ManyConformance:
             producer.send_many(topic, [b"1", b"2"], keys=iter([b"k"]))
         with pytest.raises(InvalidMessageError, match="1 values and more keys"):
             producer.send_many(topic, iter([b"1"]), keys=[b"k", b"k"])
-        producer = scene.give_up(producer)
+        producer = scene.abort(producer)
         producer.begin_transaction()
         producer.send_many(topic, [b"good"])
         prepare_and_commit(producer)
         assert [message.value for message in scene.read(topic)] == [b"good"]
 
-    def test_an_iterable_may_send_something_itself(self, scene: ProducerScene) -> None:
+    def test_an_iterable_may_send_messages_itself(self, scene: ProducerScene) -> None:
         """No message is lost."""
         producer, topic = scene.new_producer(), scene.new_name("topic")
         scene.make_topic(topic)

@@ -1,4 +1,4 @@
-"""Conformance of durability: of committed data, and of errors that are sent to another process."""
+"""Conformance of durability: what was committed, what the errors say, and commits whose connection breaks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dualwrite.stores.state_row import Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.expectations import expect_error, expect_row
 from dualwrite.testing.stores.resolutions import LOST
-from dualwrite.testing.stores.scene import BRIEFLY, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
 
 
 class DurabilityConformance:
     """Stores that are closed and opened again."""
 
-    def test_a_new_store_sees_everything(self, scene: StoreScene) -> None:
+    def test_a_new_store_sees_what_was_committed(self, scene: StoreScene) -> None:
         """The row is in the database, not in the store."""
         name = scene.new_id()
         store = scene.new_store()
@@ -43,10 +43,10 @@ class DurabilityConformance:
         assert scene.committed() == [number]
         assert store.read_claimed(claim) == row, "a claim outlives the store object that made it"
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
-        expect_row(store, name, "after an expected claim of a new store", transaction_number=7, fence=again.fence)
+        expect_row(store, name, "after a conditional claim by a new store", transaction_number=7, fence=again.fence)
 
-    def test_what_was_not_committed_is_gone_with_its_store(self, scene: StoreScene) -> None:
-        """A transaction that was rolled back before its store was closed leaves nothing for the next one."""
+    def test_a_new_store_sees_nothing_of_a_rollback(self, scene: StoreScene) -> None:
+        """A transaction that was rolled back before its store was closed leaves nothing behind."""
         name = scene.new_id()
         store = scene.new_store()
         transaction, _ = scene.recorded(store, scene.claim(store, name))
@@ -66,14 +66,14 @@ class DurabilityConformance:
         store.close()
 
     def test_a_store_describes_its_address_and_its_durability(self, scene: StoreScene) -> None:
-        """`description`: the address for people. `durability`: settings by their names, both as strings."""
+        """`description`: the address for people. `durability`: settings by their names; names and values are strings."""
         store = scene.new_store()
         assert store.description, "description is empty"
         found = store.durability()
         assert all(isinstance(text, str) for pair in found.items() for text in pair), f"durability() returned {found!r}"
 
 
-class StoredErrorConformance:
+class ErrorConformance:
     """Unreadable rows, and errors that are sent to another process."""
 
     def test_an_unreadable_row_is_reported(self, scene: StoreScene) -> None:
@@ -114,7 +114,7 @@ class StoredErrorConformance:
                 transaction, _ = scene.recorded(rival, theirs)
                 ending.callback(transaction.rollback)
                 with expect_error(ClaimTimeoutError, "claim() while the row is locked") as late:
-                    store.claim(name, "ours", timeout=BRIEFLY)
+                    store.claim(name, "ours", timeout=SHORT_TIME)
                 found.append(late.value)
         for error in found:
             again = pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
@@ -123,12 +123,12 @@ class StoredErrorConformance:
             assert (again.transactional_id, again.facts) == (name, error.facts)
 
 
-class UnansweredConformance:
+class ConnectionLossConformance:
     """Connections that break during a commit: the outcome is unknown, and the next claim shows it."""
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_commit_without_an_answer_is_unknown_until_the_row_is_read(self, scene: StoreScene, arrives: bool) -> None:
-        """StoreCommitUnknownError; then the writer claims the id with its own fence expected, and reads its number (F8)."""
+        """StoreCommitUnknownError; then the writer claims the id if the fence is still its own, and reads its number (F8)."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         transaction, number = scene.recorded(store, claim, transaction_number=5)
@@ -145,8 +145,8 @@ class UnansweredConformance:
         assert scene.committed() == ([number] if arrives else []), "the user's data after it"
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
-    def test_a_claim_without_an_answer_is_made_again(self, scene: StoreScene, arrives: bool) -> None:
-        """Broken connections are replaced; a claim made by the same call does not count as another's."""
+    def test_a_claim_without_an_answer_is_retried(self, scene: StoreScene, arrives: bool) -> None:
+        """A broken connection is replaced; a claim that the same call has made does not count as another's."""
         store, name = scene.new_store(), scene.new_id()
         first = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)
@@ -155,13 +155,13 @@ class UnansweredConformance:
         expect_row(store, name, "the row after it", fence=second.fence)
         scene.cut_next_commit(arrives=arrives)
         third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
-        assert third.fence == second.fence + 1, "an expected claim is made once, and recognized"
+        assert third.fence == second.fence + 1, "a conditional claim is made once, and recognized"
         expect_row(store, name, "the row after it", fence=third.fence)
         store.begin(third).rollback()
 
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
-    def test_changes_without_an_answer_are_sent_again(self, scene: StoreScene, arrives: bool) -> None:
-        """`record_resolution` twice is as once; a generation may be skipped; `acknowledge` still returns what it removed."""
+    def test_changes_without_an_answer_are_retried(self, scene: StoreScene, arrives: bool) -> None:
+        """`record_resolution` is idempotent; a generation may be skipped; `acknowledge` still returns what it removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
         scene.cut_next_commit(arrives=arrives)
