@@ -16,7 +16,7 @@ from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import EndTxnAnswer
+from dualwrite.kafka.base import EndTxnResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
@@ -24,7 +24,7 @@ from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, happened
 
-Ended = list[tuple[int, bool, EndTxnAnswer]]
+Ended = list[tuple[int, bool, EndTxnResult]]
 
 
 pytestmark = pytest.mark.usefixtures("native", "one_lane")  # the traces are about one id
@@ -44,7 +44,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     seen: Ended = []
     real = WireTransactionCoordinator.end_transaction
 
-    def end_transaction(self: WireTransactionCoordinator, kafka_id: str, **asked: Any) -> EndTxnAnswer:
+    def end_transaction(self: WireTransactionCoordinator, kafka_id: str, **asked: Any) -> EndTxnResult:
         answer = real(self, kafka_id, **asked)
         seen.append((asked["epoch"], asked["commit"], answer))
         return answer

@@ -15,7 +15,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import RepairRefusedError, TransactionChangedError, UnknownTopicError
 from dualwrite.kafka import probe
 from dualwrite.kafka.admin.facts import ActiveProducer
-from dualwrite.kafka.base import EndTxnAnswer
+from dualwrite.kafka.base import EndTxnResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
@@ -327,7 +327,7 @@ def test_a_successor_that_begins_between_abort_and_fencing_is_not_fenced(
     successors = []
     original = WireTransactionCoordinator.end_transaction
 
-    def ended(self: WireTransactionCoordinator, kafka_id: str, **arguments: Any) -> EndTxnAnswer:
+    def ended(self: WireTransactionCoordinator, kafka_id: str, **arguments: Any) -> EndTxnResult:
         answer = original(self, kafka_id, **arguments)
         successors.append(left_open(servers, name, topic))
         return answer

@@ -31,7 +31,7 @@ def entry(kind: LostKind, generation: int) -> LostTransaction:
 
 def test_resolved_generations_are_not_examined_again() -> None:
     """Rule SG; rule UC looks again where something is UNVERIFIED."""
-    assert row(generation=1000, resolved=998).generations_to_look_at == (999, 1000)
-    assert row(generation=1000, resolved=1000).generations_to_look_at == ()
+    assert row(generation=1000, resolved=998).generations_to_recover == (999, 1000)
+    assert row(generation=1000, resolved=1000).generations_to_recover == ()
     unverified, lost = entry(LostKind.UNVERIFIED, 5), entry(LostKind.LOST, 6)
-    assert row(generation=1000, resolved=998, lost=(unverified, lost)).generations_to_look_at == (5, 999, 1000)
+    assert row(generation=1000, resolved=998, lost=(unverified, lost)).generations_to_recover == (5, 999, 1000)

@@ -103,7 +103,7 @@ class Decisions:
             return names
         if row is None or row.kafka_id(named.generation or 0) != given:
             return names
-        return list(dict.fromkeys([given, *map(row.kafka_id, row.generations_to_look_at)]))
+        return list(dict.fromkeys([given, *map(row.kafka_id, row.generations_to_recover)]))
 
     def of(self, kafka_id: str) -> Decided:
         """The database's side of an id, as Kafka sees it."""
@@ -202,7 +202,7 @@ class Decisions:
 
 
 def _names_at_kafka(row: StateRow) -> list[str]:
-    return [row.kafka_id(generation) for generation in row.generations_to_look_at or (row.generation,)]
+    return [row.kafka_id(generation) for generation in row.generations_to_recover or (row.generation,)]
 
 
 def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:

@@ -48,7 +48,7 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
     rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
     return RecoveryPlan(
         tuple(
-            IdPlan(row.transactional_id, row.owner if row.generations_to_look_at else None, look.at(row), row.lost)
+            IdPlan(row.transactional_id, row.owner if row.generations_to_recover else None, look.at(row), row.lost)
             for row in rows
             if row is not None
         )

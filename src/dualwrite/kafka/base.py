@@ -249,8 +249,8 @@ class ProducerFactory:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTxnAnswer:
-    """One answer to EndTxn.
+class EndTxnResult:
+    """What the coordinator answered to an EndTxn.
 
     Args:
         code: Kafka's error code; only 0 (NONE) proves the requested outcome.
@@ -271,8 +271,8 @@ class EndTxnAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class InitProducerIdAnswer(EndTxnAnswer):
-    """One answer to InitProducerId; `producer_id` and `epoch` are those to produce with.
+class InitProducerIdResult(EndTxnResult):
+    """What the coordinator answered to an InitProducerId; `producer_id` and `epoch` are those to produce with.
 
     Args:
         ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
@@ -318,11 +318,11 @@ class TransactionCoordinator(Protocol):
 
     def end_transaction(
         self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
-    ) -> EndTxnAnswer:
+    ) -> EndTxnResult:
         """EndTxn (v5 if supported, else v4); waits until every partition of the transaction has a leader (rule FB)."""
         ...
 
-    def init_producer_id(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> EndTxnAnswer:
+    def init_producer_id(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> EndTxnResult:
         """The unconditional InitProducerId: aborts an ongoing transaction and bumps the epoch.
 
         Only for a generation that no live writer can own: on brokers without EndTxn v5 (rules FA and O2).

@@ -13,7 +13,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import (
-    EndTxnAnswer,
+    EndTxnResult,
     ProducerFactory,
     TakeOverProducer,
     TransactionalProducer,
@@ -283,7 +283,7 @@ class Ownership:
         self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
         self._committed = None
 
-    def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnAnswer | None:
+    def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnResult | None:
         """Resolve a generation that is about to be ours, add what was found to the report, and return the raised epoch."""
         kafka_id = producer.kafka_transactional_id
         resolver = GenerationResolver(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)

@@ -166,7 +166,7 @@ class KafkaCheck:
         """
         on_cluster(row, self.check())
         limit = self._limit()
-        return tuple(self._planned(row, generation, limit) for generation in row.generations_to_look_at)
+        return tuple(self._planned(row, generation, limit) for generation in row.generations_to_recover)
 
     def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
         """Check that the coordinators needed to open an id answer.
@@ -179,7 +179,7 @@ class KafkaCheck:
             self._coordinator.describe(str(TransactionalId.of_row(transactional_id).at(0)), timeout=limit)
             return
         on_cluster(row, cluster_id)
-        for generation in row.generations_to_look_at or (row.generation,):
+        for generation in row.generations_to_recover or (row.generation,):
             self._coordinator.describe(row.kafka_id(generation), timeout=limit)
 
     def _limit(self) -> Limit | None:

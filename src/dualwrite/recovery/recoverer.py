@@ -157,7 +157,7 @@ class Recoverer:
         found = []
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)
-            if row is not None and not row.forgotten and row.generations_to_look_at:
+            if row is not None and not row.forgotten and row.generations_to_recover:
                 found.append(transactional_id)
         return tuple(found)
 
@@ -253,7 +253,7 @@ class Recoverer:
     def _planned(self, transactional_id: str, check: KafkaCheck) -> IdPlan:
         try:
             row = self._read(transactional_id)
-            if not row.generations_to_look_at:
+            if not row.generations_to_recover:
                 return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
             return IdPlan(transactional_id, row.owner, check.at(row), row.lost, row=row)
         except DualWriteError as error:
@@ -273,7 +273,7 @@ class Recoverer:
 
     def _resolve(self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None) -> IdReport:
         row = self._read(transactional_id)
-        if not row.generations_to_look_at:
+        if not row.generations_to_recover:
             return IdReport(transactional_id, unacknowledged=row.lost)
         found = check.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
         claim = self._claim(transactional_id) if planned is None else self._claim_as_planned(planned, row, found)

@@ -25,7 +25,7 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Delivery
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import EndTxnAnswer, TransactionCoordinator
+from dualwrite.kafka.base import EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
@@ -68,7 +68,7 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
     row = on_cluster(store.read_claimed(claim), coordinator.cluster_id(timeout=deadline))
     outcomes = tuple(
         outcome
-        for generation in row.generations_to_look_at
+        for generation in row.generations_to_recover
         for outcome in GenerationResolver(store, coordinator, claim, generation, row.kafka_id(generation), deadline).resolve()
     )
     if row.unresolved_generations:
@@ -117,7 +117,7 @@ class GenerationResolver:
         self._delivery: Delivery | None = None
         self._producer: ProducerKind | None = None
         self._found: list[GenerationOutcome] = []
-        self.raised: EndTxnAnswer | None = None
+        self.raised: EndTxnResult | None = None
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
         """Repeat rounds until the generation is resolved and its epoch raised; see `resolve_id` for errors.
@@ -209,7 +209,7 @@ class GenerationResolver:
             return True
         return self._record_and_fence(outcome, stored, described)
 
-    def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnAnswer | None:
+    def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnResult | None:
         """EndTxn of the described epoch; None if the answer proves nothing: the next round describes again (rule F3)."""
         answer = self._end_txn(described.producer_id, described.epoch, commit=commit)
         hit("recover_after_end_txn")
@@ -218,7 +218,7 @@ class GenerationResolver:
         log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
         return None
 
-    def _end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> EndTxnAnswer:
+    def _end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> EndTxnResult:
         return self._coordinator.end_transaction(
             self._kafka_id, producer_id=producer_id, epoch=epoch, commit=commit, timeout=self._deadline
         )
@@ -244,7 +244,7 @@ class GenerationResolver:
         """How the transaction ended according to the log, if the coordinator forgot it (`transactional.id.expiration.ms`)."""
         return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery, self._deadline)]
 
-    def _ask_for_proof(self, producer_id: int, epoch: int) -> EndTxnAnswer:
+    def _ask_for_proof(self, producer_id: int, epoch: int) -> EndTxnResult:
         """Send EndTxn(commit) with a producer id that the id no longer has: this changes nothing, but the answer is proof."""
         answer = self._end_txn(producer_id, epoch, commit=True)
         hit("recover_after_end_txn")

@@ -123,8 +123,8 @@ class StateRow:
         return range(self.resolved_generation + 1, self.generation + 1)
 
     @property
-    def generations_to_look_at(self) -> tuple[int, ...]:
-        """What recovery checks: the unresolved generations, and those of UNVERIFIED entries (rule UC)."""
+    def generations_to_recover(self) -> tuple[int, ...]:
+        """The generations that recovery examines: the unresolved ones, and those of UNVERIFIED entries (rule UC)."""
         return tuple(sorted({*self.unresolved_generations, *(entry.generation for entry in self.unverified)}))
 
     @property

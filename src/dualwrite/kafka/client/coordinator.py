@@ -9,7 +9,7 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
-from dualwrite.kafka.base import EndTxnAnswer, InitProducerIdAnswer, ListedTransaction
+from dualwrite.kafka.base import EndTxnResult, InitProducerIdResult, ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.descriptions import described
@@ -85,7 +85,7 @@ class WireTransactionCoordinator:
         commit: bool,
         timeout: Limit | None = None,
         just_written: bool = False,
-    ) -> EndTxnAnswer:
+    ) -> EndTxnResult:
         """EndTxn; retries the same request while markers are written (CONCURRENT_TRANSACTIONS) or if the connection breaks.
 
         Waits until every partition of the transaction has a leader (rule FB).
@@ -103,7 +103,7 @@ class WireTransactionCoordinator:
         version = EndTxn.BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
         trusted = just_written
 
-        def request(coordinator: Connection, deadline: Deadline) -> EndTxnAnswer:
+        def request(coordinator: Connection, deadline: Deadline) -> EndTxnResult:
             nonlocal trusted
             if not trusted:
                 check_leaders(coordinator, kafka_transactional_id, deadline)
@@ -116,7 +116,7 @@ class WireTransactionCoordinator:
                 raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
             if response.error_code:
                 check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
-            return _end_answer(response)
+            return _end_txn_result(response)
 
         return self._client.to_coordinator(kafka_transactional_id, request, limit)
 
@@ -136,7 +136,7 @@ class WireTransactionCoordinator:
         two_phase: bool = False,
         keep_prepared: bool = False,
         timeout: Limit | None = None,
-    ) -> InitProducerIdAnswer:
+    ) -> InitProducerIdResult:
         """The unconditional InitProducerId; v6 if two-phase commit is requested. See `_init_producer_id` for errors.
 
         Returns CONCURRENT_TRANSACTIONS to the caller, and UNSUPPORTED_VERSION if the broker does not support `keep_prepared`.
@@ -147,7 +147,7 @@ class WireTransactionCoordinator:
 
     def raise_epoch(
         self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
-    ) -> InitProducerIdAnswer:
+    ) -> InitProducerIdResult:
         """InitProducerId as compare-and-set on the epoch of a producer without an open transaction (KIP-360): it is fenced."""
         return self._init_producer_id(
             kafka_transactional_id, timeout, timeout_ms=_ANY_TIMEOUT_MS, two_phase=False, producer_id=producer_id, epoch=epoch
@@ -155,7 +155,7 @@ class WireTransactionCoordinator:
 
     def create_producer_id(
         self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
-    ) -> InitProducerIdAnswer:
+    ) -> InitProducerIdResult:
         """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
 
         It carries a producer id that no producer has, which the coordinator compares with the id's current one.
@@ -179,7 +179,7 @@ class WireTransactionCoordinator:
         keep_prepared: bool = False,
         producer_id: int = -1,
         epoch: int = -1,
-    ) -> InitProducerIdAnswer:
+    ) -> InitProducerIdResult:
         """InitProducerId; transient errors are retried, every other response is returned to the caller.
 
         Raises:
@@ -189,11 +189,11 @@ class WireTransactionCoordinator:
         """
         needs_v6 = two_phase or keep_prepared
 
-        def request(coordinator: Connection, deadline: Deadline) -> InitProducerIdAnswer:
+        def request(coordinator: Connection, deadline: Deadline) -> InitProducerIdResult:
             if needs_v6 and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not support InitProducerId v6")
-                return InitProducerIdAnswer(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
+                return InitProducerIdResult(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
             if producer_id < 0 and not keep_prepared:  # it aborts an ongoing transaction
                 check_leaders(coordinator, kafka_transactional_id, deadline)
             response = coordinator.call(
@@ -214,7 +214,7 @@ class WireTransactionCoordinator:
             if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise timeout_refused(kafka_transactional_id, timeout_ms, code)
             check_retriable(code, kafka_transactional_id, "InitProducerId", "Write")
-            return _init_answer(response, is_v6=needs_v6)
+            return _init_result(response, is_v6=needs_v6)
 
         return self._client.to_coordinator(kafka_transactional_id, request, timeout)
 
@@ -271,13 +271,13 @@ class WireTransactionCoordinator:
         self.network.close()
 
 
-def _end_answer(response: EndTxnResponse) -> EndTxnAnswer:
+def _end_txn_result(response: EndTxnResponse) -> EndTxnResult:
     name = error_name(response.error_code)
-    return EndTxnAnswer(response.error_code, name, response.producer_id, response.producer_epoch)
+    return EndTxnResult(response.error_code, name, response.producer_id, response.producer_epoch)
 
 
-def _init_answer(response: Any, *, is_v6: bool) -> InitProducerIdAnswer:
-    return InitProducerIdAnswer(
+def _init_result(response: Any, *, is_v6: bool) -> InitProducerIdResult:
+    return InitProducerIdResult(
         code=response.error_code,
         name=error_name(response.error_code),
         producer_id=response.producer_id,

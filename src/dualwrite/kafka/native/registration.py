@@ -7,7 +7,7 @@ from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.base import InitProducerIdAnswer
+from dualwrite.kafka.base import InitProducerIdResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
@@ -97,7 +97,7 @@ class Registrar:
         """See `NativeProducer.wanted_timeout_ms`."""
         return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(deadline)
 
-    def _check_proven(self, response: InitProducerIdAnswer) -> None:
+    def _check_proven(self, response: InitProducerIdResult) -> None:
         if not response.proven:
             raise failure(response.code, "InitProducerId", self._id, otherwise=BrokerError)
 
