@@ -15,7 +15,7 @@ from dualwrite.errors import (
     TransactionTimeoutRefusedError,
     UnknownTopicError,
 )
-from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable, kafka_error
+from dualwrite.kafka.librdkafka.errors import LEADER_MOVED, broker_error, consumer_recovers, is_retriable, kafka_error
 
 KINDS = [
     ("UNKNOWN_TOPIC_OR_PART", UnknownTopicError),
@@ -68,13 +68,18 @@ def test_any_other_error_is_a_broker_error() -> None:
     assert error.name == "INVALID_REQUEST"
 
 
-@pytest.mark.parametrize(
-    "code", ["NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE"]
-)
-def test_reading_offsets_is_retried_when_the_leader_has_moved(code: str) -> None:
-    error = broker_error(KafkaError(getattr(KafkaError, code)), None, "reading the first offsets of partitions")
+@pytest.mark.parametrize("code", sorted(LEADER_MOVED))
+def test_reading_and_consuming_continue_when_the_leader_has_moved(code: int) -> None:
+    error = broker_error(KafkaError(code), None, "reading the first offsets of partitions")
     assert isinstance(error, BrokerUnavailableError)
     assert error.retriable
+    assert consumer_recovers(KafkaError(code))
+
+
+def test_a_consumer_does_not_recover_from_fatal_and_other_errors() -> None:
+    assert consumer_recovers(KafkaError(KafkaError._TRANSPORT))
+    assert not consumer_recovers(KafkaError(KafkaError._TRANSPORT, "fatal", fatal=True))
+    assert not consumer_recovers(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
 def test_a_topic_that_is_not_in_the_metadata_is_unknown() -> None:

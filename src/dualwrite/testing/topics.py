@@ -14,24 +14,19 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.errors import LEADER_MOVED
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000
 _WAIT: Final = 0.1
-_UNAVAILABLE: Final = frozenset(
-    {
-        KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError._NOENT,  # noqa: SLF001  no partition has a leader
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-    }
-)
+_UNAVAILABLE: Final = LEADER_MOVED | {
+    KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._NOENT,  # noqa: SLF001  no partition has a leader
+    KafkaError.LEADER_NOT_AVAILABLE,
+}
 """No answer; or the answer while a partition changes its leader, or of a broker that has just restarted."""
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 

@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
+from dualwrite.kafka.librdkafka.errors import consumer_recovers
 from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
 
 log = logging.getLogger(__name__)
@@ -35,26 +36,6 @@ _INTERNAL: Final = {"enable.partition.eof": True}
 """Settings whose effect is visible only in this class."""
 
 _STEP: Final = 0.1
-_TRANSIENT: Final = frozenset(
-    {
-        "_ALL_BROKERS_DOWN",
-        "_TRANSPORT",
-        "_RESOLVE",
-        "_TIMED_OUT",
-        "_MAX_POLL_EXCEEDED",  # it has left the group and rejoins it
-        "COORDINATOR_LOAD_IN_PROGRESS",
-        "COORDINATOR_NOT_AVAILABLE",
-        "NOT_COORDINATOR",
-        "UNKNOWN_TOPIC_OR_PART",
-        "LEADER_NOT_AVAILABLE",
-        "NOT_LEADER_FOR_PARTITION",
-        "FENCED_LEADER_EPOCH",
-        "UNKNOWN_LEADER_EPOCH",
-        "OFFSET_NOT_AVAILABLE",
-    }
-)
-"""librdkafka's names of errors from which it recovers by itself."""
-
 _UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
 _WARNING_INTERVAL: Final = 60.0
 
@@ -278,7 +259,7 @@ class GroupConsumer:
                 if key in self._terms:
                     offset = message.offset()
                     self._refused[key] = self._next_offsets[key] if offset is None else offset
-            elif error.name() not in _TRANSIENT or error.fatal():
+            elif not consumer_recovers(error):
                 raise _failed(error, message)
             log.debug("%s: %s", self.group_id, error)
             topic = message.topic()

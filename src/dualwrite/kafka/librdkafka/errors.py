@@ -68,7 +68,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
         _UNREACHABLE,
     ),
 }
-_LEADER_MOVED: Final = frozenset(
+LEADER_MOVED: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.FENCED_LEADER_EPOCH,
@@ -81,6 +81,19 @@ _LEADER_MOVED: Final = frozenset(
     }
 )
 """The partition has, or will soon have, another leader or leader epoch than librdkafka has read, which reads it again."""
+
+_CONSUMER_RECOVERS: Final = LEADER_MOVED | {
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001  it has left the group and rejoins it
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+}
 
 _MOVED: Final = ErrorKind(
     BrokerUnavailableError,
@@ -106,6 +119,11 @@ def is_retriable(error: Any) -> bool:
     return bool(inner.retriable()) or inner.code() in _TRANSIENT_LOOKUP
 
 
+def consumer_recovers(error: KafkaError) -> bool:
+    """Whether librdkafka's consumer recovers from the error by itself, so that consuming may continue."""
+    return error.code() in _CONSUMER_RECOVERS and not error.fatal()
+
+
 def broker_error(error: Any, kafka_transactional_id: str | None, action: str) -> BrokerError:
     """The matching BrokerError; `action` completes "Kafka error during …"."""
     inner = kafka_error(error)
@@ -127,6 +145,6 @@ def _kind(code: int | None, action: str) -> ErrorKind:
     is_delivery = action.startswith(("delivery", "send to"))
     if is_delivery and code in PERMANENT:
         return REFUSED
-    if not is_delivery and code in _LEADER_MOVED:
+    if not is_delivery and code in LEADER_MOVED:
         return _MOVED
     return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)
