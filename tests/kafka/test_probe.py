@@ -23,7 +23,7 @@ from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, prob
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect.inquiry import Inquiry
+from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import TransactionStatus
@@ -110,8 +110,8 @@ def test_the_probe_finds_what_a_producer_gets(
     servers = request.getfixturevalue(fixture).bootstrap_servers
     name = new_name("id")
     asked = InitProducerIdRequest(version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True)
-    with Inquiry(KafkaConfig.of(servers), timeout=LIMIT) as inquiry:
-        answer = inquiry.of_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
+    with InspectionClient(KafkaConfig.of(servers), timeout=LIMIT) as client:
+        answer = client.to_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
     assert answer.error_code == code
     assert probe(servers).two_phase is (code == 0)
 

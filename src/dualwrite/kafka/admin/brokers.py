@@ -18,7 +18,7 @@ from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.retry import rounds
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import MakeRequest, request_together
-from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, settings_in, settings_request
+from dualwrite.kafka.inspect.client import BROKER_RESOURCE, InspectionClient, settings_in, settings_request
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 
 BATCH: Final = 500
@@ -208,8 +208,8 @@ class Brokers:
 
     def _of_any(self, request: Callable[[Network, Deadline], T]) -> T:
         """Send a request to any broker, and to another one if it does not respond."""
-        inquiry = Inquiry(self.network.config, timeout=self.deadline, network=self.network)
-        return inquiry.of_cluster(lambda network, _: request(network, self.turn()))
+        client = InspectionClient(self.network.config, timeout=self.deadline, network=self.network)
+        return client.to_cluster(lambda network, _: request(network, self.turn()))
 
     def _give_up(self, node: int, address: Address, error: Exception) -> None:
         self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))

@@ -1,4 +1,4 @@
-"""Detect what a cluster supports, before anything is written and without leaving a trace in it."""
+"""Detect what a cluster supports, before anything is written; the requests change nothing in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.coordinator import FOREIGN_PRODUCER_ID
 from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, Inquiry, check_passing, described_settings, forbidden
+from dualwrite.kafka.inspect.client import BROKER_RESOURCE, InspectionClient, described_settings, forbidden, raise_if_transient
 
 PROBE_ID: Final = "dualwrite-probe"
 DEFAULT_TIMEOUT: Final = 30.0
@@ -47,8 +47,8 @@ class TwoPhaseObstacle(Enum):
 class BrokerCapabilities:
     """What the probe found.
 
-    The request versions are those of one broker, the coordinator of the probe's id; other brokers may differ during an
-    upgrade. `transaction_version` applies to the whole cluster.
+    The request versions are those of one broker, the coordinator of the probe's id; during an upgrade, those of other brokers
+    may differ. `transaction_version` applies to the whole cluster.
 
     Args:
         brokers: The number of live brokers.
@@ -100,11 +100,11 @@ def probe(
     id, then the two-phase setting, and then refuse `keepPreparedTxn` with UNSUPPORTED_VERSION before they look at the id:
     that response means that `enable2Pc` alone would be accepted, and nothing is created.
 
-    A future broker that accepts `keepPreparedTxn` will create the id, in state Empty. So always probe with the same name:
-    then at most one such id is left. The request also carries a producer id that no producer has, so that an id that exists
-    already stays unchanged (PRODUCER_FENCED), even if it is in use by mistake.
+    A future broker that accepts `keepPreparedTxn` will create the id, in state Empty. So always probe with the same id: then at
+    most one is left. The request also contains a producer id that no producer has: if the id exists already, perhaps because it
+    is in use by mistake, the broker answers PRODUCER_FENCED and does not change it.
 
-    Whether the principal may write the id is checked by an EndTxn for that same producer id, which can't match a transaction.
+    An EndTxn with the same producer id, which matches no transaction, shows whether the principal may write the id.
 
     Args:
         config: The cluster's settings.
@@ -116,10 +116,10 @@ def probe(
         BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
         ConfigurationError: A setting is missing or invalid.
     """
-    with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
-        found = inquiry.of_coordinator(transactional_id, lambda c, deadline: _asked(c, transactional_id, deadline))
-        brokers, settings = inquiry.of_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
-        cluster_id = inquiry.of_cluster(lambda n, deadline: n.cluster_id(deadline))
+    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
+        found = client.to_coordinator(transactional_id, lambda c, deadline: _probe_coordinator(c, transactional_id, deadline))
+        brokers, settings = client.to_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
+        cluster_id = client.to_cluster(lambda n, deadline: n.cluster_id(deadline))
     setting = settings.get(_TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
     accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
@@ -140,13 +140,13 @@ def probe(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """The coordinator's error codes; None for requests that it does not support.
+class _ProbeResult:
+    """The error codes with which the coordinator answered; None for requests that it does not support.
 
     Args:
         coordinator: The connection to it, for its versions.
-        two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
-        keep_code: For `keepPreparedTxn`, without `enable2Pc` if that is refused (KIP-939 allows it).
+        two_phase_code: To `enable2Pc` with `keepPreparedTxn`.
+        keep_code: To `keepPreparedTxn`; without `enable2Pc` if that was refused, which KIP-939 allows.
     """
 
     coordinator: Connection
@@ -154,14 +154,14 @@ class _Answers:
     keep_code: int | None = None
 
 
-def _asked(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _Answers:
+def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _ProbeResult:
     _check_writable(coordinator, transactional_id, deadline)
     if not coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID):
-        return _Answers(coordinator)
+        return _ProbeResult(coordinator)
     two_phase = keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=True)
     if two_phase == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=False)
-    return _Answers(coordinator, two_phase, keep)
+    return _ProbeResult(coordinator, two_phase, keep)
 
 
 def _check_writable(coordinator: Connection, transactional_id: str, deadline: Deadline) -> None:
@@ -169,7 +169,7 @@ def _check_writable(coordinator: Connection, transactional_id: str, deadline: De
         EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False),
         deadline,
     )
-    check_passing(response.error_code, "EndTxn")
+    raise_if_transient(response.error_code, "EndTxn")
     if response.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise forbidden(transactional_id, "EndTxn", response.error_code)
 
@@ -188,7 +188,7 @@ def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: 
         deadline,
     )
     code: int = response.error_code
-    check_passing(code, "InitProducerId")
+    raise_if_transient(code, "InitProducerId")
     return code
 
 

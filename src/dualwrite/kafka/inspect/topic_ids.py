@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.inspect.inquiry import Inquiry
+from dualwrite.kafka.inspect.client import InspectionClient
 
 
 def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0) -> dict[str, str]:
@@ -27,8 +27,8 @@ def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
-    with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
-        return inquiry.of_cluster(lambda network, deadline: _ids(network, wanted, deadline)) if wanted else {}
+    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
+        return client.to_cluster(lambda network, deadline: _ids(network, wanted, deadline)) if wanted else {}
 
 
 def _ids(network: Network, names: list[str], deadline: Deadline) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The facts about topics that decide whether they can be written to, and whether acknowledged messages are durable."""
+"""Facts about topics: whether they can be written to, and whether acknowledged messages are durable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualwrite.errors import BrokerError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.error_codes import error_name
-from dualwrite.kafka.inspect.inquiry import BROKER_RESOURCE, TOPIC_RESOURCE, Inquiry, described_settings
+from dualwrite.kafka.inspect.client import BROKER_RESOURCE, TOPIC_RESOURCE, InspectionClient, described_settings
 
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 
@@ -73,8 +73,8 @@ def describe_topics(
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
-    with Inquiry(KafkaConfig.of(config), timeout=timeout) as inquiry:
-        return inquiry.of_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []
+    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
+        return client.to_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []
 
 
 def _described(network: Network, names: list[str], deadline: Deadline) -> list[TopicFacts]:

@@ -35,8 +35,8 @@ class _TryAgainError(Exception):
     """A transient error: retry."""
 
 
-class Inquiry:
-    """A few requests to one cluster under one time limit. Must be closed, by `with` or `close()`.
+class InspectionClient:
+    """Sends read-only requests to one cluster, all under one time limit. Must be closed, by `with` or `close()`.
 
     Args:
         config: The cluster's settings.
@@ -49,7 +49,7 @@ class Inquiry:
         self._network = Network(config) if network is None else network
         self._deadline = Deadline.of(timeout)
 
-    def of_coordinator(self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T]) -> T:
+    def to_coordinator(self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T]) -> T:
         """Send a request to the coordinator of an id; `request` must observe the deadline.
 
         Raises:
@@ -70,7 +70,7 @@ class Inquiry:
 
         return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
 
-    def of_cluster(self, request: Callable[[Network, Deadline], T]) -> T:
+    def to_cluster(self, request: Callable[[Network, Deadline], T]) -> T:
         """Send requests to the brokers that `request` chooses; it must observe the deadline.
 
         Raises:
@@ -90,12 +90,12 @@ class Inquiry:
         self.close()
 
     def _repeated(self, once: Callable[[], T], what: str) -> T:
-        passing = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
+        transient = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         try:
-            return repeated(once, passing, self._deadline, pause=_PAUSE)
+            return repeated(once, transient, self._deadline, pause=_PAUSE)
         except BrokerUnavailableError:
             raise
-        except passing as error:
+        except transient as error:
             servers = self._network.config.servers
             raise BrokerUnavailableError(
                 f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
@@ -105,14 +105,14 @@ class Inquiry:
             ) from error
 
 
-def check_passing(code: int, request: str) -> None:
-    """Have the request retried if its error is transient; only inside an Inquiry."""
+def raise_if_transient(code: int, request: str) -> None:
+    """Have an InspectionClient send the request again if the response's error is transient."""
     if code in _TRANSIENT:
         raise _TryAgainError(f"{request} returned {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
-    """The error for a principal that may not use the id."""
+    """The error for a principal that lacks a permission on the id."""
     return BrokerAuthorizationError(
         f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
@@ -126,7 +126,7 @@ def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAut
 def described_settings(
     connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
 ) -> dict[str, Mapping[str, str]]:
-    """Settings of topics, or of the broker that gets the request (DescribeConfigs), by resource and key.
+    """Settings of topics, or of the broker on this connection (DescribeConfigs), by resource and key.
 
     A key is missing if the principal may not read it, or the broker does not know it: a broker also lists unknown keys from
     its server.properties, without a value.
