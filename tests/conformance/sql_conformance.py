@@ -95,7 +95,7 @@ class SqlScene(StoreScene):
         """Check that each store's pool has all its connections back after the test."""
         held = [store.engine.pool.checkedout() for store in self._stores if isinstance(store, SqlStateStore)]
         super().close_stores()
-        assert not any(held), f"connections that were not given back: {held}"
+        assert not any(held), f"connections that were not returned: {held}"
 
     def close(self) -> None:
         self._engine.dispose()

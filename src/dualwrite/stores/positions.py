@@ -180,12 +180,12 @@ def moved(group_id: str, move: Move, found: Position | None) -> PositionMovedErr
     """The error for a position that is not where a move expects it."""
     expected = "nothing" if move.before is None else str(replace(move.before, updated_at=None))
     there = "nothing" if found is None else str(found)
-    renamed = found is not None and move.before is not None and found.topic_id != move.before.topic_id
+    is_other_topic = found is not None and move.before is not None and found.topic_id != move.before.topic_id
     return PositionMovedError(
         f"The position of group {group_id!r} on {move.after.topic}-{move.after.partition} was moved by another process: "
         f"expected {expected}, found {there}. The transaction takes no effect.",
         cause="it belongs to another topic of the same name"
-        if renamed
+        if is_other_topic
         else "the partition was given to another consumer of the group, or the position was reset",
         next_step="read the positions again, and go on from there if the partition is still assigned",
         group_id=group_id,

@@ -48,7 +48,7 @@ class Opener:
         Raises:
             StoreUnavailableError: It can't be opened; the error says why.
         """
-        if self._is_there():
+        if self._exists():
             return self._opened_again()
         self._check_new_folder()
         options = self.options or Options(raw_mode=True)
@@ -59,7 +59,7 @@ class Opener:
         path = Path(self.path)
         return self.create_if_missing and path.parent.is_dir() and not path.exists()
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         try:
             return (Path(self.path) / "CURRENT").exists()
         except OSError as error:  # no permission to read the folder

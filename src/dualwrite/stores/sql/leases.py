@@ -1,7 +1,7 @@
 """Leases in the table `kafka_transaction_lease`: the primary key and conditional updates decide who gets an id.
 
-The clock is read at the beginning of each transaction. If that waits for a lock afterwards, it uses a time that has passed: it
-leases fewer ids, and for less time, never more.
+The clock is read at the beginning of each transaction. If the transaction then waits for a lock, its time is in the past: it
+leases fewer ids, and for a shorter time, never more.
 """
 
 from __future__ import annotations

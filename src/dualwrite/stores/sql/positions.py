@@ -19,7 +19,7 @@ from dualwrite.stores.transaction import StoreTransaction
 
 _OF_GROUP: Final = t.c.group_id == bindparam("group")
 _OF_ONE: Final = (_OF_GROUP, t.c.topic == bindparam("of_topic"), t.c.partition_number == bindparam("of_partition"))
-_LOOK: Final = select(t.c.group_id).where(t.c.group_id == "").limit(1)
+_CHECK_TABLE: Final = select(t.c.group_id).where(t.c.group_id == "").limit(1)
 _READ: Final = select(t).where(_OF_GROUP)
 _READ_ONE: Final = select(t).where(*_OF_ONE)
 _MOVE: Final = (
@@ -49,7 +49,7 @@ class SqlPositions(Positions):
 
     def prepare(self) -> None:
         """See Positions; `dualwrite db upgrade` creates the table."""
-        self._query(lambda connection: connection.execute(_LOOK).first(), "looking for positions")
+        self._query(lambda connection: connection.execute(_CHECK_TABLE).first(), "looking for positions")
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
         """See Positions."""
@@ -59,9 +59,9 @@ class SqlPositions(Positions):
         return {position.key: position for position in map(_position, found)}
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions; an update whose condition does not hold changes no row, the primary key rejects a second insert."""
+        """See Positions; an update whose condition does not hold changes no row; the primary key rejects a second insert."""
         session = transaction.session
-        with session.no_autoflush:  # what a flush of the user's objects raises is no error of a position
+        with session.no_autoflush:  # an error of flushing the user's objects would not be one of a position
             for one in in_order(moves):
                 try:
                     _move(session.execute, group_id, one)

@@ -1,4 +1,4 @@
-"""The tables of every release of dualwrite but those of jobs, and the translation of the state's rows.
+"""The tables of dualwrite, except those of jobs, and the conversion of the state table's rows.
 
 They belong to a separate MetaData, so that autogenerate of the user's alembic does not treat them as the user's tables.
 """

@@ -31,7 +31,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from dualwrite.errors import StoreError, UsageError
 
 _ENDED: Final = frozenset({KeeperState.AUTH_FAILED, KeeperState.CLOSED})
-_LOOK: Final = 0.1
+_POLL_INTERVAL: Final = 0.1
 _PROBE_TIMEOUT: Final = 0.5
 _PROBED_HOSTS: Final = 3
 
@@ -138,7 +138,7 @@ class ZooKeeperConnection:
             left = limit - time.monotonic()
             if self._ended_by is not None or left <= 0:
                 raise NotSentError(self._why_not_connected())
-            self._connected.wait(min(left, _LOOK))
+            self._connected.wait(min(left, _POLL_INTERVAL))
 
     def _start(self) -> None:
         with self._lock:

@@ -46,7 +46,7 @@ class ZooKeeperPositions(Positions):
         batch = transaction.handle
         for one in in_order(moves):
             path = _path(group_id, one.key)
-            version = _checked(batch.get, group_id, one, path)
+            version = _expected_version(batch.get, group_id, one, path)
             if version is not None:
                 batch.set_data(path, position_text(one.after), version)
                 continue
@@ -118,7 +118,7 @@ class ZooKeeperPositions(Positions):
         request = self._nodes.connection.client.transaction()
         for one in moves:
             path = _path(group_id, one.key)
-            version = _checked(self._get, group_id, one, path)
+            version = _expected_version(self._get, group_id, one, path)
             if version is None:
                 for parent in _parents(path):
                     self._create(parent)
@@ -156,7 +156,7 @@ class ZooKeeperPositions(Positions):
             self._request(lambda client: client.delete_async(path))
 
 
-def _checked(get: Callable[[str], Any], group_id: str, one: Move, path: str) -> int | None:
+def _expected_version(get: Callable[[str], Any], group_id: str, one: Move, path: str) -> int | None:
     """The version of the node, whose position is the expected one; None if there is no node, as expected."""
     try:
         data, stat = get(path)
