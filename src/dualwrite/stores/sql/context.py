@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Select, Update, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.stores.sql.access import Access
-from dualwrite.stores.sql.dialect import MergedTrips, Record, StoreDialect
+from dualwrite.stores.sql.dialect import MergedStatements, Record, StoreDialect
 from dualwrite.stores.sql.errors import ErrorMap
 from dualwrite.stores.sql.table import state_table as t
 
@@ -37,7 +37,7 @@ class StoreContext:
     errors: ErrorMap
     access: Access
     session: SessionSource | None = None
-    trips: MergedTrips | None = field(init=False)
+    merged: MergedStatements | None = field(init=False)
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
     driver_errors: tuple[type[BaseException], ...] = field(init=False)
@@ -57,7 +57,7 @@ class StoreContext:
             )
         )
         marked = self.dialect.marked_condition()
-        object.__setattr__(self, "trips", self.dialect.merged_trips(self.engine))
+        object.__setattr__(self, "merged", self.dialect.merged_statements(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))
         dbapi = self.engine.dialect.dbapi

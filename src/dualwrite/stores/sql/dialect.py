@@ -103,7 +103,7 @@ class Record(NamedTuple):
     now: datetime
 
 
-class MergedTrips(ABC):
+class MergedStatements(ABC):
     """Our statements sent together with BEGIN and COMMIT, in one round trip each, where a database can do that."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class StoreDialect(ABC):
         To be called before a long transaction acquires a lock that others wait for. `finish` restores the session's settings.
         """
 
-    def merged_trips(self, engine: Engine) -> MergedTrips | None:
+    def merged_statements(self, engine: Engine) -> MergedStatements | None:
         """How to send our statements with BEGIN and COMMIT; None if the database or its driver can't."""
         del engine
         return None

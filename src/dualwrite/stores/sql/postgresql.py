@@ -17,7 +17,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam
 from dualwrite.errors import StoreError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
-from dualwrite.stores.sql.postgresql_trips import MARKER, PostgresqlTrips, raw_connection
+from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
@@ -151,9 +151,9 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         connection.execute(text(f"SELECT {_LIMIT_PAUSE}"), {"idle": _PAUSED})
 
-    def merged_trips(self, engine: Engine) -> PostgresqlTrips:
+    def merged_statements(self, engine: Engine) -> PostgresqlMergedStatements:
         """See StoreDialect."""
-        return PostgresqlTrips(engine)
+        return PostgresqlMergedStatements(engine)
 
     def marking_column(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""

@@ -1,6 +1,6 @@
 """One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
 
-PostgreSQL: BEGIN with the fence's SELECT, record's UPDATE with COMMIT (`MergedTrips`); other databases one by one.
+PostgreSQL: BEGIN with the fence's SELECT, record's UPDATE with COMMIT (`MergedStatements`); other databases one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dualwrite.errors import DualWriteError, StoreCommitFailedError
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.context import NEWEST_CLAIM, StoreContext, parameters_of
-from dualwrite.stores.sql.dialect import ErrorClass, MergedTrips, Record, driver_error
+from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.sessions import TransactionSessions, close_ended
@@ -65,10 +65,10 @@ class SqlStoreTransaction(StoreTransaction):
         This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
         connection of its pool when one is dead.
         """
-        attempts = (None, None) if self._context.trips is None else (self._context.trips, None, None)
-        for trips in attempts[:-1]:
+        attempts = (None, None) if self._context.merged is None else (self._context.merged, None, None)
+        for merged in attempts[:-1]:
             try:
-                return self._begin_once(trips)
+                return self._begin_once(merged)
             except self._context.driver_errors as error:
                 if self._context.errors.classify(error) is not ErrorClass.CONNECTION:
                     raise self._errors.translated(error, "beginning a transaction") from error
@@ -77,13 +77,13 @@ class SqlStoreTransaction(StoreTransaction):
         except self._context.driver_errors as error:
             raise self._errors.translated(error, "beginning a transaction") from error
 
-    def _begin_once(self, trips: MergedTrips | None) -> None:
+    def _begin_once(self, merged: MergedStatements | None) -> None:
         guard = self._guard = self._context.access.guard(self._claim.transactional_id)
         try:
             with InterruptsFirst():
                 connection = self._connection = self._context.access.connect(guard)
                 self._context.dialect.begin(connection)
-                current = self._begin_merged(connection, trips) if trips is not None else self._newest_claim(connection)
+                current = self._begin_merged(connection, merged) if merged is not None else self._newest_claim(connection)
                 self._check_fence(current)
         except Exception:
             self._release(discard=False)
@@ -93,11 +93,11 @@ class SqlStoreTransaction(StoreTransaction):
             raise
         connection.restore_guard()
 
-    def _begin_merged(self, connection: GuardedConnection, trips: MergedTrips) -> Any:
-        if not trips.can_begin(connection):
+    def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements) -> Any:
+        if not merged.can_begin(connection):
             return self._newest_claim(connection)
         try:
-            current = trips.begin(connection, self._claim.transactional_id, self._token, with_unit=self._is_group)
+            current = merged.begin(connection, self._claim.transactional_id, self._token, with_unit=self._is_group)
         except self._context.driver_errors as error:
             if self._context.errors.classify(error) is ErrorClass.CONNECTION:
                 connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
@@ -240,8 +240,8 @@ class SqlStoreTransaction(StoreTransaction):
         delivery: Delivery | None = None,
     ) -> None:
         """See StoreTransaction."""
-        connection, trips = self._open_connection(), self._context.trips
-        if trips is None or not trips.can_commit(connection):
+        connection, merged = self._open_connection(), self._context.merged
+        if merged is None or not merged.can_commit(connection):
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
             return
         self._sessions.flush()
@@ -321,15 +321,15 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _commit_merged(self, connection: GuardedConnection, record: Record) -> None:
         """Write the record and commit; what SQLAlchemy sends to commit afterwards does nothing any more."""
-        trips = self._context.trips
-        assert trips is not None
+        merged = self._context.merged
+        assert merged is not None
         try:
-            trips.commit(connection, record)
+            merged.commit(connection, record)
         except self._context.driver_errors as error:
-            if not trips.was_not_executed(connection):
+            if not merged.was_not_executed(connection):
                 raise
             self.is_surely_rolled_back = True
-            if not trips.found_no_row(error):
+            if not merged.found_no_row(error):
                 raise self._record_failed(error) from error
             raise self._why_no_row() from error
 

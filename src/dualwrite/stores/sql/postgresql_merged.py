@@ -18,7 +18,7 @@ from psycopg.pq import Escaping, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Engine
 
-from dualwrite.stores.sql.dialect import UNIT, Fence, MergedTrips, Record
+from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -38,7 +38,7 @@ _RECORD: Final = (
 )
 
 
-class PostgresqlTrips(MergedTrips):
+class PostgresqlMergedStatements(MergedStatements):
     """The statements of one store, over psycopg.
 
     Args:
@@ -51,12 +51,12 @@ class PostgresqlTrips(MergedTrips):
     # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
 
     def can_begin(self, connection: Connection) -> bool:
-        """See MergedTrips."""
+        """See MergedStatements."""
         raw = raw_connection(connection)
         return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     def begin(self, connection: Connection, transactional_id: str, token: str, *, with_unit: bool = False) -> Fence | None:
-        """See MergedTrips."""
+        """See MergedStatements."""
         raw = raw_connection(connection)
         text = _Text(raw)
         check = _CHECK.format(
@@ -70,13 +70,13 @@ class PostgresqlTrips(MergedTrips):
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
     def can_commit(self, connection: Connection) -> bool:
-        """See MergedTrips; nor in a pipeline, and not without a transaction that can be committed."""
+        """See MergedStatements; nor in a pipeline, and not without a transaction that can be committed."""
         pgconn = raw_connection(connection).pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
         return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not len(connection.dispatch.commit)
 
     def commit(self, connection: Connection, record: Record) -> None:
-        """See MergedTrips."""
+        """See MergedStatements."""
         text = _Text(raw_connection(connection))
         answers = text.execute(
             _RECORD.format(
@@ -96,11 +96,11 @@ class PostgresqlTrips(MergedTrips):
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
 
     def was_not_executed(self, connection: Connection) -> bool:
-        """See MergedTrips: the server has answered, and the transaction is still there, as a failed one."""
+        """See MergedStatements: the server has answered, and the transaction is still there, as a failed one."""
         return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
 
     def found_no_row(self, error: BaseException) -> bool:
-        """See MergedTrips."""
+        """See MergedStatements."""
         return isinstance(error, psycopg.errors.DivisionByZero)
 
 
