@@ -187,7 +187,7 @@ def moved(group_id: str, move: Move, found: Position | None) -> PositionMovedErr
         cause="it belongs to another topic of the same name"
         if is_other_topic
         else "the partition was given to another consumer of the group, or the position was reset",
-        next_step="read the positions again, and go on from there if the partition is still assigned",
+        next_step="read the positions again, and continue from there if the partition is still assigned",
         group_id=group_id,
         topic=move.after.topic,
         partition=move.after.partition,

@@ -1,4 +1,4 @@
-"""Conformance of fencing: a producer whose transaction or id another process has ended or taken over can't harm it."""
+"""Conformance of fencing: a producer whose transaction another process has ended, or whose id it has taken over, is fenced."""
 
 from __future__ import annotations
 

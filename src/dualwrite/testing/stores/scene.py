@@ -114,7 +114,7 @@ class StoreScene(ABC):
         pytest.skip("this scene has no `opener`: another process can't open the database at the same time")
 
     def open_with_short_timeout(self) -> TxnStateStore:
-        """As `open`, but the store waits at most about SHORT_TIME seconds for a lock, except in `claim`."""
+        """As `open`, but the store waits at most about 0.3 s for a lock, except in `claim`, which has its own timeout."""
         pytest.skip("this scene has no `open_with_short_timeout`: the store does not wait for locks")
 
     def cut_next_commit(self, *, arrives: bool) -> None:
