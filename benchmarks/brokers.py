@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
@@ -25,9 +25,9 @@ _LIMIT: Final = 60.0
 
 
 @contextmanager
-def own_broker(warm_up: float = WARM_UP_SECONDS) -> Iterator[DevCluster]:
+def own_broker(warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | None = None) -> Iterator[DevCluster]:
     """A cluster of one broker; with a warm-up of 0 seconds, one that starts fast."""
-    with DevCluster.temporary(java_options=SERVER_JAVA_OPTIONS if warm_up else None) as cluster:
+    with DevCluster.temporary(config=config, java_options=SERVER_JAVA_OPTIONS if warm_up else None) as cluster:
         if warm_up:
             _warm_up(cluster.bootstrap_servers, warm_up)
         yield cluster

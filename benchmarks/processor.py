@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +21,7 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String,
 
 import dualwrite
 from brokers import WARM_UP_SECONDS
+from dualwrite.pool.options import PoolOptions
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from machine import Conditions, ProcessorTimes
 from options import count, counts, seconds
@@ -25,12 +29,16 @@ from services import services
 from surroundings import line, surroundings, warnings
 
 VALUE: Final = b"x" * 200
+JOINING: Final = {"group.initial.rebalance.delay.ms": "1000"}
+"""Members that start together get their partitions together."""
+
 TIMEOUT: Final = 60.0
 PARTITIONS: Final = 4
 MOST: Final = {1: 500, 10: 5_000, 100: 20_000}
 """The most messages for small batches, which would take too long otherwise, unless --all is given."""
 
 OURS: Final = "DualProcessor"
+POOL: Final = "DualProcessor on a pool"
 DATABASE: Final = "database, then offsets"
 KAFKA: Final = "consume-transform-produce"
 
@@ -46,6 +54,7 @@ class Place:
         engine: The database.
         source: The topic that is read.
         messages: How many it has.
+        members: The members of the group, each in a thread of its own.
         batches: The sizes of the batches of DualProcessor.
         target: Where the answers of the latest measurement are.
     """
@@ -54,6 +63,7 @@ class Place:
     engine: Engine
     source: str
     messages: int
+    members: int = 1
     batches: list[int] = field(default_factory=list)
     target: str = ""
 
@@ -98,22 +108,43 @@ class Place:
 
 @dataclass
 class Clock:
-    """The time from the first message to the last."""
+    """The time from the first message to the last, for any number of threads.
+
+    Args:
+        messages: How many are to be processed.
+        done: Called once, when the last of them is being processed.
+    """
 
     messages: int
+    done: Callable[[], object]
     began: float = 0.0
     ended: float = 0.0
-    seen: int = 0
-
-    def count(self, number: int) -> bool:
-        """Count messages that were processed; whether these were the last."""
-        self.seen += number
-        self.ended = time.perf_counter()
-        return self.seen >= self.messages
+    _after: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """The first batch has come."""
-        self.began = self.began or time.perf_counter()
+        """A batch has come."""
+        with self._lock:
+            self.began = self.began or time.perf_counter()
+
+    def count(self, messages: Iterable[Message]) -> None:
+        """These were processed; again, perhaps, after a rebalance or an error: they count once."""
+        with self._lock:
+            was = self.seen
+            for message in messages:
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                self._after[partition] = max(self._after.get(partition, 0), offset + 1)
+            self.ended = time.perf_counter()
+            is_last = was < self.messages <= self.seen
+        if is_last:
+            self.done()
+
+    @property
+    def seen(self) -> int:
+        """The number of messages that were processed: each partition from its beginning."""
+        return sum(self._after.values())
 
     @property
     def rate(self) -> float:
@@ -127,71 +158,121 @@ def write(connection: Connection, messages: Sequence[Message]) -> None:
     connection.execute(insert(results), rows)
 
 
+def together(members: Sequence[Callable[[], None]]) -> None:
+    """Run each in a thread of its own."""
+    with ThreadPoolExecutor(len(members)) as threads:
+        for running in [threads.submit(member) for member in members]:
+            running.result()
+
+
 def ours(place: Place, batch: int, messages: int) -> float:
-    """DualProcessor: rows and answers, each message once."""
-    target, clock = place.topic(), Clock(messages)
+    """DualProcessor: rows and answers, each message once. Each member has a writer of its own."""
     name = uuid4().hex[:12]
-    with dualwrite.connect(place.engine, kafka=place.servers, transactional_id=f"bench-{name}") as writer:
+    with ExitStack() as opened:
+        writers = [
+            opened.enter_context(
+                dualwrite.connect(place.engine, kafka=place.servers, transactional_id=f"bench-{name}-{number}")
+            )
+            for number in range(place.members)
+        ]
+        return process(place, writers, batch, messages)
 
-        def handle(some: Sequence[Message], tx: dualwrite.Transaction[Any]) -> None:
-            clock.start()
-            write(tx.db, some)
-            tx.send_many(target, [message.value() for message in some])
-            place.batches.append(len(some))
-            if clock.count(len(some)):
-                processor.stop()
 
-        processor = DualProcessor(
-            writer,
-            {"bootstrap.servers": place.servers, "group.id": f"bench-{name}"},
+def ours_on_a_pool(place: Place, batch: int, messages: int) -> float:
+    """DualProcessor: the same, on one pool. The next batch begins as soon as the database has committed the one before."""
+    name = uuid4().hex[:12]
+    options = PoolOptions(acknowledge="decided")
+    with dualwrite.create_pool(place.engine, kafka=place.servers, prefix=f"bench-{name}", options=options) as pool:
+        return process(place, [pool] * place.members, batch, messages)
+
+
+def process(place: Place, runners: Sequence[Any], batch: int, messages: int) -> float:
+    """Process the messages with one DualProcessor for each of the runners; the rate is without the commit of the last batch."""
+    target, group = place.topic(), f"bench-{uuid4().hex[:12]}"
+
+    def stop() -> None:
+        for processor in processors:
+            processor.stop()
+
+    def handle(some: Sequence[Message], tx: dualwrite.Transaction[Any]) -> None:
+        clock.start()
+        write(tx.db, some)
+        tx.send_many(target, [message.value() for message in some])
+        place.batches.append(len(some))
+        clock.count(some)
+
+    clock = Clock(messages, stop)
+    processors = [
+        DualProcessor(
+            runner,
+            {"bootstrap.servers": place.servers, "group.id": group},
             [place.source],
             handle_batch=handle,
             options=ProcessorOptions(batch=batch),
         )
-        processor.run()
-        clock.ended = time.perf_counter()
+        for runner in runners
+    ]
+    together([processor.run for processor in processors])
     return clock.rate
 
 
 def database(place: Place, batch: int, messages: int) -> float:
     """Rows, then the offsets at Kafka: a crash in between processes the batch again. No answers."""
-    clock = Clock(messages)
-    with closing(place.consumer(f"bench-{uuid4().hex[:12]}")) as consumer:
-        while True:
-            some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
-            if not some:
-                continue
-            clock.start()
-            with place.engine.begin() as connection:
-                write(connection, some)
-            consumer.commit(asynchronous=False)
-            if clock.count(len(some)):
-                return clock.rate
+    done, group = threading.Event(), f"bench-{uuid4().hex[:12]}"
+    clock = Clock(messages, done.set)
+
+    def member() -> None:
+        with closing(place.consumer(group)) as consumer:
+            while not done.is_set():
+                some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
+                if not some:
+                    continue
+                clock.start()
+                with place.engine.begin() as connection:
+                    write(connection, some)
+                consumer.commit(asynchronous=False)
+                clock.count(some)
+
+    together([member] * place.members)
+    return clock.rate
 
 
 def kafka_only(place: Place, batch: int, messages: int) -> float:
     """Answers and offsets in one Kafka transaction (KIP-447). No database."""
-    target, clock, name = place.topic(), Clock(messages), uuid4().hex[:12]
-    producer = Producer({"bootstrap.servers": place.servers, "transactional.id": f"bench-{name}", "linger.ms": 0})
-    producer.init_transactions(TIMEOUT)
-    with closing(place.consumer(f"bench-{name}")) as consumer:
-        while True:
-            some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
-            if not some:
-                continue
-            clock.start()
-            producer.begin_transaction()
-            for message in some:
-                producer.produce(target, message.value())
-            producer.send_offsets_to_transaction(
-                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT
-            )
-            producer.commit_transaction(TIMEOUT)
-            if clock.count(len(some)):
-                return clock.rate
+    target, done, name = place.topic(), threading.Event(), uuid4().hex[:12]
+    clock = Clock(messages, done.set)
+    producers = []
+    for number in range(place.members):
+        settings = {"bootstrap.servers": place.servers, "transactional.id": f"bench-{name}-{number}", "linger.ms": 0}
+        producers.append(Producer(settings))
+        producers[-1].init_transactions(TIMEOUT)
+
+    def member(producer: Producer) -> None:
+        with closing(place.consumer(f"bench-{name}")) as consumer:
+            while not done.is_set():
+                some = [one for one in consumer.consume(batch, 1.0) if one.error() is None]
+                if not some:
+                    continue
+                clock.start()
+                producer.begin_transaction()
+                for message in some:
+                    producer.produce(target, message.value())
+                producer.send_offsets_to_transaction(
+                    consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT
+                )
+                producer.commit_transaction(TIMEOUT)
+                clock.count(some)
+
+    together([functools.partial(member, producer) for producer in producers])
+    return clock.rate
 
 
-ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], float]]] = {OURS: ours, DATABASE: database, KAFKA: kafka_only}
+ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], float]]] = {
+    OURS: ours,
+    POOL: ours_on_a_pool,
+    DATABASE: database,
+    KAFKA: kafka_only,
+}
 
 
 def new_topic(servers: str) -> str:
@@ -221,7 +302,7 @@ def verify(place: Place, name: str, messages: int) -> None:
     answers = 0 if name == DATABASE else place.answers()
     if (name != KAFKA and rows < messages) or (name != DATABASE and answers < messages):
         sys.exit(f"{name}: {rows} rows and {answers} answers for {messages} messages")
-    if name == OURS and rows != answers:
+    if name in (OURS, POOL) and rows != answers:
         sys.exit(f"{name}: {rows} rows, but {answers} answers")
 
 
@@ -236,14 +317,16 @@ def table(place: Place, batch: int, rounds: int, *, whole: bool) -> None:
             found[name].append(measure(place, batch, messages))
             verify(place, name, messages)
     around = Conditions.since(first)
-    print(f"\n### Batches of {batch:,}: {messages:,} messages\n")
+    members = "1 member" if place.members == 1 else f"{place.members} members"
+    print(f"\n### Batches of {batch:,}: {messages:,} messages, {members}\n")
     print(f"| alternative | messages/s | ÷ {DATABASE} |\n|---|---|---|")
     for name, rates in found.items():
         ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, found[DATABASE], strict=True))
         print(f"| {name} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
     print(
-        f"\nMean batch of {OURS}: {statistics.mean(place.batches):.0f}. Busy {around.busy:.0%}, stolen {around.stolen:.1%}, "
-        f"load average {around.load:.1f}. Rows and answers are counted after each measurement.",
+        f"\nMean batch of DualProcessor: {statistics.mean(place.batches):.0f}. "
+        f"Busy {around.busy:.0%}, stolen {around.stolen:.1%}, load average {around.load:.1f}. "
+        "Rows and answers are counted after each measurement.",
         flush=True,
     )
 
@@ -254,6 +337,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--messages", type=count, default=1_000_000, help="messages of a measurement; fewer for small batches")
     parser.add_argument("--all", action="store_true", help="as many messages with small batches")
     parser.add_argument("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
+    parser.add_argument("--members", type=counts, default=[1], help="members of the consumer group, comma-separated")
     parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
@@ -261,7 +345,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.set_defaults(producer="auto")
     chosen = parser.parse_args(given)
     with ExitStack() as opened:
-        found = opened.enter_context(services(chosen.url, chosen.kafka, {}, warm_up=chosen.broker_warm_up))
+        found = opened.enter_context(services(chosen.url, chosen.kafka, {}, warm_up=chosen.broker_warm_up, config=JOINING))
         around = surroundings(found, chosen, {})
         print("\n\n".join([line(around), *warnings(around)]), flush=True)
         servers = found.kafka["bootstrap.servers"]
@@ -271,9 +355,10 @@ def main(given: Sequence[str] | None = None) -> None:
         opened.callback(results.drop, engine)
         source = new_topic(servers)
         fill(servers, source, chosen.messages)
-        place = Place(servers, engine, source, chosen.messages)
-        for batch in chosen.batches:
-            table(place, batch, chosen.rounds, whole=chosen.all)
+        for members in chosen.members:
+            place = Place(servers, engine, source, chosen.messages, members)
+            for batch in chosen.batches:
+                table(place, batch, chosen.rounds, whole=chosen.all)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,12 @@ class Services:
 
 @contextmanager
 def services(
-    url: str | None, bootstrap: str | None, settings: Mapping[str, str], *, warm_up: float = 0.0
+    url: str | None,
+    bootstrap: str | None,
+    settings: Mapping[str, str],
+    *,
+    warm_up: float = 0.0,
+    config: Mapping[str, str] | None = None,
 ) -> Iterator[Services]:
     """Use the given servers; start those that are not given.
 
@@ -60,11 +65,12 @@ def services(
         bootstrap: `bootstrap.servers` of a cluster to write to.
         settings: Additional Kafka settings for every client.
         warm_up: Seconds for which a broker of our own is warmed up.
+        config: Settings of a broker of our own.
     """
     with ExitStack() as stack:
         brokers: frozenset[int] = frozenset()
         if bootstrap is None:
-            cluster = stack.enter_context(own_broker(warm_up))
+            cluster = stack.enter_context(own_broker(warm_up, config))
             bootstrap = cluster.bootstrap_servers
             brokers = frozenset(node.pid for node in cluster.status().nodes if node.pid)
         owns_database = url is None

@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "processor.py"
 
 @pytest.mark.slow
 def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str) -> None:
-    short = ("--messages", "200", "--batches", "1,100", "--rounds", "1")
+    short = ("--messages", "200", "--batches", "1,100", "--members", "1,2", "--rounds", "1")
     done = subprocess.run(
         [sys.executable, BENCHMARK, *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url],
         capture_output=True,
@@ -24,7 +24,8 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     )
     assert done.returncode == 0, done.stderr
     assert "'fsync': 'o" in done.stdout
-    for title in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
-        assert title in done.stdout
-    for alternative in ("DualProcessor", "database, then offsets", "consume-transform-produce"):
-        assert done.stdout.count(f"| {alternative} |") == 2
+    for batch in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
+        assert f"{batch}, 1 member" in done.stdout
+        assert f"{batch}, 2 members" in done.stdout
+    for alternative in ("DualProcessor", "DualProcessor on a pool", "database, then offsets", "consume-transform-produce"):
+        assert done.stdout.count(f"| {alternative} |") == 4
