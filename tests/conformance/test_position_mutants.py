@@ -77,7 +77,7 @@ def never_back(execute: Execute, group_id: str, one: Move) -> None:
 
 def only_the_first(self: SqlPositions, transaction: Any, group_id: str, moves: Iterable[Move]) -> None:
     for one in list(moves)[:1]:
-        _move(transaction.session.execute, group_id, one)
+        _move(transaction.connection.execute, group_id, one)
 
 
 def one_by_one(self: SqlPositions, group_id: str, moves: Iterable[Move]) -> None:

@@ -125,7 +125,7 @@ class GroupProgress(Progress):
             if self._in_doubt:
                 self._find_out(consumer, batch)
             self._check_membership(consumer)
-            tx.send_offsets(consumer.member, batch.after())
+            tx.send_offsets(consumer.member, batch.after)
 
         return finish
 
@@ -133,7 +133,7 @@ class GroupProgress(Progress):
         """See Progress."""
         del consumer
         self._in_doubt = False
-        self._known |= _positions(batch.after())
+        self._known |= _positions(batch.after)
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
         """See Progress; only a member of the current generation can."""

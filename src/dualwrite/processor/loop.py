@@ -276,7 +276,7 @@ class ProcessingLoop:
                     self._was_too_slow(batch, time.monotonic() - began, error)
             else:
                 self._times_too_slow = 0
-                self._next |= batch.after()
+                self._next |= batch.after
                 self._progress.moved(consumer, batch)
                 return True
             if self._progress.can_assign:
@@ -355,7 +355,7 @@ class ProcessingLoop:
                 raise
             log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
             return batch
-        after = batch.after()
+        after = batch.after
         self._next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
         if elsewhere:

@@ -164,7 +164,7 @@ class Progress(ABC):
             self._check_not_forgotten(key, position)
             self._note(key, position)
             moved[key] = places.BEGINNING if position is None else position.offset
-        return batch.only(batch.after().keys() - moved.keys()), moved
+        return batch.only(batch.after.keys() - moved.keys()), moved
 
     keeps_ids: bool
     """Whether positions say to which topic of a name they belong."""
@@ -214,7 +214,7 @@ class Progress(ABC):
 
     def _elsewhere(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
         """The positions of a batch's partitions that are not where they were when it was read."""
-        keys = batch.after().keys()
+        keys = batch.after.keys()
         found = self.read(consumer, keys, _READING)
         return {key: found.get(key) for key in keys if place_of(found.get(key)) != place_of(self._known.get(key))}
 

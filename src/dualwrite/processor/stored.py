@@ -81,13 +81,13 @@ class StoredProgress(Progress):
         del consumer
 
         def finish(tx: Transaction[Any]) -> None:
-            tx.move_positions(self._positions, self._group, self._moves(batch.after()))
+            tx.move_positions(self._positions, self._group, self._moves(batch.after))
 
         return finish
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         """See Progress."""
-        self._moved(consumer, batch.after())
+        self._moved(consumer, batch.after)
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
         """See Progress."""

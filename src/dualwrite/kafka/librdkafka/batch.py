@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 Partition = tuple[str, int]
 """A topic, and one of its partitions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """Messages of partitions that were assigned when the messages were read.
+
+    What takes a pass over the messages is done once for a batch, and only if something changes: with small messages these
+    passes are a noticeable part of the work.
 
     Args:
         messages: confluent-kafka's messages, in the order of each partition.
@@ -24,7 +28,10 @@ class Batch:
 
     def only(self, keys: Collection[Partition]) -> Batch:
         """The messages of these partitions."""
-        return Batch([one for one in self.messages if partition_of(one) in keys], {key: self.terms[key] for key in keys})
+        if self.terms.keys() <= set(keys):
+            return self
+        kept = {key: term for key, term in self.terms.items() if key in keys}
+        return Batch([one for one in self.messages if partition_of(one) in kept], kept)
 
     def still_owned(self, owned: Mapping[Partition, object]) -> Batch:
         """Without partitions that were revoked since, even if they were assigned again: they began again then."""
@@ -32,6 +39,8 @@ class Batch:
 
     def from_offsets(self, begin: Mapping[Partition, int]) -> Batch:
         """Without messages before these offsets."""
+        if all(first >= begin.get(key, 0) for key, (first, _) in self._ranges.items()):
+            return self
         kept = [one for one in self.messages if one.offset() >= begin.get(partition_of(one), 0)]
         return Batch(kept, self.terms)
 
@@ -41,9 +50,22 @@ class Batch:
             key = partition_of(message)
             yield Batch([message], {key: self.terms[key]})
 
-    def after(self) -> dict[Partition, int]:
-        """The next offset of each partition."""
-        return {partition_of(message): message.offset() + 1 for message in self.messages}
+    @cached_property
+    def after(self) -> Mapping[Partition, int]:
+        """The next offset of each partition that has messages here."""
+        return {key: after for key, (_, after) in self._ranges.items()}
+
+    @cached_property
+    def _ranges(self) -> Mapping[Partition, tuple[int, int]]:
+        """The first offset of each partition, and the one after its last message."""
+        first: dict[Partition, int] = {}
+        after: dict[Partition, int] = {}
+        for message in self.messages:
+            key, offset = (message.topic(), message.partition()), message.offset()
+            if key not in first:
+                first[key] = offset
+            after[key] = offset + 1
+        return {key: (first[key], after[key]) for key in first}
 
 
 def partition_of(message: Any) -> Partition:

@@ -124,7 +124,7 @@ class GroupConsumer:
                 terms[key] = term
             found.append(message)
         batch = Batch(found, terms).still_owned(self._terms)
-        self._next_offsets |= batch.after()
+        self._next_offsets |= batch.after
         return batch
 
     @property
@@ -243,12 +243,16 @@ class GroupConsumer:
 
     def _polled(self, timeout: float) -> Message | None:
         """The next message. The rebalance callbacks run here, before it."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if timeout else 0.0
+        left = timeout
         while True:
-            message = self._consumer.poll(max(deadline - time.monotonic(), 0))
-            error = None if message is None else message.error()
-            if message is None or error is None:
+            message = self._consumer.poll(left)
+            if message is None:
+                return None
+            error = message.error()
+            if error is None:
                 return message
+            left = max(deadline - time.monotonic(), 0.0) if timeout else 0.0
             key = partition_of(message)
             if error.name() == _END_OF_PARTITION:  # after the partition's last message, among those of others
                 offset = message.offset()

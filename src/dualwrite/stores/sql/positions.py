@@ -15,6 +15,7 @@ from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import POSITION_TABLE_NAME
 from dualwrite.stores.sql.table import position_table as t
+from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.transaction import StoreTransaction
 
 _OF_GROUP: Final = t.c.group_id == bindparam("group")
@@ -36,7 +37,7 @@ Execute = Callable[..., Any]
 
 
 class SqlPositions(Positions):
-    """See Positions. The statements run through `tx.session`, which every SQL store offers, whatever its `tx.db` is.
+    """See Positions. The statements run on the transaction's own connection, whatever the user's `tx.db` is.
 
     Args:
         short: Runs our own transactions.
@@ -60,13 +61,13 @@ class SqlPositions(Positions):
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions; an update whose condition does not hold changes no row; the primary key rejects a second insert."""
-        session = transaction.session
-        with session.no_autoflush:  # an error of flushing the user's objects would not be one of a position
-            for one in in_order(moves):
-                try:
-                    _move(session.execute, group_id, one)
-                except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
-                    raise moved(group_id, one, None) from error
+        assert isinstance(transaction, SqlStoreTransaction)
+        connection = transaction.connection  # not tx.session: it would flush the user's objects, and costs more
+        for one in in_order(moves):
+            try:
+                _move(connection.execute, group_id, one)
+            except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
+                raise moved(group_id, one, None) from error
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions."""

@@ -129,6 +129,12 @@ class SqlStoreTransaction(StoreTransaction):
         self._end_batch()  # SQLAlchemy looks at each answer
         return self._sessions.current(self._open_connection())
 
+    @property
+    def connection(self) -> Connection:
+        """The connection, for statements of our own within the block, whatever the user's handle is."""
+        self._end_batch()  # SQLAlchemy looks at each answer
+        return self._open_connection()
+
     def async_handle(self, thread: TransactionThread) -> Any:
         """See StoreTransaction: an AsyncConnection."""
         self._guard.thread = thread.ident
