@@ -1,16 +1,16 @@
-"""The rooms of a checkout and what imports what: rooms, floors, arrows, circles.
+"""The packages of a checkout and what imports what: packages, layers, imports, cycles.
 
     python docs/import_graph.py            # this checkout
     python docs/import_graph.py OTHER      # another one, such as a worktree of an older commit
     python docs/import_graph.py --mermaid  # the map that docs/how-it-works/index.md draws
 
-A *room* is a folder without folders in it, or a module beside folders. An *arrow* leads from a room to one that it imports. A
-room stands one *floor* above the highest room that it imports. With a circle there are no floors: the
-circle is printed, and the exit code is 1. An import of names for a type checker (`if TYPE_CHECKING`) is no arrow, and neither
-are those of a package's `__init__`, which only passes names on: importing them from there is an import of that room.
+A *package* here is a folder without folders in it, or a module beside folders. Its *layer* is one above the highest layer that
+it imports from. If packages import each other in a cycle, there are no layers: the cycle is printed, and the exit code is 1. An
+import of names for a type checker (`if TYPE_CHECKING`) is not counted. A package's `__init__` only passes names on: importing
+a name from there counts as an import of the package.
 
-The map has one node for everything below `dualwrite.jobs`, and so on, and leaves out an arrow that follows from others (cli →
-api → jobs, so also cli → jobs).
+The map has one node for everything below `dualwrite.jobs`, and so on. It leaves out an import that others imply (cli → api →
+jobs, so also cli → jobs).
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ import grimp
 ROOT = "dualwrite"
 
 
-def rooms_of(graph: grimp.ImportGraph) -> dict[str, str]:
-    """The room of each module."""
-    packages = {module for module in graph.modules if graph.find_children(module)}
-    nested = {module.rpartition(".")[0] for module in packages}  # packages with packages in them
+def packages_of(graph: grimp.ImportGraph) -> dict[str, str]:
+    """The package of each module."""
+    parents = {module for module in graph.modules if graph.find_children(module)}
+    nested = {module.rpartition(".")[0] for module in parents}  # those that have folders in them
 
-    def room(module: str) -> str:
+    def package(module: str) -> str:
         parent = module.rpartition(".")[0]
         return module if parent in nested else parent
 
-    return {module: room(module) for module in graph.modules if module not in packages}
+    return {module: package(module) for module in graph.modules if module not in parents}
 
 
-def arrows_of(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    """What each room imports."""
-    rooms = rooms_of(graph)
-    arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
-    for module, room in rooms.items():
+def imports_of(graph: grimp.ImportGraph) -> dict[str, set[str]]:
+    """What each package imports."""
+    packages = packages_of(graph)
+    imports: dict[str, set[str]] = {package: set() for package in packages.values()}
+    for module, package in packages.items():
         for imported in graph.find_modules_directly_imported_by(module):
-            other = rooms.get(imported, imported)  # a package that passes names on is the room of the modules in it
-            if other in arrows and other != room:
-                arrows[room].add(other)
-    return arrows
+            other = packages.get(imported, imported)  # an `__init__` that passes names on has the name of its package
+            if other in imports and other != package:
+                imports[package].add(other)
+    return imports
 
 
-def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """The floor of each room, from 0.
+def layers_of(imports: dict[str, set[str]]) -> dict[str, int]:
+    """The layer of each package, from 0.
 
     Raises:
-        graphlib.CycleError: There is a circle; its second argument names the rooms.
+        graphlib.CycleError: There is a cycle; its second argument names the packages.
     """
-    floors: dict[str, int] = {}
-    for room in TopologicalSorter(arrows).static_order():
-        floors[room] = 1 + max((floors[below] for below in arrows[room]), default=-1)
-    return floors
+    layers: dict[str, int] = {}
+    for package in TopologicalSorter(imports).static_order():
+        layers[package] = 1 + max((layers[below] for below in imports[package]), default=-1)
+    return layers
 
 
-def mermaid_of(arrows: dict[str, set[str]]) -> str:
+def mermaid_of(imports: dict[str, set[str]]) -> str:
     """The map as Mermaid text.
 
     Raises:
-        graphlib.CycleError: There is a circle between the nodes.
+        graphlib.CycleError: There is a cycle between the nodes.
     """
     nodes: dict[str, set[str]] = defaultdict(set)
-    for room, imported in arrows.items():
-        nodes[_short(room).partition(".")[0]].update(_short(other).partition(".")[0] for other in imported)
+    for package, imported in imports.items():
+        nodes[_short(package).partition(".")[0]].update(_short(other).partition(".")[0] for other in imported)
     for node, direct in nodes.items():
         direct.discard(node)
     below: dict[str, set[str]] = {}
@@ -81,32 +81,32 @@ def mermaid_of(arrows: dict[str, set[str]]) -> str:
     return "\n".join(("graph TD", *(f"    {node} --> {other}" for node, other in drawn), ""))
 
 
-def _short(room: str) -> str:
-    return room.removeprefix(f"{ROOT}.")
+def _short(package: str) -> str:
+    return package.removeprefix(f"{ROOT}.")
 
 
 def main() -> int:
-    """Print floor by floor, the highest first; or the map."""
+    """Print layer by layer, the highest first; or the map."""
     asked = sys.argv[1:]
     place = Path(asked[0]) if asked and asked != ["--mermaid"] else Path(__file__).parents[1]
     sys.path.insert(0, str(place / "src"))
     graph = grimp.build_graph(ROOT, exclude_type_checking_imports=True, cache_dir=None)
-    arrows = arrows_of(graph)
-    number = sum(map(len, arrows.values()))
+    imports = imports_of(graph)
+    number = sum(map(len, imports.values()))
     try:
-        floors = floors_of(arrows)
+        layers = layers_of(imports)
     except CycleError as error:
-        print(f"{len(arrows)} rooms, {number} arrows, and a circle: {' → '.join(error.args[1])}")
+        print(f"{len(imports)} packages, {number} imports, and a cycle: {' → '.join(error.args[1])}")
         return 1
     if asked == ["--mermaid"]:
-        print(mermaid_of(arrows), end="")
+        print(mermaid_of(imports), end="")
         return 0
-    by_floor = defaultdict(list)
-    for room, floor in sorted(floors.items()):
-        by_floor[floor].append(_short(room))
-    for floor in sorted(by_floor, reverse=True):
-        print(f"{floor:2}  {', '.join(by_floor[floor])}")
-    print(f"{len(arrows)} rooms on {len(by_floor)} floors, {number} arrows, no circle")
+    by_layer = defaultdict(list)
+    for package, layer in sorted(layers.items()):
+        by_layer[layer].append(_short(package))
+    for layer in sorted(by_layer, reverse=True):
+        print(f"{layer:2}  {', '.join(by_layer[layer])}")
+    print(f"{len(imports)} packages in {len(by_layer)} layers, {number} imports, no cycle")
     return 0
 
 

@@ -16,17 +16,17 @@ def draw(*place: Path) -> subprocess.CompletedProcess[str]:
 def test_the_package_has_no_import_cycle() -> None:
     done = draw()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("no circle")
+    assert done.stdout.rstrip().endswith("no cycle")
     assert done.stdout.lstrip().partition("  ")[2].startswith("cli, spark\n")
 
 
 def test_an_import_cycle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "src" / "dualwrite"
-    for room, imports in (("one", "import dualwrite.two.b"), ("two", "import dualwrite.one.a")):
-        (package / room).mkdir(parents=True)
-        (package / room / "__init__.py").touch()
-        (package / room / f"{'a' if room == 'one' else 'b'}.py").write_text(imports)
+    for name, imports in (("one", "import dualwrite.two.b"), ("two", "import dualwrite.one.a")):
+        (package / name).mkdir(parents=True)
+        (package / name / "__init__.py").touch()
+        (package / name / f"{'a' if name == 'one' else 'b'}.py").write_text(imports)
     (package / "__init__.py").touch()
     done = draw(tmp_path)
     assert done.returncode == 1
-    assert "circle" in done.stdout
+    assert "and a cycle: " in done.stdout
