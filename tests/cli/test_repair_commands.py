@@ -74,14 +74,14 @@ def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
     code, out, err = run(*where, "--start-offset", "0")
     assert code == 2
     assert "no coordinator knows its producer id" in out
-    assert "There is no terminal to ask on: add --yes" in err
+    assert "Confirming needs a terminal; without one, add --yes" in err
     code, out, err = run(*where, "--start-offset", "0", "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Aborted."
     assert run("find-hanging", "--topic", hanging, "--max-transaction-timeout", "0")[0] == 0
     code, out, err = run(*where, "--start-offset", "0", "--yes")
     assert code == 1
-    assert "has no open transaction like this" in err
+    assert "has no such open transaction" in err
 
 
 def test_abort_accepts_the_arguments_of_apaches_tool(hanging: str, json_of: JsonOf) -> None:
@@ -164,7 +164,7 @@ def test_force_terminate_refuses_a_committed_transaction(
     assert state_of(json_of, left.kafka_id) == "Ongoing"
     code, _, err = run("force-terminate", left.kafka_id, "--yes")
     assert code == 1
-    assert "its database has not been asked" in err
+    assert "its database was not given" in err
     assert main(["recover", "--yes", "--url", url]) == 0
     assert committed_count(trusting_broker, left.topic) == 1
 
@@ -219,7 +219,7 @@ def test_complete(
     assert committed_count(trusting_broker, left.topic) == messages
     code, out, err = run("complete", left.name, "--url", url, "--yes")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "Nothing is open on it: nothing to do."
+    assert out.splitlines()[-1] == "It has no open transaction: nothing to do."
 
 
 def test_complete_refuses_an_id_unknown_to_the_database(

@@ -73,7 +73,7 @@ def test_complete_shows_and_names_every_lane(
     left = crashed("after_db_commit", transactions=2, lanes=3)
     code, out, err = run("complete", left.name, "--url", url)
     assert code == 2
-    assert f"Claim {left.name}, {left.name}~1, {left.name}~2, and end what is open there as shown?" in err
+    assert f"Claim {left.name}, {left.name}~1, {left.name}~2, and end the open transactions as shown?" in err
     kafka, database = out.split("In the database:")
     for lane in ("", "~1", "~2"):
         assert f"{left.name}{lane}#" in kafka
@@ -110,7 +110,7 @@ def test_an_open_lane_is_found_if_lane_0_is_resolved(crashed: Crash, url: str, r
     assert f"Claim {left.name}~1, {left.name}~2," in err
     code, found = json_of("force-terminate", left.name, "--url", url, "--yes")
     assert (code, found["outcomes"][0]["outcome"]) == (0, "ABORTED")
-    assert run("complete", left.name, "--url", url, "--yes")[1].splitlines()[-1] == "Nothing is open on it: nothing to do."
+    assert run("complete", left.name, "--url", url, "--yes")[1].splitlines()[-1] == "It has no open transaction: nothing to do."
 
 
 def test_a_committed_lane_does_not_prevent_the_abort_of_another(
@@ -199,7 +199,7 @@ def test_an_idle_writer_is_not_fenced(
 ) -> None:
     with dualwrite.connect(url, transactional_id=new_name("id")) as writer:
         code, out, _ = run("force-terminate", writer.transactional_id, "--url", url, "--yes")
-        assert (code, out.splitlines()[-1]) == (0, "Nothing is open on it: nothing to do.")
+        assert (code, out.splitlines()[-1]) == (0, "It has no open transaction: nothing to do.")
         with writer.transaction() as tx:
             tx.send(topic, "goes on")
     assert committed_count(trusting_broker, topic) == 1
@@ -224,10 +224,10 @@ def test_abort_asks_for_the_database_of_an_id(strayed: Crashed, topic: str, url:
     where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
     code, _, err = run(*where)
     assert code == 1
-    assert f"its database has not been asked. [transactional id {strayed.kafka_id!r}]" in err
+    assert f"its database was not given. [transactional id {strayed.kafka_id!r}]" in err
     code, _, err = run(*where, "--url", other_url)
     assert code == 1
-    assert "the database that was asked does not know it" in err
+    assert "the given database does not know it" in err
     assert run(*where, "--url", url)[0] == 0
 
 
@@ -272,7 +272,7 @@ def test_an_id_of_an_older_release_needs_its_database(
     for database in ((), ("--url", other_url)):
         code, _, err = run("force-terminate", name, "--yes", *database)
         assert code == 1
-        assert "A dualwrite writer has made this id" in err
+        assert "This id belongs to a dualwrite writer" in err
         assert "--without-database" in err
     assert run("force-terminate", name, "--yes", "--without-database")[0] == 0
     del producer
@@ -283,7 +283,7 @@ def test_the_prompt_warns_that_no_database_was_checked(
 ) -> None:
     name = new_name("id")
     producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    warning = "No database of dualwrite was asked (--url)"
+    warning = "No dualwrite database was checked (--url)"
     assert warning in run("force-terminate", name)[2]
     assert warning not in run("force-terminate", name, "--url", other_url)[2]
     del producer
@@ -305,7 +305,7 @@ def test_a_transaction_open_on_a_generation_unknown_to_the_database(
         assert code == 1
         assert "Ongoing" in out
         assert why in err
-        assert "Nothing is open" not in out
+        assert "It has no open transaction" not in out
         assert "--without-database" in err
     code, out, err = run("force-terminate", kafka_id, "--url", url, "--without-database", "--yes")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Aborted.")
@@ -397,7 +397,7 @@ def test_an_unknown_id(run: Run, url: str, new_name: NewName) -> None:
     for database in ((), ("--url", url)):
         code, _, err = run("force-terminate", name, "--yes", *database)
         assert code == 1
-        assert "Its coordinator does not know the id" in err
+        assert "The coordinator does not know this transactional id" in err
         assert "dualwrite transactions list" in err
     code, _, err = run("complete", name, "--yes", "--url", url)
     assert code == 1

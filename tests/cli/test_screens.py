@@ -98,7 +98,7 @@ def test_the_screens_of_stuck_and_of_stuck_watch(
     assert err == ""
     assert shown(left, out, group) == screen_of("stuck --url")
     console = Console(file=io.StringIO(), width=130)
-    console.print(watch._Screen(console, watch._Looking(lambda: seen, 1), "duration")._drawn())
+    console.print(watch._Screen(console, watch._Poller(lambda: seen, 1), "duration")._drawn())
     assert isinstance(console.file, io.StringIO)
     (page,) = [block for block in BLOCKS if block.startswith("1 partition of 1 stuck")]
     assert shown(left, console.file.getvalue(), group) == plain(page)

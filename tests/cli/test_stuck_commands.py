@@ -179,12 +179,12 @@ def test_watch_keeps_the_last_answer_without_kafka(trusting_broker: DevCluster, 
         terminal.wait_for(opened)
         trusting_broker.pause()
         try:
-            terminal.wait_for("No newer answer")
+            terminal.wait_for("No newer result")
             terminal.press("s")
             terminal.wait_for(opened)
         finally:
             trusting_broker.resume()
-        until(lambda: terminal.press("s") or terminal.shows("") or "No newer answer" not in terminal.screen, terminal)
+        until(lambda: terminal.press("s") or terminal.shows("") or "No newer result" not in terminal.screen, terminal)
         terminal.press("q")
         assert ended(terminal.process) == 0
     finally:
@@ -266,11 +266,11 @@ def test_an_error_of_any_kind_is_shown() -> None:
         except StopIteration:
             raise RuntimeError("a defect") from None
 
-    with watch._Looking(look, 0.01) as looking:
-        until(lambda: looking.seen.error is not None, "the error")
+    with watch._Poller(look, 0.01) as poller:
+        until(lambda: poller.seen.error is not None, "the error")
         console = Console(file=io.StringIO(), width=120)
-        console.print(watch._Screen(console, looking, "duration")._drawn())
-    assert "No newer answer: RuntimeError: a defect" in console.file.getvalue()
+        console.print(watch._Screen(console, poller, "duration")._drawn())
+    assert "No newer result: RuntimeError: a defect" in console.file.getvalue()
 
 
 def partition(number: int, records: int, seconds: int, name: str, groups: int) -> StuckPartition:

@@ -94,7 +94,7 @@ def test_describe(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> 
     code, out, err = run("describe", opened, unknown)
     assert code == 1
     assert len(rows(out)) == 2
-    assert err == f"{unknown}: unknown to its coordinator (asked: broker 1)\n"
+    assert err == f"{unknown}: unknown to its coordinator (broker 1)\n"
     code, found = json_of("describe", unknown)
     assert (code, found["complete"], found["transactions"][0]["known"]) == (1, True, False)
 

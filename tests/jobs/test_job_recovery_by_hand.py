@@ -72,7 +72,7 @@ def test_without_a_prefix_a_running_job_is_skipped(postgres_scene: JobScene) -> 
     outcomes = scene.write(scene.run(), PARTS)
     result = run(scene, "--yes")
     assert result.exit_code == 0, result.output
-    assert f"Left alone: batch 0 of job 'job' is open on the prefix '{scene.prefix}'" in result.output
+    assert f"Skipped: batch 0 of job 'job' is open on the prefix '{scene.prefix}'" in result.output
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 

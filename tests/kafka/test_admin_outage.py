@@ -102,7 +102,7 @@ def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytes
         assert main(["transactions", "list", "--kafka", three.bootstrap_servers, "--timeout", str(limit(2))]) == 1
         shown = capsys.readouterr()
         assert listed[answering] in shown.out
-        assert [f"The answer is not complete: Broker {node} (127.0.0.1:" in shown.err for node in silent] == [True, True]
+        assert [f"The output is incomplete: Broker {node} (127.0.0.1:" in shown.err for node in silent] == [True, True]
 
 
 def test_a_broker_without_a_replica(three: DevCluster) -> None:

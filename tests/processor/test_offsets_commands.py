@@ -111,7 +111,7 @@ def test_list_shows_a_recreated_topic(stored: str, run: Run, broker: DevCluster)
     admin.delete_topics([stored])[stored].result(LIMIT)
     until(lambda: stored not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(broker, stored, 2)
-    until(lambda: "another topic of this name" in run("list")[1], "the new topic is known")
+    until(lambda: "the topic was recreated" in run("list")[1], "the new topic is known")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_reset(stored: str, run: Run, url: str, arguments: tuple[str, ...], expe
     where = ("reset", "--group", "billing", "--topic", stored, *arguments)
     code, out, err = run(*where)
     assert code == 2
-    assert "There is no terminal to ask on: add --yes" in err
+    assert "Confirming needs a terminal; without one, add --yes" in err
     assert positions(url) == {0: 3}
     code, out, err = run(*where, "--yes")
     assert (code, err) == (0, "")
@@ -209,7 +209,7 @@ def test_forget_refuses_while_the_group_consumes(stored: str, run: Run, url: str
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "it is a member")
         code, _, err = run("forget", "--group", "billing", "--yes")
         assert code == 2
-        assert "The group 'billing' consumes, with 1 member(s)" in err
+        assert "The group 'billing' is consuming, with 1 member(s)" in err
         assert positions(url) == {0: 3}
         assert run("forget", "--group", "billing", "--yes", "--force", kafka=False)[0] == 0
     assert positions(url) == {}

@@ -67,7 +67,7 @@ def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
         (Decided(ROW, 3, None, NEWER), None),
         (Decided(ROW, 1, None, RESOLVED), None),
         (Decided(None, None, None, NOT_READ, UNREACHABLE), None),
-        (Decided(ROW, 2, None, "recovery could do nothing", COPIED), "a copy"),
+        (Decided(ROW, 2, None, "recovery would fail", COPIED), "a copy"),
         (decided(Decision.COMMIT), "not aborted"),
         (decided(Decision.LOST), "not aborted"),
         (decided(Decision.WAIT), "not aborted"),

@@ -1,6 +1,6 @@
-"""Tools for an operator (KIP-664, KIP-939): see the transactions of a cluster, explain what waits for them, and end one.
+"""Tools for operators (KIP-664, KIP-939): list the transactions of a cluster, show what waits for them, and end one.
 
-They need Kafka only, no database.
+They need only Kafka, no database.
 """
 
 from dualwrite.admin.aborting import Examined

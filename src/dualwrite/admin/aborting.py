@@ -1,4 +1,4 @@
-"""Abort one hanging transaction in its partition (KIP-664): what it is, and why one that does not hang is not aborted."""
+"""Aborts a hanging transaction in its partition (KIP-664), and refuses one that does not hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dualwrite.state import TransactionDescription, TransactionStatus
 _COMMITS: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
 _ABORTS: Final = (TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT)
 _READ_FIRST: Final = (
-    "read its records before you abort them (isolation.level=read_uncommitted); then add --force, and send those again "
+    "read its records first (isolation.level=read_uncommitted); then abort it with --force, and send those records again "
     "that belong in the topic"
 )
 
@@ -49,7 +49,7 @@ class Examined:
 
     @property
     def was_committed(self) -> bool:
-        """Whether its coordinator has committed a transaction of this producer last, which may be this one.
+        """Whether the last transaction of this producer, which may be this one, was committed by its coordinator.
 
         Then this partition lacks a commit marker (KAFKA-20734), and aborting loses its messages.
         """
@@ -58,26 +58,27 @@ class Examined:
 
     @property
     def may_have_been_committed(self) -> bool:
-        """Whether nothing shows that it was not: its coordinator has passed it, or has forgotten how it ended.
+        """Whether it can't be excluded that it was committed: its coordinator has a later transaction, or has forgotten it.
 
-        Its coordinator has passed it if it has a later epoch, or a later transaction of the same epoch, as producers have that
-        keep theirs (EndTxn before version 5).
+        The coordinator has a later transaction if its epoch is later, or if its transaction with the same epoch is a later one:
+        some producers keep their epoch (EndTxn before version 5).
         """
         verdict = self.verdict
         if verdict is None or not self.hangs:
             return False
         if verdict.description is None:  # no coordinator knows the producer id, or the transactional id
             return True
-        return self.was_committed or self._was_passed(verdict.description)
+        return self.was_committed or self._has_successor(verdict.description)
 
-    def _was_passed(self, description: TransactionDescription) -> bool:
+    def _has_successor(self, description: TransactionDescription) -> bool:
+        """Whether the coordinator has a later transaction than this one, or might have."""
         own = self.opened.producer
         if description.producer_id != own.producer_id:
             return True
         if description.status is TransactionStatus.EMPTY:  # no transaction since the epoch was raised to this one
             return description.epoch > own.epoch
         if description.status in _ABORTS and description.epoch == own.epoch + 1:
-            # It is the last one, or, of a producer that keeps its epoch, an earlier one.
+            # It is the last transaction, or an earlier one of a producer that keeps its epoch.
             return own.last_timestamp_ms is not None and description.start_time_ms > own.last_timestamp_ms
         return description.epoch >= own.epoch
 
@@ -87,10 +88,10 @@ class Examined:
         return description.producer_id == own.producer_id and description.epoch in (own.epoch, own.epoch + 1)
 
     def refusal(self, *, force: bool = False) -> RepairRefusedError | None:
-        """Why it is not aborted; None if it may be.
+        """The error if it must not be aborted; None if it may be aborted.
 
         Args:
-            force: Whether one is aborted too that may not hang, or whose messages its coordinator may have committed.
+            force: Whether to abort it even if it is not certain that it hangs, or if its coordinator may have committed it.
         """
         what = f"The transaction at {self.opened.topic}-{self.opened.partition}"
         if self.verdict is None:
@@ -104,13 +105,13 @@ class Examined:
             return None
         if not self.hangs:
             return RepairRefusedError(
-                f"{what} may hang, which could not be decided: {self.verdict.reason.value}.",
+                f"{what} may hang, but this is not certain: {self.verdict.reason.value}.",
                 transactional_id=self.verdict.transactional_id,
-                next_step="retry once every broker answers and you may describe all transactional ids",
+                next_step="retry once every broker responds and you may describe all transactional ids",
             )
         if self.was_committed:
             return RepairRefusedError(
-                f"{what} may be one that its coordinator has committed without writing the marker here.",
+                f"{what} may have been committed by its coordinator without writing the marker here.",
                 transactional_id=self.verdict.transactional_id,
                 cause="Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)",
                 next_step=_READ_FIRST,
@@ -126,7 +127,7 @@ class Examined:
 
 
 def examine(brokers: Brokers, key: Key, wanted: Callable[[OpenTransaction], bool]) -> Examined | None:
-    """The open transaction of a partition that is wanted, if there is one.
+    """The first open transaction of a partition for which `wanted` returns True, or None.
 
     Raises:
         UnknownTopicError: There is no such partition.
@@ -136,7 +137,7 @@ def examine(brokers: Brokers, key: Key, wanted: Callable[[OpenTransaction], bool
     if opened is None:
         return None
     examiner = Examiner(brokers)
-    side = examiner.look([opened])
+    side = examiner.describe([opened])
     verdict = next(iter(examiner.hanging([opened], side)), None)
     listing = side.listing(opened)
     return Examined(opened, verdict, None if listing is None else listing.transactional_id)
@@ -153,7 +154,7 @@ def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None = 
     if now is None:
         raise TransactionChangedError(
             f"The transaction of producer {producer.producer_id} at {opened.topic}-{opened.partition} "
-            f"offset {producer.transaction_start_offset} has ended meanwhile.",
+            f"offset {producer.transaction_start_offset} has ended in the meantime.",
             next_step="nothing was done",
         )
     refusal = now.refusal(force=force)
@@ -166,8 +167,8 @@ def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None = 
     )
     if opened.name in {one.name for one in _open_in(brokers, key)}:
         raise BrokerUnavailableError(
-            f"The marker was written to {opened.topic}-{opened.partition}, and the transaction is still open there.",
-            next_step="look again with `dualwrite transactions describe-producers`",
+            f"The marker was written to {opened.topic}-{opened.partition}, but the transaction is still open there.",
+            next_step="check again with `dualwrite transactions describe-producers`",
             servers=brokers.network.config.servers,
         )
 

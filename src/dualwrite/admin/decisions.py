@@ -1,4 +1,4 @@
-"""What the database knows about what Kafka shows: the decision about an id, what recovery would do, groups' positions."""
+"""What the database knows about Kafka's transactions: the decision about an id, what recovery would do, groups' positions."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from dualwrite.stores.positions import Partition
 from dualwrite.transactional_id import TransactionalId
 
 NOT_OURS: Final = "the database has no such id"
-OTHER_DATABASE: Final = "the id of this name belongs to another database"
-NOT_READ: Final = "the database gave no answer"
-RESOLVED: Final = "the generation is resolved: whatever was open on it has been resolved"
+OTHER_DATABASE: Final = "the id belongs to another database"
+NOT_READ: Final = "the database can't be read"
+RESOLVED: Final = "the generation is resolved: its transactions have all been resolved"
 NEWER: Final = "the database does not know this generation: it may have been restored from a backup"
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The database's side of one id, as Kafka sees it.
+    """What the database knows about one id, as Kafka sees it.
 
     Args:
-        row: The state row; None if the id is not one of this database's.
+        row: The state row; None if the id does not belong to this database.
         generation: The id's generation.
         plan: What recovery would do with the generation, if it would do something.
         why: The reason; or why there is no row or no plan.
-        error: What the database or Kafka answered instead.
-        row_plan: What recovery would do with the whole row; None if the database has not planned anything for the id.
+        error: The error of the database or of Kafka, if a query failed.
+        row_plan: What recovery would do with the whole row; None if nothing is planned for the id.
     """
 
     row: StateRow | None
@@ -45,25 +45,25 @@ class Decided:
 
     @property
     def state(self) -> PreparedTxnState | None:
-        """The prepared state that the row has for the generation: the database has committed this transaction."""
+        """The prepared state of the generation in the row: the transaction that the database has committed."""
         if self.row is None or self.row.prepared_generation != self.generation:
             return None
         return self.row.prepared_state
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether the database, or its table, is not there to be asked."""
+        """Whether the database can't be reached, or has no table."""
         return isinstance(self.error, StoreUnavailableError | StateTableMissingError)
 
     def seen(self, described: DescribedTransaction) -> DescribedTransaction:
-        """The description that the plan was made from, so that what is shown is what is planned."""
+        """The description that the plan is based on, so that what is shown agrees with the plan."""
         if self.plan is None:
             return described
         return replace(described, description=self.plan.described, problem=None)
 
 
 class Decisions:
-    """Looks ids up in a database; to be closed by `with`.
+    """Looks up ids in a database. Use it in a `with` statement, or call `close()`.
 
     Args:
         store: The database; closed by `close`.
@@ -81,18 +81,19 @@ class Decisions:
         return self._store
 
     def kafka_ids(self, given: str) -> list[str]:
-        """The ids to ask Kafka for.
+        """The ids to query at Kafka.
 
-        Of a row's id, those that recovery would look at, or its newest; a logical id includes its lanes. Else the id itself.
+        For an id in the database: those that recovery would examine, or else its newest; a logical id includes its lanes. For
+        any other id: the id itself.
         """
         try:
             rows = [row for name in self._with_lanes(given) if (row := self._read(name)) is not None]
-        except DualWriteError:  # reported for each id, next to Kafka's answer
+        except DualWriteError:  # reported for each id, together with Kafka's description
             return [given]
         return [name for row in rows for name in _names_at_kafka(row)] or [given]
 
     def affected(self, given: str) -> list[str]:
-        """As `kafka_ids`, and of an id as Kafka sees it also the others that recovery of its row ends."""
+        """As `kafka_ids`. For an id as Kafka sees it, also the other ids whose transactions the recovery of its row ends."""
         names = self.kafka_ids(given)
         named = TransactionalId.of_kafka(given)
         if names != [given] or named is None:
@@ -106,11 +107,11 @@ class Decisions:
         return list(dict.fromkeys([given, *map(row.kafka_id, row.generations_to_recover)]))
 
     def of(self, kafka_id: str) -> Decided:
-        """The database's side of an id, as Kafka sees it."""
+        """What the database knows about an id, as Kafka sees it."""
         return self.of_each([kafka_id])[kafka_id]
 
     def of_each(self, kafka_ids: Iterable[str]) -> dict[str, Decided]:
-        """The database's side of each id, by one look at Kafka for all of them, and one at each row."""
+        """What the database knows about each id. Kafka is queried once for all of them, and each row is read once."""
         found: dict[str, Decided] = {}
         rows: dict[str, tuple[StateRow, int]] = {}
         for kafka_id in kafka_ids:
@@ -134,7 +135,7 @@ class Decisions:
         return found
 
     def try_again(self) -> None:
-        """Ask the database again, if it was out of reach."""
+        """Query the database again, even if it could not be reached before."""
         self._unavailable = None
 
     def positions(self, group: str) -> Mapping[Partition, int]:
@@ -145,14 +146,14 @@ class Decisions:
         """
         try:
             stored = {} if self._store.positions is None else self._store.positions.read(group)
-        except StateTableMissingError:  # of a release before positions
+        except StateTableMissingError:  # created by a release without positions
             return {}
         return {key: one.offset for key, one in stored.items()}
 
     def committed(self, producer_id: int, epoch: int) -> StateRow | None:
-        """The row that says that the database has committed the transaction of this producer; None if none does.
+        """The row that shows that the database has committed this producer's transaction; None if there is no such row.
 
-        That is its prepared state, or an entry of a transaction that was recorded as lost or unverified.
+        The row names the transaction as its prepared state, or as a transaction that is lost or unverified.
 
         Raises:
             StoreError: The rows can't be read.
@@ -167,7 +168,7 @@ class Decisions:
         return None
 
     def carry_out(self, decided: Iterable[Decided]) -> RecoveryReport:
-        """End what is open on the rows, as decided; only if they are as they were (`Recoverer.carry_out`)."""
+        """End the open transactions of the rows as planned, if the rows have not changed since (`Recoverer.carry_out`)."""
         plans = {plan.transactional_id: plan for one in decided if (plan := one.row_plan) is not None}
         return self._recoverer.carry_out(plans.values())
 
@@ -181,7 +182,7 @@ class Decisions:
             raise
 
     def _read(self, row_id: str) -> StateRow | None:
-        if self._unavailable is not None:  # it would take as long again for the next id
+        if self._unavailable is not None:  # the next id would run into the same timeout
             raise self._unavailable
         try:
             return self._store.read(row_id)
@@ -208,7 +209,7 @@ def _names_at_kafka(row: StateRow) -> list[str]:
 def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:
     row = found.row or row
     if found.error is not None:
-        return Decided(row, generation, None, "recovery could do nothing", found.error)
+        return Decided(row, generation, None, "recovery would fail", found.error)
     plan = next((one for one in found.generations if one.generation == generation), None)
     why = plan.why if plan is not None else NEWER if generation > row.generation else RESOLVED
     return Decided(row, generation, plan, why, row_plan=found)

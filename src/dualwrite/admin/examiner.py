@@ -1,7 +1,8 @@
-"""Compares open transactions with what their coordinators say: KIP-664's procedure, twice.
+"""Compares open transactions with their coordinators' descriptions: KIP-664's procedure, run twice.
 
-What seems to hang may have ended between the answers of its partition and its coordinator, or its id may have been moving from
-one coordinator to another, so that neither listed it. So the coordinators are asked again after a moment, the partition last.
+A transaction that seems to hang may have ended between the responses of its partition and its coordinator, or its id may have
+been moving from one coordinator to another, so that neither listed it. So after a short pause the coordinators are queried
+again, and then the partition.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from dualwrite.kafka.admin.listing import Filter, list_transactions
 from dualwrite.kafka.admin.producers import producers_of
 
 _RECHECK_PAUSE: Final = 1.0
-"""Seconds before everything is asked again: meanwhile an id that was moving to another coordinator has arrived there."""
+"""Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
 
 
 class Examiner:
-    """Asks the coordinators about open transactions of partitions.
+    """Queries the coordinators about open transactions of partitions.
 
     Args:
         brokers: The brokers, for this call.
-        broker: The node to ask about its replicas; None for the leaders.
+        broker: The node to query about its replicas; None for the leaders.
     """
 
     def __init__(self, brokers: Brokers, broker: int | None = None) -> None:
         self._brokers = brokers
         self._broker = broker
 
-    def look(self, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
-        """What the coordinators say now.
+    def describe(self, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
+        """What the coordinators know about the transactions now.
 
         Raises:
             BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
@@ -53,29 +54,29 @@ class Examiner:
         return CoordinatorSide(listed, described, all_listed)
 
     def hanging(self, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None) -> list[HangingTransaction]:
-        """Those that hang, or might, after a second look, if the first was not in their favour.
+        """The transactions that hang, or may hang. Each that seems to hang is checked a second time.
 
         Args:
             opened: The open transactions.
-            first: What the coordinators have just said, if they were asked already.
+            first: The result of a call of `describe` just before, if there was one.
 
         Raises:
             BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
         """
-        found = self._judged(opened, first)
+        found = self._suspects(opened, first)
         if not found:
             return []
         self._brokers.deadline.sleep(_RECHECK_PAUSE)
-        found = self._judged([one.opened for one in found])
-        return confirmed(found, self._asked_again(found)) if found else []
+        found = self._suspects([one.opened for one in found])
+        return confirmed(found, self._partitions_of(found)) if found else []
 
-    def _judged(self, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None) -> list[HangingTransaction]:
-        """The verdicts that are not in the transaction's favour."""
+    def _suspects(self, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None) -> list[HangingTransaction]:
+        """The transactions that hang, or may hang, according to the coordinators."""
         if not opened:
             return []
-        side = side or self.look(opened)
+        side = side or self.describe(opened)
         return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
 
-    def _asked_again(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
+    def _partitions_of(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
         keys = {(one.opened.topic, one.opened.partition) for one in suspects}
         return {(found.topic, found.partition): found for found in producers_of(self._brokers, keys, self._broker)}

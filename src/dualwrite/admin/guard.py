@@ -1,7 +1,7 @@
-"""Whether an operator may end a transaction: never against what a database has decided. Pure functions.
+"""Decides whether an operator may end a transaction: never against what a database has decided. No I/O.
 
-An id in dualwrite's form needs its database. One that was given is always asked, and its answer always applies; the option
-`without_database` is for what it can't say: it does not know the id or the generation, or it is out of reach.
+An id in dualwrite's form needs its database. A given database is always queried, and its decision always applies. The option
+`without_database` is for cases in which no database can decide: it does not know the id or the generation, or is unreachable.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ _WAIVE: Final = "add --without-database"
 
 
 def is_made_by_dualwrite(transactional_id: str) -> bool:
-    """Whether an id, as Kafka sees it, has the form of a dualwrite writer's.
+    """Whether an id, as Kafka sees it, has the form of a dualwrite writer's id.
 
-    The first generation of a release before revision 0005 had the user's id alone, which can't be distinguished from other ids.
+    Before revision 0005, the first generation of an id had the user's id alone, which can't be distinguished from other ids.
     """
     named = TransactionalId.of_kafka(transactional_id)
     return named is not None and bool(named.store_id or named.generation)
 
 
 def is_open(one: DescribedTransaction) -> bool:
-    """Whether the coordinator has a transaction open on the id that it has not begun to end."""
+    """Whether the id has an open transaction that its coordinator has not begun to end."""
     return one.description is not None and one.description.status is TransactionStatus.ONGOING
 
 
 def refusal_to_terminate(
     one: DescribedTransaction, found: Decided | None, *, without_database: bool = False
 ) -> DualWriteError | None:
-    """Why an open transaction is not aborted; None if it may be.
+    """The error if an open transaction must not be aborted; None if it may be aborted.
 
-    With a plan in `found` it may be aborted by `Decisions.carry_out` only, which claims the row; without one by
+    If `found` has a plan, it may be aborted only by `Decisions.carry_out`, which claims the row; otherwise by
     `TransactionAdmin.force_terminate`.
 
     Args:
-        one: What its coordinator says.
-        found: What the database says; None if none was given.
-        without_database: Whether it is aborted although no database knows it.
+        one: The coordinator's description.
+        found: What the database knows; None if no database was given.
+        without_database: Whether it may be aborted although no database knows it.
     """
     if found is not None and found.plan is not None:
         return _refusal_of_plan(one, found)
     if found is not None and found.error is not None and not (without_database and found.is_out_of_reach):
         return found.error
     if found is not None and found.row is not None and not is_open(one):
-        return one.problem  # nothing to do, if it is known
+        return one.problem  # if there is none, there is nothing to do
     return None if without_database else _undecided(one.transactional_id, found)
 
 
 def refusal_to_complete(one: DescribedTransaction, found: Decided) -> DualWriteError | None:
-    """Why an id is not recovered as its database decided; None if it may be, or nothing is open on it.
+    """The error if an id can't be recovered as its database decided; None if it can, or if it has no open transaction.
 
     Args:
-        one: What its coordinator says.
-        found: What the database says.
+        one: The coordinator's description.
+        found: What the database knows.
     """
     if found.error is not None:
         return found.error
@@ -77,20 +77,20 @@ def refusal_to_complete(one: DescribedTransaction, found: Decided) -> DualWriteE
         transactional_id=one.transactional_id,
         next_step="`dualwrite status` lists the ids of the database, `dualwrite transactions list` those of the cluster"
         if one.is_unknown
-        else f"give the database that decides about it; or {_forced(one.transactional_id)}",
+        else f"give the id's own database; or {_forced(one.transactional_id)}",
     )
 
 
 def refusal_to_abort(
     examined: Examined, found: Decided | None, committed: StateRow | None, *, without_database: bool = False
 ) -> DualWriteError | None:
-    """Why a hanging transaction is not aborted in its partition, as far as a database decides; see `Examined.refusal` too.
+    """The error if a database forbids aborting a hanging transaction in its partition; None if not. See `Examined.refusal` too.
 
     Args:
         examined: The transaction.
-        found: What the database says about its transactional id; None if none was given, or the id is not known.
-        committed: The row that names the transaction (`Decisions.committed`); None if there is none.
-        without_database: Whether it is aborted although no database knows it.
+        found: What the database knows about its transactional id; None if no database was given, or the id is not known.
+        committed: The row that names the transaction (`Decisions.committed`); None if there is no such row.
+        without_database: Whether it may be aborted although no database knows it.
     """
     if committed is not None:
         return _committed(committed, f"the transaction at {examined.opened.topic}-{examined.opened.partition}")
@@ -102,17 +102,17 @@ def refusal_to_abort(
 
 
 def refusal_of_committed(row: StateRow | None) -> RepairRefusedError | None:
-    """Why a transaction is not aborted that a row names, as prepared, lost or unverified; None if there is no such row."""
+    """The error if a row names the transaction as prepared, lost or unverified; None if there is no such row."""
     return None if row is None else _committed(row, "the transaction")
 
 
 def _refusal_of_plan(one: DescribedTransaction, found: Decided) -> RepairRefusedError | None:
     assert found.plan is not None
     if found.plan.state is None or found.plan.decision in (Decision.ABORT, Decision.ALREADY_COMMITTED):
-        return None  # of the transaction of the row nothing is open: what is open is another one
+        return None  # the row's own transaction is not open: the open one is a different transaction
     name = shell_word(found.plan.transactional_id)
     return RepairRefusedError(
-        f"It is not aborted: {found.why}.",
+        f"The transaction is not aborted: {found.why}.",
         transactional_id=one.transactional_id,
         next_step=f"run `dualwrite recover --id {name}`, or `dualwrite transactions complete {name}`",
     )
@@ -124,23 +124,23 @@ def _committed(row: StateRow, what: str) -> RepairRefusedError:
         transactional_id=row.transactional_id,
         cause="its row names the transaction, as prepared, lost or unverified",
         next_step=f"resolve it with `dualwrite recover --id {shell_word(row.transactional_id)}`; "
-        "read its records before you abort them",
+        "if you still have to abort it, read its records first",
     )
 
 
 def _undecided(transactional_id: str, found: Decided | None) -> RepairRefusedError | None:
-    """Why nothing is done without the word of a database, if one must decide."""
+    """The error if a database must decide about the id, and has not decided; None if no database has to."""
     if found is not None and found.row is not None:
         return _unknown_generation(transactional_id, found, _WAIVE)
     if found is not None and found.why == OTHER_DATABASE:
         return _other_database(transactional_id, _WAIVE)
     if not is_made_by_dualwrite(transactional_id):
         return None
-    asked = "its database has not been asked" if found is None else "the database that was asked does not know it"
+    state = "its database was not given" if found is None else "the given database does not know it"
     return RepairRefusedError(
-        f"A dualwrite writer has made this id, and {asked}.",
+        f"This id belongs to a dualwrite writer, and {state}.",
         transactional_id=transactional_id,
-        next_step=f"give the database with --url; if that is gone for good, {_WAIVE}",
+        next_step=f"give its database with --url; if that is gone for good, {_WAIVE}",
     )
 
 
@@ -148,17 +148,17 @@ def _unknown_generation(transactional_id: str, found: Decided, waived: str) -> R
     assert found.row is not None
     knows = "does not know" if (found.generation or 0) > found.row.generation else "has resolved"
     return RepairRefusedError(
-        f"A transaction is open on the id, and the database {knows} generation {found.generation} of it "
-        f"(newest: {found.row.generation}), so it can't say whether that was committed.",
+        f"The id has an open transaction, and the database {knows} generation {found.generation} of it "
+        f"(newest: {found.row.generation}), so it is not known whether the transaction was committed.",
         transactional_id=transactional_id,
-        cause="the database was restored from a backup, or is a copy or a replica that lags; or another program uses the id",
-        next_step=f"ask the database in use with --url; if this is that one and no writer uses the id, {waived}",
+        cause="the database was restored from a backup, or is a copy or a lagging replica; or another program uses the id",
+        next_step=f"give the database that the writers use with --url; if this is it, and no writer uses the id, {waived}",
     )
 
 
 def _other_database(transactional_id: str, waived: str) -> RepairRefusedError:
     return RepairRefusedError(
-        "The id of this name belongs to another database, which decides about it.",
+        "This id belongs to another database, which decides about it.",
         transactional_id=transactional_id,
         next_step=f"give the other database with --url; if that is gone for good, {waived}",
     )

@@ -1,10 +1,10 @@
-"""Whether an open transaction of a partition hangs: no coordinator will ever write its marker (KIP-664). Pure functions.
+"""Decides whether an open transaction of a partition hangs: no coordinator will ever write its marker (KIP-664). No I/O.
 
-The partition's leader knows the producer of an open transaction, the coordinator knows the transaction; a transaction hangs if
-the two contradict each other. Its age alone proves nothing: a prepared transaction may wait for days (KIP-939).
+The partition's leader knows the producer of an open transaction, the coordinator knows the transaction; the transaction hangs
+if the two contradict each other. Its age alone proves nothing: a prepared transaction may wait for days (KIP-939).
 
-DescribeTransactions shows the partitions of an ongoing transaction, and, while one is being ended, those whose marker is still
-to be written. So the coordinator will write the marker of exactly these partitions.
+DescribeTransactions returns the partitions of an ongoing transaction. While a transaction is being ended, it returns those
+whose marker is not written yet. So the coordinator will write the markers of exactly these partitions.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ DEFAULT_MAX_TIMEOUT_MS: Final = 900_000
 
 
 class Reason(Enum):
-    """What contradicts the open transaction at its coordinator, or why that is not known."""
+    """How the coordinator contradicts the open transaction, or why this is not known."""
 
     UNKNOWN_PRODUCER = "no coordinator knows its producer id"
     UNKNOWN_ID = "the coordinator has forgotten the transactional id"
-    OTHER_PRODUCER = "the transactional id has another producer id by now"
+    OTHER_PRODUCER = "the transactional id has another producer id now"
     OTHER_EPOCH = "the coordinator has another epoch"
     WITHOUT_PARTITION = "the transaction at the coordinator does not include the partition"
 
-    NOT_LISTED = "no coordinator lists its producer id, but not all could be asked, or not for all transactional ids"
-    NOT_DESCRIBED = "the coordinator gave no answer"
-    NOT_CONFIRMED = "the partition gave no answer when it was asked again"
+    NOT_LISTED = "no coordinator lists its producer id, but not all responded, or not for all transactional ids"
+    NOT_DESCRIBED = "the coordinator did not respond"
+    NOT_CONFIRMED = "the partition did not respond when it was queried again"
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether the transaction hangs, rather than that it might."""
+        """Whether the transaction certainly hangs."""
         return self not in (Reason.NOT_LISTED, Reason.NOT_DESCRIBED, Reason.NOT_CONFIRMED)
 
 
@@ -79,14 +79,14 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """An open transaction that hangs, or, if the reason is not conclusive, might.
+    """An open transaction that hangs, or that may hang if the reason is not conclusive.
 
     Args:
         opened: The transaction in its partition.
-        reason: Why.
+        reason: Why it hangs or may hang.
         transactional_id: The id that has its producer id; None if no coordinator lists one.
         coordinator: The node id of that id's coordinator, if known.
-        description: What the coordinator says about the id, if it knows it.
+        description: The coordinator's description of the id, if it knows it.
     """
 
     opened: OpenTransaction
@@ -102,13 +102,13 @@ class HangingSearch:
 
     Args:
         hanging: The transactions that hang, sorted by partition.
-        undecided: Those that might: something that would decide it could not be asked.
+        undecided: Those that may hang: a broker or coordinator that could decide this did not respond.
         open: How many transactions were open in the partitions, of any age.
         searched: How many partitions were described.
         limit_ms: The age above which an open transaction was examined, in milliseconds.
         unreadable: The partitions and topics that could not be described.
-        problems: The brokers that did not answer.
-        hidden: The missing ACLs for want of which transactions are undecided, as errors that name them.
+        problems: The brokers that did not respond.
+        hidden: The missing ACLs because of which transactions are undecided, as errors that name them.
     """
 
     hanging: tuple[HangingTransaction, ...]
@@ -148,16 +148,16 @@ def judge(
     *,
     all_listed: bool,
 ) -> HangingTransaction | None:
-    """Whether an open transaction hangs, as of its coordinator's answer; None if the coordinator will end it.
+    """Whether an open transaction hangs according to its coordinator; None if the coordinator will end it.
 
-    The transaction may have ended between the partition's answer and the coordinator's: ask the partition again before you
-    believe it.
+    The transaction may have ended after the partition's response and before the coordinator's: query the partition again before
+    you act on the result.
 
     Args:
         opened: The transaction in its partition.
         listing: The id that a coordinator lists for its producer id.
         described: The coordinator's description of that id.
-        all_listed: Whether every coordinator has answered, for every id.
+        all_listed: Whether every coordinator has responded, for every id.
     """
     if listing is None:
         return HangingTransaction(opened, Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
@@ -182,7 +182,7 @@ def _contradiction(opened: OpenTransaction, description: TransactionDescription 
 
 
 def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
-    """Whether it is the epoch of the described transaction: one that is being ended may have got the next one (KIP-890)."""
+    """Whether it is the epoch of the described transaction. Ending a transaction may raise its epoch by one (KIP-890)."""
     if description.status is TransactionStatus.ONGOING:
         return epoch == description.epoch
     return description.epoch - 1 <= epoch <= description.epoch
@@ -190,12 +190,12 @@ def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSide:
-    """What the coordinators say about the producers of open transactions.
+    """What the coordinators know about the producers of open transactions.
 
     Args:
         listed: The transactional id that a coordinator lists for a producer id.
         described: The description of each of these ids.
-        all_listed: Whether every coordinator has answered, for every id.
+        all_listed: Whether every coordinator has responded, for every id.
     """
 
     listed: Mapping[int, TransactionListing]
@@ -207,7 +207,7 @@ class CoordinatorSide:
         return self.listed.get(opened.producer.producer_id)
 
     def description(self, opened: OpenTransaction) -> DescribedTransaction | None:
-        """What the coordinator says about that id."""
+        """The coordinator's description of that id."""
         listing = self.listing(opened)
         return None if listing is None else self.described.get(listing.transactional_id)
 
@@ -219,11 +219,11 @@ class CoordinatorSide:
 def confirmed(
     suspects: Iterable[HangingTransaction], again: Mapping[tuple[str, int], PartitionProducers]
 ) -> list[HangingTransaction]:
-    """Those that are still open, as of a second answer of their partitions; sorted by partition.
+    """Those that are still open according to a second response from their partitions; sorted by partition.
 
     Args:
         suspects: The verdicts.
-        again: The partitions' second answers.
+        again: The partitions' second responses.
     """
     kept = []
     for suspect in suspects:

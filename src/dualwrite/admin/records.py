@@ -1,4 +1,4 @@
-"""Which transaction a record belongs to, whose it is, and how it ended."""
+"""Finds the transaction that a record belongs to, its owner, and its outcome."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class RecordTransaction:
         timestamp_ms: The timestamp of the first record in its batch.
         producer_id: The producer that wrote it; None for a producer without an id.
         epoch: The producer's epoch; None without a producer id.
-        is_marker: Whether the offset is not a record, but the marker by which a transaction ended.
+        is_marker: Whether the offset has no record, but the marker that ended a transaction.
         ending: How the transaction ended.
         opened: The transaction in its partition, if it is open.
-        described: The transactional id that has this producer id now, and what its coordinator says; None if none is listed.
+        described: The transactional id that has this producer id now, as its coordinator describes it; None if none is listed.
         hanging: Why it hangs, or might, if it is open and its coordinator will not end it.
-        is_searched: Whether every coordinator answered, for every id: if not, an id that is not listed is not known.
-        problems: The brokers that did not answer.
-        hidden: The missing ACLs for want of which the id may not be listed, as errors that name them.
+        is_searched: Whether every coordinator responded, for every id. If not, an id that is not listed may still exist.
+        problems: The brokers that did not respond.
+        hidden: The missing ACLs because of which the id may not be listed, as errors that name them.
     """
 
     topic: str
@@ -76,7 +76,7 @@ class RecordTransaction:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing about it could not be found out."""
+        """Whether everything about it is known."""
         described = self.described
         verdict = self.hanging
         return (
@@ -87,7 +87,7 @@ class RecordTransaction:
 
     @property
     def transactional_id(self) -> str | None:
-        """The id, as Kafka sees it; None if no coordinator lists one, or it has another producer id by now."""
+        """The id, as Kafka sees it; None if no coordinator lists an id with this producer id."""
         return None if self.described is None else self.described.transactional_id
 
 
@@ -109,7 +109,7 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
     ending, opened = _ended(brokers, key, offset, batch)
     examiner = Examiner(brokers)
     one = opened or OpenTransaction(*key, None, ActiveProducer(batch.producer_id, batch.epoch, -1, None, None, offset))
-    side = examiner.look([one])
+    side = examiner.describe([one])
     hanging = next(iter(examiner.hanging([opened], side)), None) if opened is not None else None
     return replace(
         found,
@@ -133,7 +133,7 @@ def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Endin
         except BrokerUnavailableError as error:
             if reason is None:
                 raise
-            raise _unknown_ending(brokers, key, offset, reason) from error  # the time was over meanwhile
+            raise _unknown_ending(brokers, key, offset, reason) from error  # the deadline passed in the meantime
         if opened is not None:
             return Ending.OPEN, opened
         try:
@@ -150,23 +150,23 @@ def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Endin
 
 
 def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: Batch) -> None:
-    """Raises what `stored_record` does if the record has been deleted since it was read; or that it is another one by now."""
+    """Raise the error of `stored_record` if the record was deleted after it was read; or an error if it is a different one."""
     again = stored_record(brokers, key, offset).batch
     if (again.producer_id, again.epoch) != (batch.producer_id, batch.epoch):
         raise BrokerError(
-            f"The record {key[0]}-{key[1]} at {offset} has changed while it was looked at.",
+            f"The record {key[0]}-{key[1]} at {offset} changed while its transaction was examined.",
             cause="the topic was deleted and created again, or a leader was elected uncleanly",
             next_step="run the command again",
         )
 
 
 def _unknown_ending(brokers: Brokers, key: Key, offset: int, reason: Exception | None) -> BrokerUnavailableError:
-    cause, next_step = "the log could not be read: " + str(reason), "retry once the partition's leader answers"
+    cause, next_step = "the log could not be read: " + str(reason), "retry once the partition's leader responds"
     if reason is None:
-        cause = "its marker is more than 64 MiB further on, and consumers still wait for another transaction in between"
-        next_step = "retry once `dualwrite stuck` does not show the partition any more"
+        cause = "its marker is more than 64 MiB after the record, and another transaction in between is still open"
+        next_step = "retry once `dualwrite stuck` no longer shows the partition"
     return BrokerUnavailableError(
-        f"How the transaction of {key[0]}-{key[1]} at {offset} ended could not be read.",
+        f"The outcome of the transaction of the record {key[0]}-{key[1]} at {offset} could not be read.",
         cause=cause,
         next_step=next_step,
         servers=brokers.network.config.servers,

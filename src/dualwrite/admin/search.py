@@ -25,7 +25,7 @@ class Search:
     Args:
         brokers: The brokers, for this call.
         limit_ms: The age above which an open transaction is examined.
-        broker: The node to ask about its replicas; None for the leaders.
+        broker: The node to query about its replicas; None for the leaders.
     """
 
     def __init__(self, brokers: Brokers, limit_ms: int, broker: int | None) -> None:
@@ -36,7 +36,7 @@ class Search:
         self._unreadable: list[PartitionProducers] = []
 
     def run(self, topics: Sequence[str] | None, partitions: Collection[int]) -> HangingSearch:
-        """Search these topics, or all; only these partitions, if there are any."""
+        """Search these topics, or all; only these partitions, if any are given."""
         found = Examiner(self._brokers, self._broker).hanging(self._late(topics, partitions))
         return HangingSearch(
             hanging=tuple(one for one in found if one.reason.is_conclusive),

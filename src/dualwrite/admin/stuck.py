@@ -1,4 +1,4 @@
-"""What blocks `read_committed` consumers: in which partitions, by which open transaction, and which groups wait there."""
+"""Finds what blocks `read_committed` consumers: the partitions, the open transactions, and the groups that wait there."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Holder:
         opened: The transaction in the partition.
         transactional_id: The id that has its producer id; None if no coordinator lists one.
         coordinator: The node id of that id's coordinator, if known.
-        description: What the coordinator says about the id, if it knows it.
-        hanging: Why no coordinator will end it, or might not; None if its coordinator will.
+        description: The coordinator's description of the id, if it knows it.
+        hanging: Why no coordinator will end it, or might not end it; None if its coordinator will end it.
     """
 
     opened: OpenTransaction
@@ -37,7 +37,7 @@ class Holder:
     hanging: Reason | None = None
 
     def age_ms(self, now_ms: int) -> int | None:
-        """Milliseconds since it began, as its coordinator knows; of one that hangs, since its last message. None if unknown."""
+        """Milliseconds since it began according to its coordinator; if it hangs, since its last message. None if unknown."""
         described = self.description
         if self.hanging is None and described is not None and described.status in RUNNING and described.start_time_ms >= 0:
             return now_ms - described.start_time_ms
@@ -49,8 +49,8 @@ class StuckPartition:
     """A partition in which `read_committed` consumers wait.
 
     Args:
-        end: How far it can be read, and how far it is written.
-        holder: What they wait for.
+        end: Its last stable offset and high watermark.
+        holder: The transaction that they wait for.
         groups: The groups with members that have not read past the last stable offset, sorted.
     """
 
@@ -64,11 +64,11 @@ class StuckSearch:
     """The result of `TransactionAdmin.stuck`.
 
     Args:
-        partitions: Where consumers wait, the longest first.
-        searched: How many partitions were looked at.
-        unreadable: The partitions and topics that could not be looked at: it is not known whether consumers wait there.
-        problems: The brokers that did not answer.
-        hidden: The ACLs without which Kafka may have left something out, as errors that name them.
+        partitions: The partitions where consumers wait; the oldest transaction comes first.
+        searched: How many partitions were examined.
+        unreadable: The partitions and topics that could not be examined: it is not known whether consumers wait there.
+        problems: The brokers that did not respond.
+        hidden: The missing ACLs because of which Kafka may have left something out, as errors that name them.
     """
 
     partitions: tuple[StuckPartition, ...]
@@ -79,7 +79,7 @@ class StuckSearch:
 
     @property
     def complete(self) -> bool:
-        """Whether every partition was looked at, every broker answered, and no missing ACL hides anything."""
+        """Whether every partition was examined, every broker responded, and no missing ACL hides anything."""
         return not self.unreadable and not self.hidden and all(problem.covered for problem in self.problems)
 
 
@@ -109,7 +109,7 @@ def find_stuck(
 
 
 def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
-    """Whether it is one of the partitions, or a topic of theirs that can't be described; a deleted topic blocks no consumer."""
+    """Whether it is one of the partitions, or their topic can't be described. A deleted topic blocks no consumer."""
     if end.partition < 0:
         return not isinstance(end.problem, UnknownTopicError)
     return (end.topic, end.partition) in keys
@@ -117,11 +117,11 @@ def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
 
 def _age(found: StuckPartition, now_ms: int) -> int:
     age = found.holder.age_ms(now_ms)
-    return now_ms if age is None else age  # an unknown age is no reason to leave it out
+    return now_ms if age is None else age  # a transaction of unknown age is not left out
 
 
 def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[StuckPartition], list[PartitionEnd]]:
-    """Those with an open transaction at the last stable offset, with what the coordinators say; and those not described."""
+    """The partitions that an open transaction blocks, with the coordinators' descriptions; and those not described."""
     oldest: dict[Key, OpenTransaction] = {}
     unread = []
     for described in producers_of(brokers, waiting):
@@ -137,13 +137,13 @@ def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[lis
 
 
 def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
-    """By the transaction's name; without those that have ended since."""
+    """The holders by the name of their transaction, without those that have ended in the meantime."""
     examiner = Examiner(brokers)
-    first = examiner.look(opened)
+    first = examiner.describe(opened)
     found = {one.opened.name: _hanging(one) for one in examiner.hanging(opened, first)}
     found |= _healthy(first, opened)
-    cleared = [one for one in opened if one.name not in found]  # by the second look
-    return {**found, **(_healthy(examiner.look(cleared), cleared) if cleared else {})}
+    cleared = [one for one in opened if one.name not in found]  # the second check found that they don't hang
+    return {**found, **(_healthy(examiner.describe(cleared), cleared) if cleared else {})}
 
 
 def _hanging(found: HangingTransaction) -> Holder:
@@ -151,7 +151,7 @@ def _hanging(found: HangingTransaction) -> Holder:
 
 
 def _healthy(side: CoordinatorSide, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
-    """Those that their coordinators will end."""
+    """The transactions that their coordinators will end."""
     found: dict[Name, Holder] = {}
     for one in opened:
         described = side.description(one)

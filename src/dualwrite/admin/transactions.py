@@ -1,4 +1,4 @@
-"""`TransactionAdmin`: list, explain and end the transactions of a cluster, whichever client began them (KIP-664, KIP-939)."""
+"""`TransactionAdmin`: lists, examines and ends the transactions of a cluster, of any client (KIP-664, KIP-939)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ from dualwrite.state import TransactionStatus
 
 
 class TransactionAdmin:
-    """Reads the transactional state of a cluster, from all of its brokers; for one thread at a time.
+    """Reads the transactional state of a cluster from all of its brokers. Not thread-safe.
 
-    Only `abort` and `force_terminate` change anything. They know Kafka's side only: what a database has committed must not be
-    aborted, so ask it first, as `dualwrite transactions` does: `admin.decisions.Decisions` has what a database says, and
-    `admin.guard` the rules.
+    Only `abort` and `force_terminate` change anything. They know only Kafka: what a database has committed must not be
+    aborted, so query the database first, as `dualwrite transactions` does: `admin.decisions.Decisions` returns what a database
+    knows, and `admin.guard` has the rules.
 
-    A broker that does not answer is named in the result, which has what the others know. Close it by `with` or `close()`.
+    A broker that does not respond is named in the result, which contains what the other brokers know. Close the object with
+    `close()`, or use it in a `with` statement.
 
     Args:
-        kafka: As for `dualwrite.connect`: `host:port`, or settings by librdkafka's names; None for the environment's.
+        kafka: As for `dualwrite.connect`: `host:port`, or settings by librdkafka's names; None for those of the environment.
         timeout: Seconds for each call, including retries.
-        broker_timeout: Seconds after which a call continues without a broker that does not answer.
-        settings: Instead of those of the environment.
+        broker_timeout: Seconds after which a call continues without a broker that does not respond.
+        settings: The settings to use instead of those of the environment.
 
     Raises:
         ConfigurationError: A setting is missing or invalid.
@@ -74,38 +75,38 @@ class TransactionAdmin:
     ) -> Answer[TransactionListing]:
         """The transactional ids that the coordinators know, sorted (ListTransactions, KIP-664, KIP-994, KIP-1152).
 
-        Kafka leaves out ids that the principal may not describe, without saying so: `hidden` names the ACL then.
+        Kafka silently leaves out ids that the principal may not describe; in this case `hidden` names the missing ACL.
 
         Args:
             states: Only ids in one of these states, such as `Ongoing`.
             producer_ids: Only ids with one of these as their current producer id.
-            pattern: Only ids that this regular expression matches as a whole.
-            running_longer_than: Only ids whose transaction is open, and has been for more than this many seconds.
+            pattern: Only ids that match this regular expression completely.
+            running_longer_than: Only ids with a transaction that has been open for more than this many seconds.
 
         Raises:
             ConfigurationError: There is no such state, or the pattern is not a regular expression.
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         wanted = _filter(states, producer_ids, pattern, running_longer_than)
         brokers = self._brokers()
         listed = list_transactions(brokers, wanted)
         found = tuple(_old_enough(brokers, listed, wanted))
-        if all(problem.covered for problem in brokers.problems):  # it is not complete in any case otherwise
+        if all(problem.covered for problem in brokers.problems):  # otherwise the result is incomplete in any case
             sees_every_id(brokers)
         return Answer(found, brokers.problems, brokers.hidden)
 
     def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
-        """What the coordinators say about ids, in their order (DescribeTransactions, KIP-664).
+        """The coordinators' descriptions of ids, in the order of the ids (DescribeTransactions, KIP-664).
 
-        The ids may come from an iterator of any length: they are asked for in batches of 500, each with its own time limit. A
-        broker that gives no answer is not asked again for the next ones.
+        The ids may come from an iterator of any length: they are requested in batches of 500, each with its own time limit. A
+        broker that does not respond is not queried again for later batches.
 
         Args:
             transactional_ids: The ids, as Kafka sees them.
 
         Raises:
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         ids = [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids
@@ -117,16 +118,16 @@ class TransactionAdmin:
     ) -> Answer[PartitionProducers]:
         """The producers that a topic's partitions remember, and their open transactions (DescribeProducers, KIP-664).
 
-        A partition that could not be described has the reason in its `problem`.
+        If a partition could not be described, its `problem` is the error.
 
         Args:
             topic: The topic.
             partitions: Its partitions; empty for all.
-            broker: The node to ask, which must have replicas; None for the leaders.
+            broker: The node to query, which must have replicas; None for the leaders.
 
         Raises:
             ConfigurationError: There is no such broker, or it has no replica of the topic.
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         brokers = self._brokers()
@@ -143,23 +144,23 @@ class TransactionAdmin:
         """Open transactions whose marker no coordinator will write, so that read_committed consumers wait forever (KIP-664).
 
         Describes the producers of the partitions, looks up the transactional ids of those whose open transaction is older than
-        the limit, and asks the ids' coordinators. A transaction hangs if no coordinator knows it, or if the coordinator has
-        another epoch for it, or not this partition; and if it is still open after that. One that its coordinator will end, or
-        that is prepared, does not hang, however old it is.
+        the limit, and queries the ids' coordinators. A transaction hangs if no coordinator knows it, if the coordinator has
+        another epoch for it, or if the coordinator's transaction does not include the partition; and if it is still open
+        afterwards. A transaction that its coordinator will end, or that is prepared, does not hang, however old it is.
 
         Kafka lists only the transactional ids that the principal may describe. If it may not describe all of them,
         transactions that are not listed are reported as undecided.
 
         Args:
-            topic: Only this topic; None for all that the principal may describe, with Kafka's own.
+            topic: Only this topic; None for all that the principal may describe, including Kafka's internal topics.
             partitions: Only these partitions of the topic.
-            broker: Only partitions with a replica on this broker, which is asked for them, instead of the leaders.
+            broker: Only partitions with a replica on this broker, which is queried about them instead of the leaders.
             max_transaction_timeout: Seconds since the last batch above which an open transaction is examined; 0 for all. By
-                default the broker's `transaction.max.timeout.ms` (15 minutes if it can't be read) and 5 minutes.
+                default the broker's `transaction.max.timeout.ms` (15 minutes if it can't be read) plus 5 minutes.
 
         Raises:
             ConfigurationError: Partitions were given without a topic; or there is no such broker, or it has no replica.
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         if partitions and topic is None:
@@ -176,45 +177,45 @@ class TransactionAdmin:
         longer_than: float = 0.0,
         stored: StoredPositions | None = None,
     ) -> StuckSearch:
-        """Where `read_committed` consumers wait for an open transaction, whose it is, and which consumer groups wait.
+        """Where `read_committed` consumers wait for an open transaction, who owns it, and which consumer groups wait.
 
         Compares the last stable offset of each partition with its high watermark. A group is listed if it has members and has
         not read past the last stable offset; for a partition of `__consumer_offsets`, if its positions are pending in the
         transaction (KIP-447). Kafka leaves out groups that the principal may not describe.
 
         Args:
-            topic: Only this topic; None for all that the principal may describe, with Kafka's own.
-            group: Only where this consumer group reads, with or without members.
+            topic: Only this topic; None for all that the principal may describe, including Kafka's internal topics.
+            group: Only partitions that this consumer group reads, with or without members.
             longer_than: Only partitions whose transaction has been open for at least this many seconds.
             stored: For groups that keep their positions with their data: called with a group's id, returns the next offset by
                 (topic, partition). Errors are passed on.
 
         Raises:
             UnknownGroupError: There is no such group, or the principal may not describe it.
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         return find_stuck(self._brokers(), topic=topic, group=group, longer_than_ms=int(longer_than * 1000), stored=stored)
 
     def ends(self, topics: Iterable[str], partitions: Collection[int] = ()) -> builtins.list[PartitionEnd]:
-        """How far the partitions of topics are written, and how far they can be read (ListOffsets).
+        """The high watermark and the last stable offset of the partitions of topics (ListOffsets).
 
         Args:
             topics: The topics.
             partitions: Only these of their partitions; empty for all.
 
         Raises:
-            BrokerUnavailableError: No broker answered.
+            BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
         return builtins.list(partition_ends(self._brokers(), sorted(topics), frozenset(partitions)))
 
     def first_offsets(self, topic: str, partitions: Collection[int] = ()) -> dict[tuple[str, int], int]:
-        """The first offset that retention has left in each partition of a topic.
+        """The first offset that still exists in each partition of a topic.
 
         Raises:
             UnknownTopicError: There is no such topic or partition.
-            BrokerUnavailableError: A partition's leader gave no answer.
+            BrokerUnavailableError: A partition's leader did not respond.
             BrokerAuthorizationError: The login was refused, or Describe on the topic is missing.
         """
         found = first_offsets(self._brokers(), [topic], frozenset(partitions))
@@ -224,10 +225,10 @@ class TransactionAdmin:
         return {key: int(reply.response) for key, reply in found.items()}
 
     def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
-        """Which transaction a record belongs to, whose it is, and how it ended.
+        """The transaction that a record belongs to, its owner, and how it ended.
 
-        The log says which producer wrote it and how the transaction ended; the coordinators say which transactional id has this
-        producer id now.
+        The log shows which producer wrote the record and how the transaction ended; the coordinators know which transactional
+        id has this producer id now.
 
         Args:
             topic: The topic.
@@ -236,8 +237,8 @@ class TransactionAdmin:
 
         Raises:
             UnknownTopicError: There is no such partition.
-            BrokerError: There is no record at the offset: not yet, or retention or compaction has deleted it.
-            BrokerUnavailableError: The leader gave no answer.
+            BrokerError: There is no record at the offset: it was not written yet, or retention or compaction has deleted it.
+            BrokerUnavailableError: The leader did not respond.
             BrokerAuthorizationError: The login was refused, or Read on the topic is missing.
         """
         return transaction_of(self._brokers(), (topic, partition), offset)
@@ -251,7 +252,7 @@ class TransactionAdmin:
         producer_id: int | None = None,
         epoch: int | None = None,
     ) -> Examined | None:
-        """An open transaction of a partition, and whether it hangs (as `find_hanging`); None if there is none like this.
+        """An open transaction of a partition, and whether it hangs (as `find_hanging`); None if there is no such transaction.
 
         Args:
             topic: The topic.
@@ -262,7 +263,7 @@ class TransactionAdmin:
 
         Raises:
             UnknownTopicError: There is no such partition.
-            BrokerUnavailableError: The leader gave no answer.
+            BrokerUnavailableError: The leader did not respond.
             BrokerAuthorizationError: The login was refused, or Read on the topic is missing.
         """
 
@@ -273,27 +274,27 @@ class TransactionAdmin:
                 (producer_id, found.producer_id),
                 (epoch, found.epoch),
             )
-            return all(asked in (None, has) for asked, has in pairs)
+            return all(given in (None, actual) for given, actual in pairs)
 
         return examine(self._brokers(), (topic, partition), wanted)
 
     def abort(self, found: Examined, *, coordinator_epoch: int | None = None, force: bool = False) -> None:
-        """Abort a hanging transaction in its partition, by a marker (WriteTxnMarkers, KIP-664).
+        """Abort a hanging transaction in its partition, by writing a marker (WriteTxnMarkers, KIP-664).
 
-        Nothing is written if it does not hang: a marker in one partition would contradict the outcome in the others. It is
-        examined once more before.
+        The transaction is examined again first. Nothing is written if it does not hang: a marker in one partition would
+        contradict the outcome in the others.
 
         Args:
-            found: From `examine`.
+            found: The result of `examine`.
             coordinator_epoch: The epoch to write the marker with; by default that of the producer's last marker there, or 0.
-            force: Abort it even if it could not be decided whether it hangs, or if its coordinator may have committed it: it
-                has committed the producer's last transaction, or has a later one.
+            force: Abort it even if it is not certain that it hangs, or if its coordinator may have committed it: the
+                coordinator has committed the producer's last transaction, or has a later one.
 
         Raises:
-            RepairRefusedError: It does not hang, or not any more, or there is a doubt.
-            TransactionChangedError: It has ended meanwhile, or the partition knows a newer epoch.
+            RepairRefusedError: It does not hang, or no longer hangs, or this is not certain.
+            TransactionChangedError: It has ended in the meantime, or the partition knows a newer epoch.
             BrokerAuthorizationError: ClusterAction on the cluster is missing.
-            BrokerUnavailableError: The leader gave no answer; the marker may have been written.
+            BrokerUnavailableError: The leader did not respond; the marker may have been written.
         """
         abort(self._brokers(), found, coordinator_epoch=coordinator_epoch, force=force)
 
@@ -310,9 +311,9 @@ class TransactionAdmin:
             epoch: Its epoch, as `describe` has shown it.
 
         Raises:
-            TransactionChangedError: It is not open any more; nothing was done.
+            TransactionChangedError: It is no longer open; nothing was done.
             BrokerAuthorizationError: Write or Describe on the transactional id is missing.
-            BrokerUnavailableError: The coordinator gave no answer; the transaction may have been ended.
+            BrokerUnavailableError: The coordinator did not respond; the transaction may have been ended.
         """
         with closing(WireTransactionCoordinator(self._network.config, timeout=self._timeout)) as coordinator:
             force_terminate(coordinator, transactional_id, producer_id, epoch, Deadline.after(self._timeout))
@@ -341,7 +342,7 @@ def _filter(
         chosen = statuses(states)
     except ValueError as error:
         raise ConfigurationError(
-            f"{str(error)!r} is not a state of a transaction.",
+            f"{str(error)!r} is not a transaction state.",
             next_step=f"use one of {', '.join(state.value for state in TransactionStatus)}",
         ) from error
     try:
@@ -360,7 +361,7 @@ def _old_enough(brokers: Brokers, listed: Listed, wanted: Filter) -> builtins.li
     old = {
         described.transactional_id
         for described in describe_transactions(lambda: brokers, sorted(listed.undated))
-        if described.problem is not None  # too many are better than too few
+        if described.problem is not None  # its age is unknown, so it is included
         or (described.description is not None and 0 <= described.description.start_time_ms < latest)
     }
     return [found for found in listed.found if found.transactional_id not in listed.undated or found.transactional_id in old]

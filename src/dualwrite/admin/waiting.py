@@ -1,4 +1,4 @@
-"""The consumer groups that wait in a stuck partition, by their positions: at Kafka, or stored elsewhere with the data."""
+"""Finds the consumer groups that wait in a stuck partition, by their positions: at Kafka, or stored with their data."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from dualwrite.kafka.admin.offsets import PartitionEnd
 from dualwrite.kafka.admin.permissions import DENIED, denied
 
 StoredPositions = Callable[[str], Mapping[Key, int]]
-"""The next offset in each partition of a group that keeps its positions elsewhere than at Kafka; empty for others."""
+"""Returns the next offset in each partition for a group that does not keep its positions at Kafka; empty for other groups."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WaitingGroup:
-    """A consumer group that can't read on.
+    """A consumer group that is blocked.
 
     Args:
         group_id: The group.
-        offset: Its position; None if that is pending in the transaction itself, so that the group's members can't begin
-            (KIP-447), or if there is none.
-        is_stored: Whether the position is one that is stored with the data, not the one at Kafka.
-        has_no_position: Whether a member has the partition, but neither Kafka nor `StoredPositions` a position: it may have
-            read nothing yet.
+        offset: Its position; None if the position is pending in the transaction itself, so that the group's members can't
+            start (KIP-447), or if there is no position.
+        is_stored: Whether the position is stored with the data, and not at Kafka.
+        has_no_position: Whether a member has the partition, but neither Kafka nor `StoredPositions` has a position: the
+            member may not have read anything yet.
     """
 
     group_id: str
@@ -52,7 +52,8 @@ class Groups:
     Args:
         brokers: The brokers, for this call.
         group: Only this group, with or without members; None for all with members.
-        stored: Positions that are not kept at Kafka. A group's position there is for monitors only, and may be older.
+        stored: Positions that are not kept at Kafka. The positions of such a group at Kafka are only for monitoring, and may
+            be older.
 
     Raises:
         UnknownGroupError: There is no such group.
@@ -99,7 +100,7 @@ class Groups:
         return {key: sorted(set(groups), key=_by_name) for key, groups in found.items()}
 
     def _positions(self, keys: Collection[Key]) -> Iterator[tuple[Key, WaitingGroup]]:
-        """The groups' positions in these partitions; last the groups with a member for one, but no position there."""
+        """The groups' positions in these partitions; then the groups that have a member for a partition, but no position."""
         stored = {(name, key): offset for name in self._names for key, offset in self._stored(name).items() if key in keys}
         positioned = set(stored)
         for one in committed_offsets(self._brokers, self._listed, keys):
@@ -122,10 +123,11 @@ class Groups:
                 yield partition_of_group(one.group_id, self._homes), WaitingGroup(one.group_id, None)
 
     def _stable(self, groups: Sequence[GroupListing]) -> Iterator[CommittedOffset]:
-        """Their stable positions in partitions by name: asked for all, Kafka leaves out what had no position before.
+        """The groups' stable positions, requested for named partitions.
 
-        Those of the topics that a group consumes; every partition of the cluster for a group of which no topic is known, and
-        for a single one.
+        If all positions of a group are requested, Kafka leaves out partitions that had no position before the transaction. So
+        the partitions of the topics that a group consumes are named; for a group without a known topic, and if only one group
+        is examined, every partition of the cluster.
         """
         topics: dict[str, set[str]] = defaultdict(set)
         for one in committed_offsets(self._brokers, groups):
@@ -159,7 +161,7 @@ class Groups:
         return partition_of_group(group.group_id, self._homes)
 
     def _number_of_homes(self) -> int:
-        """The number of partitions of `__consumer_offsets`; 0 if there is no such topic. Notes those without a coordinator."""
+        """The number of partitions of `__consumer_offsets`; 0 if there is no such topic. Records those without a leader."""
         seen = self._brokers.view([GROUP_OFFSETS_TOPIC])
         lost = [found.partition for found in seen.partitions if found.leader is None]
         if lost:

@@ -94,7 +94,7 @@ def sql(url: Url, revision: Revision = "head", schema: Schema = None) -> None:
 
 def _refuse_without_table(url: str) -> None:
     if not keeps_a_table(url):
-        raise ConfigurationError(_nothing_to_migrate(url), next_step="this command is for SQL databases")
+        raise ConfigurationError(_nothing_to_migrate(url), next_step="use this command only with a SQL database")
 
 
 def _nothing_to_migrate(url: str) -> str:

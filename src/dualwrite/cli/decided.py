@@ -1,4 +1,4 @@
-"""Opens the database's side for commands: `dualwrite.admin.decisions` by the settings of the command line."""
+"""Opens `dualwrite.admin.decisions` with the settings of the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Decided", "Decisions"]
 
 
 class Decisions(StoredDecisions):
-    """Looks ids up in the database of the settings; to be closed by `with`.
+    """Looks up ids in the database that the settings name. Use it in a `with` statement, which closes the connections.
 
     Args:
         settings: The database and Kafka.

@@ -29,15 +29,15 @@ app = typer.Typer()
 @app.callback(invoke_without_command=True)
 def demo(
     *,
-    departures: Annotated[int, typer.Option(help="How many departures, of 328521.")] = _DEFAULTS.departures,
-    kills: Annotated[int, typer.Option(help="How many times a worker is killed.")] = _DEFAULTS.kills,
+    departures: Annotated[int, typer.Option(help="Number of departures, at most 328521.")] = _DEFAULTS.departures,
+    kills: Annotated[int, typer.Option(help="Number of times that a worker is killed.")] = _DEFAULTS.kills,
     seed: Annotated[int, typer.Option(help="Seed for the random times of the kills.")] = _DEFAULTS.seed,
     workers: Annotated[
-        int | None, typer.Option(help="How many processes share the flights.", show_default="1 on SQLite, else 2")
+        int | None, typer.Option(help="Number of processes that share the flights.", show_default="1 on SQLite, else 2")
     ] = None,
     producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer,
     naive: Annotated[bool, typer.Option("--naive", help="Write without dualwrite, to see what goes wrong.")] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Write through a pool: flights share their commits.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Write through a pool, in which flights share commits.")] = False,
     url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Kafka's bootstrap servers.", show_default="a local broker")
@@ -46,11 +46,11 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep broker, topic and database at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write real flights atomically to a database and to Kafka, kill the workers meanwhile, and compare both.
+    """Write real flights atomically to a database and to Kafka, kill the workers while they write, and compare both sides.
 
-    Each flight from New York in 2013 changes its aircraft's row and its counts, and publishes its departure, in one dual
-    write; with --pool, many flights share one. Workers are killed by SIGKILL at random times and restarted. At the end the
-    topic, as a read_committed consumer sees it, and the database are compared record by record.
+    Each flight from New York in 2013 updates the row and the counts of its aircraft and publishes its departure in one dual
+    write; with --pool, many flights share one. Workers are killed by SIGKILL at random times and restarted. At the end, the
+    database is compared record by record with the topic, as a read_committed consumer sees it.
     """
     options = Options(
         departures=departures,

@@ -24,8 +24,8 @@ def up(
     data_dir: Annotated[Path | None, typer.Option(help="Directory for data and logs.")] = None,
     config: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A broker property; repeatable.")] = None,
     feature: Annotated[list[str] | None, typer.Option(metavar="NAME=LEVEL", help="A feature level; repeatable.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the first node; free ones by default.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.")] = 60.0,
+    port: Annotated[int | None, typer.Option(help="Port of the first node; by default free ports are chosen.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the cluster is ready.")] = 60.0,
 ) -> None:
     """Start a cluster: download what is missing, start the brokers, wait until they are ready."""
     with TerminalProgress() as progress:

@@ -27,7 +27,7 @@ BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}
 _UNSEEN: Final = "not visible"
 _INDENTED: Final = (0, 0, 1, 2)
-_WIDTH_OF_A_FILE: Final = 120
+_FILE_WIDTH: Final = 120
 
 app = typer.Typer()
 
@@ -67,13 +67,13 @@ def doctor(
         raise typer.Exit(BROKEN)
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _show(diagnosis: Diagnosis) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = _WIDTH_OF_A_FILE
+        console.width = _FILE_WIDTH
     if diagnosis.kafka is not None:
         _show_facts(console, f"Kafka at {diagnosis.servers}", _kafka_facts(diagnosis.kafka))
     if diagnosis.topics:
@@ -107,12 +107,12 @@ def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
         ("brokers", str(found.brokers)),
         ("transaction.version", str(found.transaction_version)),
         ("metadata.version", f"up to {found.metadata_version}"),
-        ("EndTxn v5", _yes(found.end_txn_v5)),
-        ("InitProducerId v6", _yes(found.init_producer_id_v6)),
-        ("Produce v12", _yes(found.produce_v12)),
-        ("native producer", _yes(found.native)),
-        ("two-phase commit", _yes(found.two_phase)),
-        ("keepPreparedTxn", _yes(found.keep_prepared_txn)),
+        ("EndTxn v5", _yes_or_no(found.end_txn_v5)),
+        ("InitProducerId v6", _yes_or_no(found.init_producer_id_v6)),
+        ("Produce v12", _yes_or_no(found.produce_v12)),
+        ("native producer", _yes_or_no(found.native)),
+        ("two-phase commit", _yes_or_no(found.two_phase)),
+        ("keepPreparedTxn", _yes_or_no(found.keep_prepared_txn)),
         ("transaction.max.timeout.ms", _UNSEEN if limit is None else str(limit)),
     ]
 
@@ -125,7 +125,7 @@ def _topic_table(topics: Iterable[TopicFacts]) -> Table:
             table.add_row(topic.name, topic.error or "missing")
             continue
         counts = (topic.partitions, topic.replicas, topic.in_sync)
-        unclean = None if topic.unclean_leader_election is None else _yes(topic.unclean_leader_election)
+        unclean = None if topic.unclean_leader_election is None else _yes_or_no(topic.unclean_leader_election)
         settings = (topic.min_insync_replicas, topic.max_message_bytes, unclean)
         table.add_row(topic.name, *map(str, counts), *(_UNSEEN if value is None else str(value) for value in settings))
     return table
@@ -138,11 +138,11 @@ def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
     return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
 
 
-def _yes(it_is: bool) -> str:
-    return "yes" if it_is else "no"
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
 
 
-# --- for programs -----------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _to_json(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -20,7 +20,7 @@ WOULD_LOSE: Final = 3
 
 
 def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, as_json: bool) -> None:
-    """Print the plan, and exit with the code that recovery would give.
+    """Print the plan, and exit with the code that recovery would exit with.
 
     Args:
         ids: The plan for the ids that belong to no job.
@@ -47,7 +47,7 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> No
     for row, _ in jobs:
         if row.is_open:
             typer.echo(
-                f"Batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, of {row.owner!r}, would be ended."
+                f"Would end batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by {row.owner!r}."
             )
     rows = [
         (one.transactional_id, found.generation, found.decision.value, found.why, found.state, _kafka(found), one.owner)

@@ -1,4 +1,4 @@
-"""The JSON document of a command that fails, if it was asked for JSON: see docs/reference/transactions-json.md."""
+"""The JSON document that a failing command prints with `--json`: see docs/reference/transactions-json.md."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dualwrite.cli.errors import error_text
 from dualwrite.errors import BrokerError, DualWriteError
 
 VERSION: Final = 1
-"""Of the JSON of `dualwrite transactions` and `stuck`."""
+"""Version of the JSON schema of `dualwrite transactions` and `stuck`."""
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
 
 def error_json(error: DualWriteError) -> dict[str, Any]:
-    """The error as an `error` of the page."""
+    """The error as an `error` object of that page."""
     return {
         "kind": type(error).__name__,
         "code": getattr(error, "name", None) if isinstance(error, BrokerError) else None,
@@ -29,26 +29,26 @@ def error_json(error: DualWriteError) -> dict[str, Any]:
 
 
 def show_error(error: DualWriteError) -> None:
-    """Print an error that ends the command, in words and as a document."""
+    """Print an error that ends the command: its text to standard error, and with `--json` also the document."""
     typer.echo(error_text(error), err=True)
     print_error_document(error_json(error))
 
 
 def print_error_document(error: dict[str, Any]) -> None:
-    """Print the document of a command that fails, if JSON was asked for."""
+    """Print the document of a failing command if JSON output is enabled."""
     if _as_json.get():
         typer.echo(json.dumps({"version": VERSION, "error": error}, indent=2))
 
 
 def usage_error(message: str) -> dict[str, Any]:
-    """The error of a wrong usage."""
+    """The `error` object of a usage error."""
     return {"kind": "UsageError", "code": None, "message": message}
 
 
 @contextmanager
-def asked_for_json(*, asked: bool) -> Iterator[None]:
-    """An error inside is printed as a document too, if JSON was asked for."""
-    before = _as_json.set(asked)
+def json_errors(*, enabled: bool) -> Iterator[None]:
+    """While the block runs, errors are also printed as documents if `enabled`."""
+    before = _as_json.set(enabled)
     try:
         yield
     finally:

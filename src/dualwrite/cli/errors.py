@@ -1,4 +1,4 @@
-"""An error as a command shows it."""
+"""The text of an error, as commands print it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def forget(
     schema: Schema = None,
     yes: Yes = False,
 ) -> None:
-    """Remove transactional ids that are no longer used. Refused while one has something to recover or to acknowledge."""
+    """Remove transactional ids that are no longer used. Refuses ids with a transaction to recover or to acknowledge."""
     ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
     with store_for(settings_for(url, schema=schema)) as store:
         for transactional_id in dict.fromkeys(ids):

@@ -1,6 +1,6 @@
-"""The settings of a file for Apache's tools (`--command-config`), a Java properties file, by librdkafka's names.
+"""Converts the Java properties file of Apache's tools (`--command-config`) to settings with librdkafka's names.
 
-What has no equivalent is refused, rather than left out: it may be what makes the connection safe.
+A setting without an equivalent is refused instead of ignored, because the security of the connection may depend on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PEM: Final = "use PEM files, with ssl.truststore.type=PEM and ssl.keystore.type
 
 
 def settings_in_file(path: str) -> dict[str, str]:
-    """The settings of a properties file, by librdkafka's names.
+    """The settings of a properties file, with librdkafka's names.
 
     Raises:
         ConfigurationError: The file can't be read, or has a setting without an equivalent.
@@ -59,7 +59,7 @@ def properties(text: str) -> dict[str, str]:
         if not whole and (not stripped or stripped[0] in "#!"):
             continue
         whole += stripped
-        if (len(whole) - len(whole.rstrip("\\"))) % 2:  # it goes on in the next line
+        if (len(whole) - len(whole.rstrip("\\"))) % 2:  # continued on the next line
             whole = whole[:-1]
             continue
         _add(found, whole)
@@ -70,10 +70,10 @@ def properties(text: str) -> dict[str, str]:
 
 
 def mapped(given: Mapping[str, str]) -> dict[str, str]:
-    """The settings by librdkafka's names.
+    """The settings with librdkafka's names.
 
     Raises:
-        ConfigurationError: One has no equivalent.
+        ConfigurationError: A setting has no equivalent.
     """
     found: dict[str, str] = {}
     for name, value in given.items():
@@ -90,7 +90,7 @@ def mapped(given: Mapping[str, str]) -> dict[str, str]:
         else:
             raise ConfigurationError(
                 f"{name} of --command-config is not supported.",
-                cause="it has no equivalent among the settings that dualwrite's own connections have",
+                cause="dualwrite's own connections have no equivalent setting",
                 next_step=_PEM if name.startswith("ssl.") else "remove it from the file, or use a file without it",
             )
     return found
@@ -116,7 +116,7 @@ def _login(value: str) -> dict[str, str]:
     if "username" not in options or "password" not in options:
         raise ConfigurationError(
             "sasl.jaas.config of --command-config is not supported.",
-            cause="it has another login module than PlainLoginModule and ScramLoginModule, or no username and password",
+            cause="its login module is neither PlainLoginModule nor ScramLoginModule, or username or password is missing",
             next_step="use PLAIN or SCRAM, with username and password in the file",
         )
     return {"sasl.username": options["username"], "sasl.password": options["password"]}

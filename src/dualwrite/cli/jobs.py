@@ -31,7 +31,7 @@ def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
 
 
 def open_job_of(store: TxnStateStore, transactional_ids: Iterable[str]) -> tuple[str, JobRow] | None:
-    """The first of the ids that a task of an open batch uses, with its job; None if none is."""
+    """The first of the ids that is used by a task of an open batch, with its job; None if there is no such id."""
     ids = frozenset(transactional_ids)
     for row in jobs_of(store):
         if row.is_open and isinstance(store, SqlStateStore):
@@ -80,14 +80,14 @@ class JobsToRecover:
     Args:
         site: Their database and Kafka cluster, opened.
         rows: Their rows.
-        attempts: The ids of the tasks of all jobs, which must not be recovered one by one.
-        at_work: Jobs that have an open batch and were not named.
+        attempts: The ids of the tasks of all jobs, which must not be recovered individually.
+        running: Jobs that have an open batch and were not named.
     """
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
-    at_work: tuple[JobRow, ...]
+    running: tuple[JobRow, ...]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
         """What `recover` would do for each. Changes nothing."""
@@ -104,9 +104,9 @@ class JobsToRecover:
                     yes=yes,
                 )
             reports.append(recover_job(self.site, row.prefix, release=release))
-        for row in self.at_work:
+        for row in self.running:
             typer.echo(
-                f"Left alone: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
+                f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
                 f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
                 err=True,
             )
@@ -117,7 +117,7 @@ class JobsToRecover:
 def jobs_to_recover(
     settings: Settings, chosen: list[str], prefix: str, *, named: bool, release: bool
 ) -> Iterator[JobsToRecover | None]:
-    """The jobs that `recover` covers; None if the database has no job tables, or ids were named one by one.
+    """The jobs that `recover` covers; None if the database has no job tables, or individual ids were named.
 
     Args:
         settings: Database and Kafka.
@@ -140,6 +140,6 @@ def jobs_to_recover(
                 refuse(f"No job owns the prefix {prefix!r}.")
         else:
             ours = [row for row in rows if not row.is_open]
-        at_work = () if prefix else tuple(row for row in rows if row.is_open)
+        running = () if prefix else tuple(row for row in rows if row.is_open)
         attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
-        yield JobsToRecover(site, tuple(ours), attempts, at_work)
+        yield JobsToRecover(site, tuple(ours), attempts, running)

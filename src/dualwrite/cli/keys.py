@@ -1,4 +1,4 @@
-"""Single keys from a terminal, without waiting for Enter and without an echo; the terminal is restored at the end."""
+"""Reads single keys from a terminal, without waiting for Enter and without an echo, and restores the terminal at the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ except ImportError:  # Windows
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[float], str | None]]:
-    """Gives a function that waits some seconds for a key; it returns None if none was pressed, and `q` at the end of input.
+    """Yield a function that waits some seconds for a key; it returns None if no key was pressed, and `q` at the end of input.
 
     Ctrl-C still interrupts.
     """
     if termios is None:
-        refuse("this terminal can't be read key by key.")
+        refuse("On this platform single keys can't be read from the terminal. Use `dualwrite stuck` instead.")
     descriptor = sys.stdin.fileno()
 
     def next_key(seconds: float) -> str | None:

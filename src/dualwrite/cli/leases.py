@@ -17,7 +17,7 @@ def leases_of(store: TxnStateStore, prefix: str = "") -> list[Lease]:
 
 def show_leases(leases: Iterable[Lease]) -> None:
     """Print the leases as a table."""
-    show_table(("leased id", "by", "for"), [(each.transactional_id, each.owner, _left(each)) for each in leases])
+    show_table(("leased id", "by", "for"), [(each.transactional_id, each.owner, _time_left(each)) for each in leases])
 
 
 def lease_json(lease: Lease) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def lease_json(lease: Lease) -> dict[str, Any]:
     }
 
 
-def _left(lease: Lease) -> str:
+def _time_left(lease: Lease) -> str:
     if lease.seconds_left is None:
-        return "as long as its session"
+        return "until its session ends"
     if lease.has_ended:
         return f"expired {-lease.seconds_left:.0f} s ago"
     return f"{lease.seconds_left:.0f} s"

@@ -92,8 +92,8 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
 def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
     """Let a database that has moved keep its Kafka ids: it is the original, in another place.
 
-    For a database that was restored from a backup in place of the original, was upgraded to a new server, or is a new primary.
-    Never for a copy whose original is still in use: the two would end each other's Kafka transactions.
+    For a database that was restored from a backup in place of the original, was moved to a new server by an upgrade, or has
+    become the primary. Never for a copy whose original is still in use: the two would end each other's Kafka transactions.
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:

@@ -24,7 +24,7 @@ from dualwrite.cli.options import (
     show_table,
     store_for,
 )
-from dualwrite.cli.positions import TIMEOUT, Shown, hand_over, read_shown, with_kafka
+from dualwrite.cli.positions import TIMEOUT, Shown, commit_to_kafka, read_shown, with_kafka
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect.topic_ids import topic_ids
 from dualwrite.settings import Settings
@@ -80,7 +80,7 @@ def reset_command(
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="A partition; repeatable.", show_default="all")
     ] = None,
-    to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET", help="Where to go on.")],
+    to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET", help="The new position.")],
     url: Url = None,
     schema: Schema = None,
     kafka: Kafka = None,
@@ -90,8 +90,8 @@ def reset_command(
 ) -> None:
     """Move a group's positions in the database, all or none.
 
-    A consumer that is running can't commit what it has begun before, and goes on at the new position. Messages in between are
-    processed again, or never.
+    A running consumer can't commit what it began before the move; it continues at the new position. Messages in between are
+    processed again, or skipped.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     if "bootstrap.servers" not in settings.kafka:
@@ -118,7 +118,7 @@ def forget_command(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Don't ask Kafka: forget them also if the group consumes, and leave its offsets as they are."
+            "--force", help="Don't contact Kafka: forget them even if the group is consuming, and leave its offsets unchanged."
         ),
     ] = False,
     url: Url = None,
@@ -127,9 +127,9 @@ def forget_command(
     kafka_config: KafkaSettings = None,
     yes: Yes = False,
 ) -> None:
-    """Remove the positions of a group whose processors have all stopped, after its offsets at Kafka were set to them.
+    """Set the offsets at Kafka of a stopped group to its positions, then remove the positions from the database.
 
-    If it consumes again, it begins at its offsets at Kafka.
+    All of its processors must have stopped. If the group consumes again, it starts at its offsets at Kafka.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
@@ -140,14 +140,14 @@ def forget_command(
             return
         if not force and "bootstrap.servers" not in settings.kafka:
             refuse(
-                "Kafka's address is needed to see whether the group consumes, and to hand its positions over: use --kafka, or "
-                "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS; or --force."
+                "Kafka's address is needed to check that the group is not consuming, and to set its offsets at Kafka: use "
+                "--kafka, or DUALWRITE_KAFKA_BOOTSTRAP_SERVERS; or --force."
             )
         ask(f"Forget {counted(len(stored), 'position')} of the group {group!r}?", yes=yes)
         if not force:
-            hand_over(settings, group, stored)
+            commit_to_kafka(settings, group, stored)
             if positions.read(group) != stored:
-                refuse(f"The positions of the group {group!r} move: one of its processors is still running.")
+                refuse(f"The positions of the group {group!r} are changing: one of its processors is still running.")
         typer.echo(f"Forgot {counted(positions.forget(group), 'position')}.")
 
 
@@ -159,7 +159,7 @@ def _positions_of(store: TxnStateStore) -> Positions:
 
 
 def _reset(positions: Positions, group: str, targets: Iterable[Position]) -> list[Move]:
-    """Move all positions from where they are now; those of a group that consumes may move between the look and the write."""
+    """Move all positions from where they are now. If the group is consuming, they may change between the read and the write."""
     attempts = count(1)
     while True:
         stored = positions.read(group)
@@ -201,7 +201,7 @@ def _show(found: Iterable[Shown]) -> None:
     rows: list[tuple[Any, ...]] = []
     for one in found:
         end = None if one.end is None else one.end.last_stable_offset
-        note = "another topic of this name: see on_new_topic" if one.replaced else None
+        note = "the topic was recreated: see on_new_topic" if one.replaced else None
         at = one.position.updated_at
         updated = None if at is None else f"{at:%Y-%m-%d %H:%M:%S%z}"
         rows.append((one.group, *one.position.key, one.position.offset, end, one.behind, updated, note))

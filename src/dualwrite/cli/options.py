@@ -39,7 +39,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Final = 2
-_WIDTH_OF_A_FILE: Final = 100_000  # a table that goes to a file or a pipe is not folded: a row is a line
+_FILE_WIDTH: Final = 100_000  # a table written to a file or a pipe is not wrapped: each row is one line
 
 
 def settings_for(
@@ -76,11 +76,11 @@ def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Continue only if the user confirms. Without a terminal there is no one to ask: that is an error, not a yes."""
+    """Continue only if the user confirms. Without a terminal this is a usage error: it must not count as a yes."""
     if yes:
         return
     if not sys.stdin.isatty():
-        refuse(f"{question} There is no terminal to ask on: add --yes.")
+        refuse(f"{question} Confirming needs a terminal; without one, add --yes.")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -115,7 +115,7 @@ def show(table: Table) -> None:
     """Print a table."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
-        console.width = _WIDTH_OF_A_FILE
+        console.width = _FILE_WIDTH
     console.print(table)
 
 

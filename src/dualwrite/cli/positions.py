@@ -1,4 +1,4 @@
-"""Positions of consumer groups as commands show them: as stored, and beside what Kafka has."""
+"""Positions of consumer groups as commands show them: as stored, and compared with their partitions at Kafka."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True)
 class Shown:
-    """A position, and the partition as Kafka has it.
+    """A position, and the state of its partition at Kafka.
 
     Args:
         group: The consumer group.
         position: What is stored.
-        end: Where the partition ends, if Kafka was asked.
-        replaced: Whether the topic is another one of the same name.
+        end: Where the partition ends, if Kafka was queried.
+        replaced: Whether the topic was deleted and created again since.
     """
 
     group: str
@@ -38,7 +38,7 @@ class Shown:
 
     @property
     def behind(self) -> int | None:
-        """How many offsets are still to be read, without those of open transactions."""
+        """How many offsets the group has not read yet, not counting those at and after an open transaction."""
         if self.replaced or self.end is None or self.end.last_stable_offset is None:
             return None
         return max(self.end.last_stable_offset - self.position.offset, 0)
@@ -65,10 +65,10 @@ def read_shown(positions: Positions, groups: Iterable[str]) -> list[Shown]:
 
 
 def with_kafka(found: list[Shown], settings: Settings) -> list[Shown]:
-    """The same, beside Kafka's partitions.
+    """The same, with the state of their partitions at Kafka.
 
     Raises:
-        BrokerError: Kafka gives no answer.
+        BrokerError: Kafka does not respond.
     """
     topics = sorted({one.position.topic for one in found})
     with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
@@ -89,21 +89,21 @@ def _is_replaced(position: Position, ids: Mapping[str, str]) -> bool:
     return bool(position.topic_id) and ids.get(position.topic, "") not in ("", position.topic_id)
 
 
-def hand_over(settings: Settings, group: str, stored: Mapping[Partition, Position]) -> None:
-    """Set a group's offsets at Kafka to its positions, so that whoever consumes with these goes on where it has stopped.
+def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, Position]) -> None:
+    """Set a group's offsets at Kafka to its positions, so that a consumer that uses these offsets continues where it stopped.
 
-    Positions in topics that are gone, or are others of the same name, are left out. Exits with a usage error if the group has
-    members, or an offset that is ahead of its position.
+    Positions in topics that were deleted, or deleted and created again, are left out. Exits with a usage error if the group
+    has members, or an offset that is ahead of its position.
 
     Raises:
-        BrokerError: Kafka gives no answer.
+        BrokerError: Kafka does not respond.
     """
     with IdleGroup(settings.kafka, group, TIMEOUT) as idle:
         members = idle.members()
         if members:
             refuse(
-                f"The group {group!r} consumes, with {members} member(s) at Kafka. Stop its processors first; one that died is "
-                "a member until its session has ended."
+                f"The group {group!r} is consuming, with {members} member(s) at Kafka. Stop its processors first; a processor "
+                "that died remains a member until its session times out."
             )
         ids = topic_ids(settings.kafka, {topic for topic, _ in stored}, timeout=TIMEOUT)
         places = {key: one.offset for key, one in stored.items() if key[0] in ids and not _is_replaced(one, ids)}
@@ -113,8 +113,8 @@ def hand_over(settings: Settings, group: str, stored: Mapping[Partition, Positio
             topic, number = key = ahead[0]
             refuse(
                 f"The offset of the group {group!r} at Kafka is ahead of its position on {topic}-{number}: {committed[key]} "
-                f"and {places[key]}. Somebody has read on from there with offsets at Kafka, or the position was reset. --force "
-                "forgets the positions, and leaves the offsets at Kafka as they are."
+                f"and {places[key]}. A consumer with offsets at Kafka has continued from there, or the position was reset. "
+                "--force forgets the positions, and leaves the offsets at Kafka unchanged."
             )
         idle.commit(places)
 
@@ -123,7 +123,7 @@ def hand_over(settings: Settings, group: str, stored: Mapping[Partition, Positio
 
 
 def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
-    """The positions of the groups whose id starts with `prefix`; empty if the store keeps none, or no table for them yet."""
+    """The positions of the groups whose id starts with `prefix`; empty if the store has no positions, or no table for them."""
     try:
         return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
     except StateTableMissingError:

@@ -1,6 +1,6 @@
 """`dualwrite recover`: resolve the in-doubt transactions of crashed writers, and acknowledge lost ones.
 
-Exit codes: 0 everything is resolved, or another process has claimed an id meanwhile and resolves it; 1 an id could not be
+Exit codes: 0 everything is resolved, or another process has claimed an id in the meantime and resolves it; 1 an id could not be
 recovered; 2 usage error; 3 lost or unverified transactions are not acknowledged. With `--dry-run`: 1 an id can't be recovered
 now; 3 a transaction is, or would be, recorded as lost or unverified.
 """
@@ -56,7 +56,7 @@ def recover(
     ids: Ids = None,
     prefix: Prefix = "",
     acknowledge: Annotated[
-        bool, typer.Option("--acknowledge", help="Then remove the lost and unverified transactions from the rows.")
+        bool, typer.Option("--acknowledge", help="After recovery, remove lost and unverified transactions from the rows.")
     ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="Let another job use the prefix: the job that owned it is gone for good.")

@@ -1,4 +1,4 @@
-"""What a recovery did, as tables and as JSON."""
+"""The result of a recovery, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def outcome_json(
     taken_over_by: str | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
-    """What was done with one generation of an id, or with an id that is none of the database's."""
+    """The result for one generation of an id, or for an id that is not in the database."""
     return {
         "transactional_id": transactional_id,
         "generation": generation,

@@ -1,6 +1,6 @@
 """`dualwrite stuck`: which open transactions block `read_committed` consumers, where, and what the database decided.
 
-Exit codes: 0 nothing is stuck, 1 something is, or the answer is not complete, 2 usage error or Kafka can't be reached.
+Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplete, 2 usage error, or Kafka can't be reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNREAD: Final = "The positions of groups in the database are missing"
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
 Longer = Annotated[
-    float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that are open for longer.")
+    float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that have been open for longer.")
 ]
 
 app = typer.Typer(cls=ToolGroup)
@@ -50,21 +50,21 @@ def stuck(
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
-    """Show where `read_committed` consumers wait for an open transaction: since when, whose it is, and which groups wait.
+    """Show where `read_committed` consumers wait for an open transaction: since when, who owns it, and which groups wait.
 
-    With a database, also what that decided about the transaction: `dualwrite transactions complete ID` then ends it so; and
-    groups that keep their positions there are shown with those. A transaction that hangs is ended by `dualwrite transactions
+    With a database, also show what it decided about the transaction (`dualwrite transactions complete ID` then ends it
+    accordingly), and the positions that groups keep there. To end a transaction that hangs, use `dualwrite transactions
     abort`. Short transactions are left out: see `--longer-than`.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
-        decisions = cache(lambda: opened.enter_context(Decisions(settings)))  # opened if there is something to ask
+        decisions = cache(lambda: opened.enter_context(Decisions(settings)))  # opened on first use
         seen = look(admin, None if settings.database_url is None else decisions, topic=topic, group=group, longer_than=longer)
     found = seen.found
     now = now_ms()
     if as_json:
-        answer = stuck_json(found, seen.decided, now)
-        print_json(document("stuck", answer, complete=seen.complete, problems=found.problems, hidden=found.hidden))
+        fields = stuck_json(found, seen.decided, now)
+        print_json(document("stuck", fields, complete=seen.complete, problems=found.problems, hidden=found.hidden))
     else:
         if found.partitions:
             show(stuck_table(found, seen.decided, now, width=terminal_width()))
@@ -81,12 +81,12 @@ def stuck(
 
 @dataclass(frozen=True)
 class Look:
-    """What is stuck, beside the database.
+    """The result of one search, with what the database knows about it.
 
     Args:
         found: What is stuck.
         decided: What the database decided, by transactional id; empty without a database.
-        unread: Why positions of groups in the database are missing, if so.
+        unread: The error that prevented reading the groups' positions in the database, if there was one.
     """
 
     found: StuckSearch
@@ -111,13 +111,13 @@ def look(
 
     Args:
         admin: The tools.
-        decisions: Opens the database, when it is needed; None without one.
+        decisions: Opens the database when it is needed; None if no database was given.
         topic: As for `TransactionAdmin.stuck`, like the others.
         group: The consumer group.
         longer_than: In seconds.
 
     Raises:
-        StoreError: The group is unknown to Kafka, and the database gave no answer.
+        StoreError: The group is unknown to Kafka, and its positions in the database can't be read.
         DualWriteError: As for `TransactionAdmin.stuck`.
     """
     if decisions is None:
@@ -127,7 +127,7 @@ def look(
     def stored(name: str) -> Mapping[Partition, int]:
         nonlocal unread
         try:
-            return {} if unread is not None else decisions().positions(name)  # it would take as long again for the next group
+            return {} if unread is not None else decisions().positions(name)  # the next group would run into the same timeout
         except StoreError as error:
             unread = error
             return {}

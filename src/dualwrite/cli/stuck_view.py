@@ -41,7 +41,7 @@ ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
         "groups": lambda one, _: -len(one.groups),
     }
 )
-"""What the table can be sorted by; durations and numbers begin with the largest."""
+"""The orders of the table, by name; durations and numbers are sorted with the largest first."""
 
 
 def stuck_table(
@@ -59,13 +59,13 @@ def stuck_table(
 
     Args:
         found: What is stuck.
-        decided: What the database decided, by transactional id; empty if none was asked.
+        decided: What the database decided, by transactional id; empty without a database.
         now_ms: Milliseconds since 1970.
         order: A key of ORDERS.
         backwards: Whether the order is reversed.
         every_group: Whether all groups are named, not only the first.
-        rows: Only so many rows, the first in the order; None for all.
-        width: The terminal's columns; a narrow one gets the most important ones only. None: there is enough room.
+        rows: The maximum number of rows; None for all.
+        width: The width of the terminal; a narrow one shows only the most important columns. None means unlimited.
     """
     shown = [name for name in _HEADINGS if width is None or width >= _WIDE or name not in _FOR_WIDE]
     by = ORDERS[order]

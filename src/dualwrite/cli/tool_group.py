@@ -1,4 +1,4 @@
-"""The group that the commands over a cluster's transactions belong to: exit codes, error documents, Apache's command line.
+"""The group of the commands that examine a cluster's transactions: exit codes, error documents, Apache's command line.
 
 Apache's `kafka-transactions.sh` has `--bootstrap-server` and `--command-config` before the command's name; here they may be on
 either side of it.
@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from dualwrite.cli.error_documents import asked_for_json, print_error_document, show_error, usage_error
+from dualwrite.cli.error_documents import json_errors, print_error_document, show_error, usage_error
 from dualwrite.cli.java_properties import settings_in_file
 from dualwrite.errors import ConfigurationError, DualWriteError
 
@@ -20,20 +20,20 @@ _FOUND: Final = 1
 _USAGE_ERROR: Final = 2
 _JSON: Final = "--json"
 _FILE: Final = "--command-config"
-_USAGE: Final[type[typer.BadParameter]] = next(  # whose other kinds typer does not export
+_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
 )
 
 
 class ToolGroup(TyperGroup):
-    """With `--json`, what ends a command is printed as a document too; an invalid setting ends it with exit code 2."""
+    """With `--json`, an error that ends a command is also printed as a document; an invalid setting gives exit code 2."""
 
-    _asked = False
+    _as_json = False
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the group's arguments, or all of a command without subcommands."""
-        self._asked = _JSON in args
-        with asked_for_json(asked=self._asked):
+        self._as_json = _JSON in args
+        with json_errors(enabled=self._as_json):
             try:
                 arguments = in_our_order(args, self.commands) if self.commands else args
                 return super().make_context(info_name, arguments, parent, **extra)
@@ -46,14 +46,14 @@ class ToolGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with asked_for_json(asked=self._asked):
+        with json_errors(enabled=self._as_json):
             try:
                 return super().invoke(ctx)
             except _USAGE as error:
                 print_error_document(usage_error(error.format_message()))
                 raise
             except typer.Abort:
-                print_error_document({"kind": "Aborted", "code": None, "message": "The question was not answered with yes."})
+                print_error_document({"kind": "Aborted", "code": None, "message": "The user did not confirm."})
                 raise
             except DualWriteError as error:
                 show_error(error)

@@ -2,7 +2,8 @@
 
 With --json a command that fails prints an error document (`error_documents`).
 
-Exit codes: 0 fine, 1 found something, or the answer is not complete, 2 usage error or Kafka can't be reached.
+Exit codes: 0 no problem was found, 1 something was found, or the output is incomplete, 2 usage error, or Kafka can't be
+reached.
 """
 
 import typer
@@ -13,7 +14,7 @@ from dualwrite.cli.tool_group import ToolGroup
 app = typer.Typer(
     cls=ToolGroup,
     no_args_is_help=True,
-    epilog="As with kafka-transactions.sh, options may precede the command, and --command-config FILE is understood.",
+    epilog="As with kafka-transactions.sh, options may precede the command, and --command-config FILE is accepted.",
 )
 for each in (transactions_reading, transactions_repairing, transactions_ending):
     app.registered_commands += each.app.registered_commands

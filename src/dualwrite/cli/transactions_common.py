@@ -1,4 +1,4 @@
-"""What the commands over a cluster's transactions share: options, the tools, exit codes."""
+"""The common parts of the commands that examine a cluster's transactions: options, the admin client, exit codes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition.")]
 Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="A partition of the topic; repeatable.")]
 Broker = Annotated[
-    int | None, typer.Option("--broker", "--broker-id", help="Ask this broker about its replicas, instead of the leaders.")
+    int | None, typer.Option("--broker", "--broker-id", help="Query this broker about its replicas, instead of the leaders.")
 ]
 WithoutDatabase = Annotated[
     bool,
     typer.Option(
         "--without-database",
-        help="Abort it although no database that could be asked knows it; what one has committed loses its messages.",
+        help="Abort it although no database knows it; if a database has committed it, its messages are lost.",
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for Kafka.")]
@@ -46,7 +46,7 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to w
 
 @contextmanager
 def admin_tools(kafka: str | None, kafka_config: list[str] | None, timeout: float) -> Iterator[TransactionAdmin]:
-    """The tools; an error that leaves nothing to show ends the command with exit code 2, a repair that is refused with 1."""
+    """The admin client. An error ends the command: with exit code 1 if a repair was refused, otherwise with 2."""
     try:
         with TransactionAdmin(settings=settings_for(None, kafka, kafka_config), timeout=timeout) as admin:
             yield admin

@@ -1,7 +1,7 @@
 """`dualwrite transactions force-terminate | complete`: end a transaction that its coordinator knows.
 
-Each shows what it will do, asks, and does it only if everything still is as it was shown. What a database has committed is
-never aborted: `dualwrite.admin.guard` has the rules.
+Each shows what it will do, asks for confirmation, and does it only if nothing has changed since. What a database has committed
+is never aborted: `dualwrite.admin.guard` has the rules.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dualwrite.shell import shell_word
 
 app = typer.Typer()
 
-Id = Annotated[str | None, typer.Argument(metavar="ID", help="A transactional id, as Kafka sees it, or one of the database's.")]
+Id = Annotated[str | None, typer.Argument(metavar="ID", help="A transactional id, as it is at Kafka or in the database.")]
 IdOption = Annotated[
-    str | None, typer.Option("--transactional-id", "--transactionalId", help="The same, as Apache's tool takes it.")
+    str | None, typer.Option("--transactional-id", "--transactionalId", help="The same, with the option name of Apache's tool.")
 ]
 
 
 @dataclass
 class _Repair:
-    """One call of a command: what it has shown, and what it did."""
+    """One run of a command: what it has shown, and what it did."""
 
     command: str
     yes: bool
@@ -52,8 +52,8 @@ class _Repair:
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     unacknowledged: Entries = field(default_factory=list)
 
-    def look(self, admin: TransactionAdmin, decisions: Decisions | None, given: str) -> None:
-        """Ask Kafka and the database about everything that is affected, and show it; refuse what an open job works on."""
+    def examine(self, admin: TransactionAdmin, decisions: Decisions | None, given: str) -> None:
+        """Query Kafka and the database about all affected ids, and show them; refuse ids that an open job uses."""
         described = list(admin.describe([given] if decisions is None else decisions.affected(given)))
         if decisions is not None:
             self.decided = decisions.of_each(one.transactional_id for one in described)
@@ -66,23 +66,23 @@ class _Repair:
             _refuse_open_job(decisions, rows)
 
     def has_plan(self, one: DescribedTransaction) -> bool:
-        """Whether recovery would end something on the id; a claim alone would only fence an idle writer."""
+        """Whether recovery would end a transaction of the id; without one, a claim would only fence an idle writer."""
         found = self.decided.get(one.transactional_id)
         if found is None or found.plan is None:
             return False
         return is_open(one) or found.plan.decision not in (Decision.NOTHING, Decision.ALREADY_COMMITTED)
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line, unless the output is JSON."""
         if not self.as_json:
             typer.echo(text)
 
     def carry_out(self, decisions: Decisions) -> None:
-        """End what is open on the rows as the database decided, if they are as they were shown."""
+        """End the open transactions of the rows as the database decided, if nothing has changed since they were shown."""
         planned = [found for found in self.decided.values() if found.plan is not None]
         rows = dict.fromkeys(found.plan.transactional_id for found in planned if found.plan is not None)
         ask(
-            f"Claim {', '.join(rows)}, and end what is open there as shown? "
+            f"Claim {', '.join(rows)}, and end the open transactions as shown? "
             "A live writer on it gets FencedError at its next step.",
             yes=self.yes,
         )
@@ -92,8 +92,8 @@ class _Repair:
         if not self.as_json:
             show_report(report)
 
-    def nothing(self, text: str) -> None:
-        """Say that nothing was done; what recovery has recorded before as lost or unverified is shown all the same."""
+    def report_nothing_done(self, text: str) -> None:
+        """Print that nothing was done, and the transactions that were recorded as lost or unverified earlier."""
         plans = {found.row.transactional_id: found.row.lost for found in self.decided.values() if found.row is not None}
         self.unacknowledged += [(name, entry) for name, entries in plans.items() for entry in entries]
         self.say(text)
@@ -102,7 +102,7 @@ class _Repair:
             show_lost(self.unacknowledged)
 
     def end(self) -> None:
-        """Print the JSON, and exit with 1 if something is left to do."""
+        """Print the JSON, and exit with code 1 if something is left to do."""
         if self.as_json:
             now = now_ms()
             shown = [described_json(one, self.decided.get(one.transactional_id), now) for one in self.described]
@@ -133,15 +133,15 @@ def force_terminate_command(
 ) -> None:
     """End an open transaction by aborting it, even a prepared one, and fence its producer (KIP-939).
 
-    Only the transaction that is shown is ended, not a later one of the same id. With a database, an id of dualwrite's is
-    claimed first, and what the database has committed is left alone.
+    Only the transaction that is shown is ended, not a later one of the same id. With a database, an id of that database is
+    claimed first, and a transaction that the database has committed is not aborted.
     """
     name = _one_id(given, more)
     settings = settings_for(url, kafka, kafka_config, schema)
     repair = _Repair("force-terminate", yes, as_json)
     with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
         decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
-        repair.look(admin, decisions, name)
+        repair.examine(admin, decisions, name)
         for one in repair.described:
             found = repair.decided.get(one.transactional_id)
             refusal = refusal_to_terminate(one, found, without_database=without_database)
@@ -155,7 +155,7 @@ def force_terminate_command(
             _terminate(repair, admin, decisions, one)
         if not planned and not alone:
             _check_ends(repair.described)
-            repair.nothing("Nothing is open on it: nothing to do.")
+            repair.report_nothing_done("It has no open transaction: nothing to do.")
     repair.end()
 
 
@@ -172,10 +172,10 @@ def complete_command(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Commit or abort what is open on an id, as the database decided; shows the evidence first.
+    """Commit or abort the open transactions of an id as the database decided. Shows the evidence first.
 
-    This is `dualwrite recover` for one id, by its name at Kafka: the id is claimed, so that a live writer on it is fenced. A
-    logical id includes its lanes.
+    This is `dualwrite recover` for one id, which you name as it is at Kafka or in the database: the id is claimed, so a live
+    writer on it is fenced. A logical id includes its lanes.
     """
     name = _one_id(given, more)
     settings = settings_for(url, kafka, kafka_config, schema)
@@ -183,7 +183,7 @@ def complete_command(
         refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
     repair = _Repair("complete", yes, as_json)
     with admin_tools(kafka, kafka_config, timeout) as admin, Decisions(settings) as decisions:
-        repair.look(admin, decisions, name)
+        repair.examine(admin, decisions, name)
         for one in repair.described:
             refusal = refusal_to_complete(one, repair.decided[one.transactional_id])
             if refusal is not None:
@@ -192,14 +192,14 @@ def complete_command(
             repair.carry_out(decisions)
         else:
             _check_ends(repair.described)
-            repair.nothing("Nothing is open on it: nothing to do.")
+            repair.report_nothing_done("It has no open transaction: nothing to do.")
     repair.end()
 
 
 def _one_id(given: str | None, more: str | None) -> str:
     names = [name for name in (given, more) if name]
     if len(names) != 1:
-        raise typer.BadParameter("name one transactional id.", param_hint="ID")
+        raise typer.BadParameter("give exactly one transactional id.", param_hint="ID")
     return names[0]
 
 
@@ -218,13 +218,13 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
     name, description = one.transactional_id, one.description
     if description is None:
         raise RepairRefusedError(
-            "Its coordinator does not know the id.",
+            "The coordinator does not know this transactional id.",
             transactional_id=name,
             next_step="`dualwrite transactions list` shows the ids that Kafka knows",
         )
     _check_ends([one])
     if not is_open(one):
-        repair.nothing("No transaction is open on it: nothing to do.")
+        repair.report_nothing_done("It has no open transaction: nothing to do.")
         return
     out_of_reach = decisions is None or repair.decided[name].is_out_of_reach
     if decisions is not None and not out_of_reach:
@@ -233,10 +233,10 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
             raise refusal
     doubt = ""
     if out_of_reach and not is_made_by_dualwrite(name):
-        doubt = "No database of dualwrite was asked (--url): if one has committed it, its messages are lost. "
+        doubt = "No dualwrite database was checked (--url): if one has committed it, its messages are lost. "
     ask(
         f"{doubt}Abort the transaction of {name} (producer id {description.producer_id}, epoch {description.epoch})? "
-        "Its messages will never be read, and its producer is fenced.",
+        "No read_committed consumer will ever see its messages, and its producer is fenced.",
         yes=repair.yes,
     )
     admin.force_terminate(name, producer_id=description.producer_id, epoch=description.epoch)
@@ -245,13 +245,13 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
 
 
 def _check_ends(described: list[DescribedTransaction]) -> None:
-    """Refuse to say that nothing is open while a coordinator has not written all markers yet."""
+    """Raise if a coordinator has not written all markers yet: then a transaction is still open in some partitions."""
     for one in described:
         if one.description is not None and one.description.status.is_ending:
             raise RepairRefusedError(
                 f"Its transaction has been decided, and its coordinator is ending it: {one.description.status.value}.",
                 transactional_id=one.transactional_id,
-                cause="the markers are being written; if it stays like this, a partition that is still listed has no leader",
+                cause="the markers are being written; if this state persists, a partition that is still listed has no leader",
                 next_step=f"look again with `dualwrite transactions describe {shell_word(one.transactional_id)}`, which lists "
                 "the partitions without their marker; start the brokers that have them",
             )
@@ -263,9 +263,9 @@ def _refuse_open_job(decisions: Decisions, rows: list[str]) -> None:
         return
     name, job = found
     raise RepairRefusedError(
-        f"A task of batch {job.batch_id} of job {job.job_id!r} uses the id, and the batch is open: without this transaction it "
-        "could not be committed.",
+        f"A task of batch {job.batch_id} of job {job.job_id!r} uses the id, and the batch is open: it can't be committed "
+        "without this transaction.",
         transactional_id=name,
-        next_step=f"leave it to the job, which decides about all of them; if its driver is gone: "
+        next_step=f"wait for the job, which commits or aborts all of its transactions; if its driver is gone, run "
         f"`dualwrite recover --prefix {shell_word(job.prefix)}`",
     )

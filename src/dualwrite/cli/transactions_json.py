@@ -1,6 +1,6 @@
 """The JSON of `dualwrite transactions` and `stuck`: a schema with a version, described in docs/reference/transactions-json.md.
 
-A field may be added within a version; a change of what exists raises it.
+A version may get additional fields; any other change raises the version.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def document(
     problems: Iterable[BrokerProblem] = (),
     hidden: Iterable[DualWriteError] = (),
 ) -> dict[str, Any]:
-    """A whole answer.
+    """A complete document.
 
     Args:
         command: The command's name.
         found: The command's own fields.
         complete: Whether nothing is missing.
-        problems: The brokers that did not answer.
-        hidden: The ACLs without which Kafka may have left something out.
+        problems: The brokers that did not respond.
+        hidden: The missing ACLs because of which Kafka may have left something out.
     """
     return {
         "version": VERSION,

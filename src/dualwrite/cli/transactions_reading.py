@@ -56,20 +56,18 @@ def list_command(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option(
-            "--pattern", "--transactional-id-pattern", help="Only ids that this regular expression matches as a whole."
-        ),
+        typer.Option("--pattern", "--transactional-id-pattern", help="Only ids that match this regular expression completely."),
     ] = None,
     longer: Annotated[
         float | None,
         typer.Option(
-            "--running-longer-than", metavar="SECONDS", min=0, help="Only ids with a transaction that is open for longer."
+            "--running-longer-than", metavar="SECONDS", min=0, help="Only ids with a transaction that has been open for longer."
         ),
     ] = None,
     milliseconds: Annotated[
         int | None,
         typer.Option(
-            "--duration-filter", metavar="MS", help="The same in milliseconds, as Apache's tool takes it; below 0: all."
+            "--duration-filter", metavar="MS", help="The same in milliseconds, as in Apache's tool; a negative value means all."
         ),
     ] = None,
     kafka: Kafka = None,
@@ -80,7 +78,7 @@ def list_command(
     """List the transactional ids that the coordinators know. Kafka leaves out those that you may not describe."""
     if milliseconds is not None:
         if longer is not None:
-            raise typer.BadParameter("give it or --running-longer-than, not both.", param_hint="--duration-filter")
+            raise typer.BadParameter("can't be combined with --running-longer-than.", param_hint="--duration-filter")
         longer = None if milliseconds < 0 else milliseconds / 1000
     with admin_tools(kafka, kafka_config, timeout) as admin:
         answer = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
@@ -98,7 +96,8 @@ def describe_command(
     *,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Transactional ids, as Kafka sees them.")] = None,
     more: Annotated[
-        list[str] | None, typer.Option("--transactional-id", help="Another id, as Apache's tool takes it; repeatable.")
+        list[str] | None,
+        typer.Option("--transactional-id", help="Another id, with the option name of Apache's tool; repeatable."),
     ] = None,
     url: Url = None,
     schema: Schema = None,
@@ -109,12 +108,12 @@ def describe_command(
 ) -> None:
     """Describe transactional ids: coordinator, state, producer, timeout, start, partitions.
 
-    With a database it also shows the id's row, its owner, and what recovery would do, and why. An id may then be one of the
-    database's, which stands for what Kafka knows it by.
+    With a database it also shows the id's row, its owner, and what recovery would do and why. Then you may also give an id as
+    it is in the database, which stands for all ids under which Kafka knows it.
     """
     named = [*(ids or ()), *(more or ())]
     if not named:
-        raise typer.BadParameter("name at least one transactional id.", param_hint="ID")
+        raise typer.BadParameter("give at least one transactional id.", param_hint="ID")
     settings = settings_for(url, kafka, kafka_config, schema)
     with admin_tools(kafka, kafka_config, timeout) as admin:
         described, decided = _described(admin, settings, named)
@@ -122,8 +121,8 @@ def describe_command(
     ok = all(one.description is not None for one in described) and not any(one.error for one in decided.values())
     if as_json:
         found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
-        answered = all(one.problem is None for one in described) and all(one.error is None for one in decided.values())
-        print_json(document("describe", found, complete=answered))
+        complete = all(one.problem is None for one in described) and all(one.error is None for one in decided.values())
+        print_json(document("describe", found, complete=complete))
     else:
         show_described(described, decided, now)
     end(found=not ok)
@@ -175,9 +174,9 @@ def find_hanging_command(
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
-    """Find open transactions that no coordinator will end: read_committed consumers wait behind them forever.
+    """Find open transactions that no coordinator will end, so that read_committed consumers wait for them forever.
 
-    Old transactions that their coordinator will end, and prepared ones, are not among them.
+    Old transactions that their coordinator will end, and prepared ones, are not reported.
     """
     with admin_tools(kafka, kafka_config, timeout) as admin:
         search = admin.find_hanging(
@@ -209,10 +208,10 @@ def of_command(
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
-    """Tell which transaction a record belongs to, whose it is, and how it ended.
+    """Show which transaction a record belongs to, who owns it, and how it ended.
 
-    The exit code is 1 if the transaction is still open, or something about it is not known. With a database it shows what that
-    decided about an open transaction.
+    The exit code is 1 if the transaction is still open, or something about it is not known. With a database it also shows what
+    the database decided about an open transaction.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with admin_tools(kafka, kafka_config, timeout) as admin:

@@ -1,4 +1,4 @@
-"""`dualwrite transactions abort` ends a hanging transaction in its partition. It shows it, asks, and checks again."""
+"""`dualwrite transactions abort` ends a hanging transaction in its partition: shows it, asks for confirmation, checks again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def abort_command(
     topic: Topic,
     partition: Partition,
     start_offset: Annotated[
-        int | None, typer.Option("--start-offset", min=0, help="Where the transaction begins there.")
+        int | None, typer.Option("--start-offset", min=0, help="Where the transaction begins in the partition.")
     ] = None,
     producer_id: Annotated[int | None, typer.Option("--producer-id", help="Its producer id.")] = None,
     epoch: Annotated[int | None, typer.Option("--producer-epoch", help="Its producer's epoch.")] = None,
@@ -45,7 +45,7 @@ def abort_command(
         typer.Option(
             "--coordinator-epoch",
             help="The coordinator's epoch for the marker.",
-            show_default="that of the producer's last marker there",
+            show_default="the epoch of the producer's last marker there",
         ),
     ] = None,
     force: Annotated[
@@ -60,11 +60,11 @@ def abort_command(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Abort a hanging transaction in its partition, so that `read_committed` consumers go on (KIP-664).
+    """Abort a hanging transaction in its partition, so that `read_committed` consumers continue (KIP-664).
 
-    Name it by its start offset, or by producer id and epoch, as `find-hanging` shows them. One that does not hang is left
-    alone, and so is one that the database has committed: give `--url`, without which a transaction of a dualwrite writer is
-    refused. See `force-terminate` and `complete` for those that do not hang.
+    Identify it by its start offset, or by producer id and epoch, as `find-hanging` shows them. A transaction that does not
+    hang, or that the database has committed, is not aborted. Give the database with `--url`: without it, a transaction of a
+    dualwrite writer is refused. See `force-terminate` and `complete` for transactions that do not hang.
     """
     if start_offset is None and (producer_id is None or epoch is None):
         raise typer.BadParameter("give --start-offset, or --producer-id and --producer-epoch.", param_hint="--start-offset")
@@ -73,8 +73,8 @@ def abort_command(
         found = admin.examine(topic, partition, start_offset=start_offset, producer_id=producer_id, epoch=epoch)
         if found is None:
             raise RepairRefusedError(
-                f"{topic}-{partition} has no open transaction like this.",
-                next_step=f"look with `dualwrite transactions describe-producers --topic {shell_word(topic)}`",
+                f"{topic}-{partition} has no such open transaction.",
+                next_step=f"list them with `dualwrite transactions describe-producers --topic {shell_word(topic)}`",
             )
         if not as_json:
             show_examined(found, now_ms())
@@ -95,24 +95,24 @@ def _confirm(settings: Settings, found: Examined, *, without_database: bool, for
     refusal = (
         found.refusal(force=True)
         or _refusal_of_database(settings, found, without_database=without_database)
-        or found.refusal(force=force)  # after what the database knows for certain
+        or found.refusal(force=force)  # last: what the database knows is certain
     )
     if refusal is not None:
         raise refusal
-    ask(_question(found, was_asked=settings.database_url is not None), yes=yes)
+    ask(_question(found, has_database=settings.database_url is not None), yes=yes)
     refusal = None if yes else _refusal_of_database(settings, found, without_database=without_database)
     if refusal is not None:  # it may have committed meanwhile
         raise refusal
 
 
-def _question(found: Examined, *, was_asked: bool) -> str:
+def _question(found: Examined, *, has_database: bool) -> str:
     doubts = []
     if found.may_have_been_committed:
-        doubts.append("Kafka does not know any more how it ended: it may have been committed.")
-    if not was_asked and not is_made_by_dualwrite(found.name_at_kafka or ""):
-        doubts.append("No database of dualwrite was asked (--url): if one has committed it, these messages are lost.")
+        doubts.append("Kafka no longer knows how it ended: it may have been committed.")
+    if not has_database and not is_made_by_dualwrite(found.name_at_kafka or ""):
+        doubts.append("No dualwrite database was checked (--url): if one has committed it, these messages are lost.")
     question = f"Abort the transaction at {found.opened.topic}-{found.opened.partition}?"
-    return " ".join((*doubts, question, "Its records there will never be read."))
+    return " ".join((*doubts, question, "No read_committed consumer will ever see its records there."))
 
 
 def _refusal_of_database(settings: Settings, found: Examined, *, without_database: bool) -> DualWriteError | None:

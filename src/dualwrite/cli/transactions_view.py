@@ -27,7 +27,7 @@ from dualwrite.cli.options import counted, show_table
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 
-INCOMPLETE: Final = "The answer is not complete"
+INCOMPLETE: Final = "The output is incomplete"
 _PRODUCER: Final = ("ProducerId", "ProducerEpoch", "StartOffset", "LastTimestamp", "Duration(s)", "CoordinatorEpoch")
 
 
@@ -41,7 +41,7 @@ def show_listings(found: Iterable[TransactionListing]) -> None:
 
 
 def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Decided], now_ms: int) -> None:
-    """The tables of `describe`: Kafka's side, and the database's if it was asked."""
+    """The tables of `describe`: what Kafka knows, and what the database knows if one was given."""
     described = list(found)
     headings = (
         "TransactionalId",
@@ -61,7 +61,7 @@ def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Dec
         if one.problem is not None:
             typer.echo(error_text(one.problem), err=True)
         elif one.is_unknown:
-            where = "" if one.coordinator is None else f" (asked: broker {one.coordinator})"
+            where = "" if one.coordinator is None else f" (broker {one.coordinator})"
             typer.echo(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
     if decided:
         typer.echo("In the database:")
@@ -89,7 +89,7 @@ def show_search(found: HangingSearch, now_ms: int) -> None:
     else:
         typer.echo("No hanging transaction was found.")
     if found.undecided:
-        typer.echo("These may hang, which could not be decided:")
+        typer.echo("These may hang; whether they do is not certain:")
         _show_hanging(found.undecided, now_ms)
     typer.echo(
         f"Searched {counted(found.searched, 'partition')} with {counted(found.open, 'open transaction')}; "
@@ -133,7 +133,7 @@ def _id_lines(found: RecordTransaction) -> list[tuple[str, str]]:
         return [("TransactionalId", "no coordinator lists one with this producer id")]
     if found.described is None:
         missing = "; ".join(error.next_step for error in found.hidden if error.next_step)
-        return [("TransactionalId", f"not known: {missing or 'not every coordinator could be asked'}")]
+        return [("TransactionalId", f"not known: {missing or 'not every coordinator responded'}")]
     lines = [("TransactionalId", f"{found.transactional_id} (coordinator: broker {found.described.coordinator})")]
     described = found.described.description
     if described is not None:
@@ -158,7 +158,7 @@ def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
 
 
 def show_problems(problems: Iterable[BrokerProblem], hidden: Iterable[DualWriteError] = ()) -> None:
-    """The brokers that did not answer, and the ACLs without which Kafka may have left something out."""
+    """The brokers that did not respond, and the missing ACLs because of which Kafka may have left something out."""
     for problem in problems:
         typer.echo(f"{'Note' if problem.covered else INCOMPLETE}: {problem}", err=True)
     for error in hidden:
@@ -216,7 +216,7 @@ def _decided_row(name: str, found: Decided) -> tuple[Any, ...]:
 
 
 def time_text(milliseconds: int | None) -> str | None:
-    """A time since 1970, as a person reads it."""
+    """A time since 1970 in ISO 8601 format."""
     if milliseconds is None:
         return None
     try:

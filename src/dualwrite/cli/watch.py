@@ -36,20 +36,20 @@ _HELP: Final = "s: sort by the next column   r: reverse   q: quit"
 _TERM: Final = signal.SIGTERM
 _STOP: Final = getattr(signal, "SIGTSTP", None)  # not on Windows
 _TERMINATED: Final = 143
-_MOST_PROBLEMS: Final = 3
-_TALLEST: Final = 8  # lines that a row is assumed to have at most, when rows are left out
+_MAX_PROBLEMS: Final = 3
+_MAX_ROW_HEIGHT: Final = 8  # lines; an estimate for how many rows to leave out
 
 app = typer.Typer(cls=ToolGroup)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The latest answer.
+    """The latest result.
 
     Args:
         look: What is stuck.
         at: When it was found, as `time.time`.
-        error: Why there is no newer one, if so.
+        error: The error of the last search, if it failed.
     """
 
     look: Look
@@ -63,23 +63,23 @@ def watch(
     topic: Topic = None,
     group: GroupOption = None,
     longer: Longer = LONGER,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 2.0,
-    sort: Annotated[str, typer.Option("--sort", help=f"The first order: {', '.join(ORDERS)}.")] = next(iter(ORDERS)),
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="The refresh interval in seconds.")] = 2.0,
+    sort: Annotated[str, typer.Option("--sort", help=f"The initial order: {', '.join(ORDERS)}.")] = next(iter(ORDERS)),
     url: Url = None,
     schema: Schema = None,
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
     timeout: Timeout = TIMEOUT,
 ) -> None:
-    """Show what `dualwrite stuck` shows, again and again, until `q` or Ctrl-C.
+    """Show what `dualwrite stuck` shows, live, until `q` or Ctrl-C.
 
-    `s` sorts by the next column, `r` reverses the order. If Kafka stops answering, the last answer stays, with the reason.
+    `s` sorts by the next column, `r` reverses the order. If Kafka stops responding, the last result stays, with the reason.
     """
     if sort not in ORDERS:
         raise typer.BadParameter(f"sort by one of {', '.join(ORDERS)}.", param_hint="--sort")
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()):
-        refuse("`dualwrite watch` needs a terminal. For a program there is `dualwrite stuck --json`.")
+        refuse("`dualwrite watch` needs a terminal. In a program, use `dualwrite stuck --json`.")
     settings = settings_for(url, kafka, kafka_config, schema)
     with ExitStack() as opened:
         admin = opened.enter_context(admin_tools(kafka, kafka_config, timeout))
@@ -88,19 +88,19 @@ def watch(
         def look_once() -> _Seen:
             if decisions is not None:
                 decisions.try_again()
-            asked = None if decisions is None else lambda: decisions
-            return _Seen(look(admin, asked, topic=topic, group=group, longer_than=longer), time.time())
+            opener = None if decisions is None else lambda: decisions
+            return _Seen(look(admin, opener, topic=topic, group=group, longer_than=longer), time.time())
 
-        looking = _Looking(look_once, interval)
+        poller = _Poller(look_once, interval)
         try:
-            _Screen(console, looking, sort).run()
+            _Screen(console, poller, sort).run()
         finally:
-            if looking.is_busy:
-                looking.own(opened.pop_all())
+            if poller.is_busy:
+                poller.own(opened.pop_all())
 
 
-class _Looking:
-    """Looks again and again, in a thread of its own, so that keys are answered meanwhile."""
+class _Poller:
+    """Repeats the search in its own thread, so that the screen responds to keys in the meantime."""
 
     def __init__(self, look: Callable[[], _Seen], interval: float) -> None:
         self._look = look
@@ -112,7 +112,7 @@ class _Looking:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is still being waited for; it ends with the process."""
+        """Whether the thread is still waiting for a response; it ends with the process."""
         return self._thread.is_alive()
 
     def own(self, opened: ExitStack) -> None:
@@ -131,22 +131,22 @@ class _Looking:
         while not self._stop.wait(self._interval):
             try:
                 self.seen = self._look()
-            except Exception as error:  # noqa: BLE001  (whatever it is, the screen must not look as if it were up to date)
+            except Exception as error:  # noqa: BLE001  (after any error, the screen must show that it is not up to date)
                 last = self.seen
                 self.seen = replace(last, error=error)
 
 
 class _Screen:
-    """What is drawn, and the keys that change it."""
+    """Draws the result, and handles the keys."""
 
-    def __init__(self, console: Console, looking: _Looking, order: str) -> None:
+    def __init__(self, console: Console, poller: _Poller, order: str) -> None:
         self._console = console
-        self._looking = looking
+        self._poller = poller
         self._order = order
         self._backwards = False
 
     def run(self) -> None:
-        with self._looking, _signals() as sent:
+        with self._poller, _signals() as sent:
             while self._until_stopped(sent):
                 sent.discard(_STOP)
                 os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; continues here after SIGCONT
@@ -154,7 +154,7 @@ class _Screen:
                 raise SystemExit(_TERMINATED)
 
     def _until_stopped(self, sent: set[int]) -> bool:
-        """Draw until the user quits, or (True) wants to suspend the process."""
+        """Draw until the user quits or suspends the process; return whether the process is to be suspended."""
         with (
             pressed_keys() as next_key,
             Live(self._drawn(), console=self._console, screen=True, auto_refresh=False) as live,
@@ -172,21 +172,21 @@ class _Screen:
             self._backwards = not self._backwards
 
     def _drawn(self) -> Any:
-        seen = self._looking.seen
+        seen = self._poller.seen
         found = seen.look.found
         head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {_clock(seen.at)}   by {self._order}"
         lines: list[Any] = [Text(head, style="bold"), Text(_HELP, style="dim")]
         if seen.error is not None:
-            lines.append(Text(f"No newer answer: {_words(seen.error)}", style="red"))
+            lines.append(Text(f"No newer result: {_error_text(seen.error)}", style="red"))
         unread = seen.look.unread
         lines += [Text(f"{UNREAD}: {unread}", style="red")] if unread is not None else []
-        lines += [Text(f"Not complete: {problem}", style="red") for problem in _missing(found)]
+        lines += [Text(f"Incomplete: {problem}", style="red") for problem in _missing(found)]
         if not found.partitions:
             return Group(*lines)
         return Group(*self._with_rows(lines, seen.look))
 
     def _with_rows(self, lines: list[Any], seen: Look) -> list[Any]:
-        """With as many rows of the table as there is room for, and how many there are more."""
+        """The lines, as many rows of the table as fit on the screen, and the number of rows that don't."""
         shown = total = len(seen.found.partitions)
         while True:
             table = stuck_table(
@@ -204,19 +204,19 @@ class _Screen:
             excess = len(self._console.render_lines(Group(*drawn), pad=False)) - self._console.height
             if excess <= 0 or shown == 0:
                 return drawn
-            shown = max(shown - max(excess // _TALLEST, 1), 0)
+            shown = max(shown - max(excess // _MAX_ROW_HEIGHT, 1), 0)
 
 
 def _missing(found: StuckSearch) -> list[str]:
-    """What could not be looked at: the first of it, and how much more there is."""
+    """The first problems that make the result incomplete, and how many more there are."""
     problems = [str(problem) for problem in found.problems if not problem.covered]
     problems += [str(one.problem) for one in found.unreadable]
     problems += [str(error) for error in found.hidden]
-    more = len(problems) - _MOST_PROBLEMS
-    return [*problems[:_MOST_PROBLEMS], *([f"{more} more: see `dualwrite stuck`"] if more > 0 else [])]
+    more = len(problems) - _MAX_PROBLEMS
+    return [*problems[:_MAX_PROBLEMS], *([f"{more} more: see `dualwrite stuck`"] if more > 0 else [])]
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, DualWriteError) else f"{type(error).__name__}: {error}"
 
 
@@ -226,7 +226,7 @@ def _clock(at: float) -> str:
 
 @contextmanager
 def _signals() -> Iterator[set[int]]:
-    """Ctrl-C, SIGTERM and Ctrl-Z are added to the set, so that the terminal is restored first, whatever is being drawn."""
+    """Collect Ctrl-C, SIGTERM and Ctrl-Z in a set instead of acting on them, so that the terminal is restored first."""
     sent: set[int] = set()
     numbers = [number for number in (signal.SIGINT, _TERM, _STOP) if number is not None]
     before = {number: signal.signal(number, lambda got, _: sent.add(got)) for number in numbers}
