@@ -391,4 +391,4 @@ def _ids_of_running_jobs(store: TxnStateStore) -> frozenset[str]:
         return frozenset()
     from dualwrite.jobs.ledger import JobLedger  # noqa: PLC0415  (`import dualwrite` does not need it)
 
-    return JobLedger(store).attempts_at_work()
+    return JobLedger(store).attempts_of_open_runs()

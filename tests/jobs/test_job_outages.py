@@ -94,7 +94,7 @@ def test_the_database_crashes_during_the_decision(fragile: tuple[JobScene, Postg
     outcomes = scene.write(scene.run(), PARTS)
     with (
         failpoints.armed("job_after_move", failpoints.only_at(1, server.kill)),
-        pytest.raises(InDoubtTransactionError, match="did not answer"),
+        pytest.raises(InDoubtTransactionError, match="did not respond"),
     ):
         scene.commit(outcomes)
     scene.abort(outcomes)  # raises nothing, although it can't reach the database

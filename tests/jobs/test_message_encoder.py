@@ -167,7 +167,7 @@ def test_a_missing_topic_is_refused() -> None:
 
 
 def test_two_sources_of_a_value_are_refused() -> None:
-    assert "would make another" in problems({"value": pa.string(), "a": pa.int8()}, topic="t", value_columns=["a"])
+    assert "also defines the value" in problems({"value": pa.string(), "a": pa.int8()}, topic="t", value_columns=["a"])
     text = problems({"a": pa.duration("us")}, topic="t", value_columns=["a", "b"])
     assert "'b', but there are 0 columns with this name" in text
     assert "column 'a' of value.columns: duration[us] can't be written as JSON" in text

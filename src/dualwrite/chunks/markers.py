@@ -165,7 +165,7 @@ class ChunkMarkers(ABC):
 def committed_meanwhile(job_id: str, partition: int, marker: ChunkMarker) -> StoreCommitFailedError:
     """The error for a marker that exists already: another attempt has written the chunk, and our transaction is rolled back.
 
-    Retriable: on the next attempt the fence check shows whether the id was taken over.
+    Retriable: on the next attempt the check of the fencing token shows whether the id was taken over.
     """
     what = f"The plan of the job {job_id!r}" if partition == WHOLE_JOB else f"Chunk {marker.number} of the job {job_id!r}"
     return StoreCommitFailedError(

@@ -16,7 +16,7 @@ from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transaction import Transaction
 
-_LOOK: Final = select(t).where(t.c.job_id == "").limit(1)
+_ANY: Final = select(t).where(t.c.job_id == "").limit(1)
 _READ: Final = select(t.c.chunk_number, t.c.row_count, t.c.digest).where(
     t.c.job_id == bindparam("job_id"), t.c.partition_number == bindparam("partition")
 )
@@ -40,7 +40,7 @@ class SqlChunkMarkers(ChunkMarkers):
         """See ChunkMarkers; `dualwrite db upgrade` creates the table."""
         try:
             self._store.short_transactions.query(
-                lambda connection: connection.execute(_LOOK).first(), "looking for chunk markers"
+                lambda connection: connection.execute(_ANY).first(), "checking the table of chunk markers"
             )
         except StateTableMissingError as error:
             raise StateTableMissingError(
@@ -71,7 +71,7 @@ class SqlChunkMarkers(ChunkMarkers):
 
     def forget(self, job_id: str) -> int:
         """See ChunkMarkers."""
-        counted = 0  # the maximum over all attempts: a COMMIT whose answer was lost may have deleted them already
+        counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
 
         def work(connection: Connection) -> None:
             nonlocal counted

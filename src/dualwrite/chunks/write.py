@@ -112,8 +112,8 @@ def write_chunks(
             transactional_id=writer.transactional_id,
             next_step="pass the frame's actual number of partitions",
         )
-    kept = markers_of(writer.store) if markers is None else markers
-    return _Attempt(writer, kept, plan, partition, attempts).run(chunks, fn)
+    stored = markers_of(writer.store) if markers is None else markers
+    return _Attempt(writer, stored, plan, partition, attempts).run(chunks, fn)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Attempt:
         )
         return done
 
-    # --- what was committed before ----------------------------------------------------------------------------------------
+    # --- chunks that were committed before --------------------------------------------------------------------------------
 
     def _committed(self) -> Mapping[int, ChunkMarker]:
         """The partition's markers. The job's first transactions record the plan; if several do so at once, one succeeds."""
@@ -200,7 +200,7 @@ class _Attempt:
             rows=rows,
         )
 
-    # --- what was not -----------------------------------------------------------------------------------------------------
+    # --- chunks that were not ---------------------------------------------------------------------------------------------
 
     def _write(self, number: int, chunk: Chunk[T], fn: Callable[[Transaction, T], object]) -> None:
         content = chunk.content()

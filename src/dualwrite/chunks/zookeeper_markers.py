@@ -30,7 +30,7 @@ class ZooKeeperChunkMarkers(ChunkMarkers):
     def __init__(self, store: ZooKeeperStore) -> None:
         self._store = store
         self._acl = store.acl
-        self._there: set[str] = set()
+        self._existing: set[str] = set()
 
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
         """See ChunkMarkers."""
@@ -49,12 +49,12 @@ class ZooKeeperChunkMarkers(ChunkMarkers):
         """See ChunkMarkers; missing parent nodes are created in the same multi."""
         folder = _folder(job_id, partition)
         for path in (ROOT, folder.rpartition("/")[0], folder):
-            if path in self._there:
+            if path in self._existing:
                 continue
             if transaction.db.exists(path) is None:
                 transaction.db.create(path, acl=self._acl)
             else:
-                self._there.add(path)
+                self._existing.add(path)
         data = json.dumps([marker.rows, marker.digest]).encode()
         transaction.db.create(f"{folder}/{marker.number}", data, acl=self._acl)
 

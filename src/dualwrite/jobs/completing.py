@@ -44,13 +44,13 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
 
 
 def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
-    """Resolve the transactions of ids by the states in their rows, each only while its fence is still the given one.
+    """Resolve the transactions of ids by the states in their rows, each only while it still has the given fencing token.
 
     An id that was claimed in the meantime is left to its claimant.
 
     Args:
         site: The database and Kafka.
-        ids: Transactional ids, each with its fence.
+        ids: Transactional ids, each with its fencing token.
         awaited: Ids for which, if they were claimed in the meantime, we wait until the claimant has resolved what was prepared.
     """
     owner = describe_owner("job recovery")
@@ -115,8 +115,8 @@ def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Cla
 def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
     """Resolve the transactions that earlier runs left open, and delete the rows that they staged.
 
-    If a task of a newer run has claimed an id in the meantime, the id has another fence and is left to that task, which
-    resolves it before it starts.
+    If a task of a newer run has claimed an id in the meantime, the id has another fencing token and is left to that task,
+    which resolves it before it starts.
 
     Args:
         site: The database and Kafka.
@@ -132,11 +132,11 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
-    """Delete the rows staged under each id by claims up to a given fence; later claims have higher fences.
+    """Delete the rows staged under each id by claims up to a given fencing token; later claims have higher ones.
 
     On MariaDB and MySQL a task that is loading rows, perhaps a paused one, holds locks on them. Such rows are skipped: the
-    task's fence was raised, so it can only roll them back. Rows that another process is deleting are left to it, or to the
-    next cleanup.
+    task is fenced, so it can only roll them back. Rows that another process is deleting are left to it, or to the next
+    cleanup.
 
     Returns:
         How many rows were deleted.
@@ -156,5 +156,5 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
         except StoreUnavailableError as error:
             if not short.is_caused_by(error, ErrorClass.LOCKED):
                 raise
-            log.info("The staged rows of %s (fence %d) are locked by another process and left to the next cleanup", name, fence)
+            log.info("The staged rows of %s (token %d) are locked by another process and left to the next cleanup", name, fence)
     return deleted

@@ -91,7 +91,7 @@ class OpenSite:
         return JobLedger(self.store, patience=self.site.timeouts.claim)
 
     def producers(self, transactional_id: str) -> ProducerFactory:
-        """The factory of an id's producers; asks the cluster for its capabilities.
+        """The factory of an id's producers; queries the cluster's capabilities.
 
         Raises: as `choose_producer`.
         """

@@ -82,7 +82,7 @@ class JobDecision:
 
     Args:
         store: The database, which also has the rows of the transactional ids.
-        owner: Who decides, as messages show it.
+        owner: The name of the process that decides, for messages.
         patience: Seconds for which to retry when connections break.
         lock_timeout: Seconds that one statement may take; moving a batch's rows is one statement.
     """
@@ -95,7 +95,7 @@ class JobDecision:
     def commit(self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]) -> Verdict:
         """Commit the run in one transaction: record the winners' states, move their rows, write the marker, close the run.
 
-        If the answer to COMMIT is lost, the transaction runs again and either finds the marker or decides again.
+        If the response to COMMIT is lost, the transaction runs again and either finds the marker or decides again.
 
         Args:
             run: The open run.
@@ -200,7 +200,7 @@ class JobDecision:
         return ended
 
 
-# --- inside -------------------------------------------------------------------------------------------------------------------
+# --- internals ----------------------------------------------------------------------------------------------------------------
 
 
 def _decided(marker: Marker | None, token: str) -> Decided:

@@ -39,7 +39,7 @@ class Mover(Protocol):
         """The name of the staging table, as `quoted_name` writes it."""
 
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
-        """Move the rows staged under these ids and fences; return how many there were."""
+        """Move the rows staged under these ids and fencing tokens; return how many there were."""
 
 
 class JobCommitter:
@@ -75,10 +75,10 @@ class JobCommitter:
         Raises:
             BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are missing.
             JobClosedError: Nothing was committed: another run replaced this one.
-            ClusterMismatchError: Nothing was committed: the tasks have prepared on a different Kafka cluster than the driver's.
+            ClusterMismatchError: Nothing was committed: the tasks prepared on another Kafka cluster than the driver's.
             TransactionTimeoutError: Nothing was committed: Kafka might have aborted a transaction before its commit.
-            InDoubtTransactionError: The database did not answer, so it is unknown whether the batch is committed; or it is
-                committed in the database (`database_committed`), and Kafka did not answer. In both cases everything stays
+            InDoubtTransactionError: The database did not respond, so it is unknown whether the batch is committed; or it is
+                committed in the database (`database_committed`), and Kafka did not respond. In both cases everything stays
                 prepared, and the next run or recovery resolves it.
             LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages.
         """
@@ -121,7 +121,7 @@ class JobCommitter:
             if not error.retriable:
                 raise
             raise InDoubtTransactionError(
-                f"The database did not answer the commit of {run.name}: its outcome is unknown, and it stays prepared.",
+                f"The database did not respond to the commit of {run.name}: its outcome is unknown, and it stays prepared.",
                 transactional_id=winners[0].transactional_id,
                 cause=str(error),
                 next_step="the next run of the job, or `dualwrite recover --prefix "
@@ -138,7 +138,7 @@ class JobCommitter:
         Args:
             outcomes: One outcome per task, as far as they are known.
             prefix: The prefix, for the case that no outcome is known.
-            batch_id: The batch, for the same case.
+            batch_id: The batch, for the case that no outcome is known.
         """
         reported = [outcome for outcome in outcomes if outcome is not None]
         try:
@@ -163,7 +163,7 @@ class JobCommitter:
         log.warning("%s: %s", run.name, verdict.decided.value)
 
     def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
-        """Resolve what is still open: of attempts that lost, of earlier runs, and of the winners of the committed run."""
+        """Resolve what is still open: transactions of lost attempts, of earlier runs, and of the committed run's winners."""
         fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_resolved}
         names: set[str] = set()
         if verdict.marker is not None:  # the committed run may have had another prefix

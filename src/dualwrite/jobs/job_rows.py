@@ -114,17 +114,17 @@ def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] |
 
 
 def left_behind(connection: Connection, row: JobRow) -> tuple[AttemptRow, ...]:
-    """The attempts of a prefix that belong to no open run: only cleanup and recovery claim them under their current fences.
+    """The attempts of a prefix that belong to no open run: only cleanup and recovery claim them with their current tokens.
 
     Call it while the job's row is locked, with the row as it will be written: a run that opens later may claim any of these
-    ids, but then with a new fence.
+    ids, but then with a new fencing token.
     """
     attempts = read_attempts(connection, row.prefix)
     return tuple(attempt for attempt in attempts if not (row.is_open and attempt.token == row.token))
 
 
 def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, *, keep: Collection[str] = ()) -> None:
-    """Raise the fence of every id that a run's tasks have claimed, except those in `keep`: none of these tasks can continue.
+    """Fence every id that a run's tasks have claimed, except those in `keep`: none of these tasks can continue.
 
     Every such id was claimed with a shared lock on the job's row; the caller must hold the exclusive lock.
     """

@@ -28,7 +28,7 @@ class JobRow:
         keeps_lease: Whether the job holds the prefix even while it has no open run.
         earlier_tokens: Tokens of runs of this batch that were replaced.
         staging_table: Where the newest run stages its rows.
-        owner: Who opened the newest run, as messages show it.
+        owner: The name of the process that opened the newest run, for messages.
         updated_at: When the row last changed (UTC, aware).
     """
 
@@ -83,7 +83,7 @@ def opened(
         row: The current row, or None if there is no row.
         run: The run to open.
         committed: What its job has committed.
-        owner: Who opens it, as messages show it.
+        owner: The name of the process that opens it, for messages.
         staging_table: Where the run stages its rows.
         dead: The token of an open run that was watched and sent no heartbeat: it may be replaced.
 

@@ -89,7 +89,7 @@ class JobLedger:
 
         Args:
             run: The run.
-            owner: Who opens it, as messages show it.
+            owner: The name of the process that opens it, for messages.
             staging_table: Where the run stages its rows.
             lease_timeout: Seconds without a heartbeat after which an open batch write is presumed dead.
 
@@ -129,7 +129,7 @@ class JobLedger:
         return made
 
     def _seems_dead(self, row: JobRow, lease_timeout: float) -> bool:
-        """Whether an open run's row and its attempts' heartbeat counters don't change for `lease_timeout`, by our clock."""
+        """Whether an open run's row and its attempts' heartbeat counters stay unchanged for `lease_timeout`, by our clock."""
 
         def observed() -> tuple[Any, ...]:
             now = self.job(row.prefix)
@@ -158,7 +158,7 @@ class JobLedger:
             run: The run.
             first: The first id to try.
             task: A unique text for this attempt, at most 32 characters.
-            owner: Who claims, as messages show it.
+            owner: The name of the process that claims, for messages.
             timeout: Maximum time to wait, in seconds.
 
         Raises:
@@ -229,7 +229,7 @@ class JobLedger:
         """Those of the given ids that belong to task attempts of jobs."""
         return self._ids(select(a.c.transactional_id)).intersection(ids)
 
-    def attempts_at_work(self) -> frozenset[str]:
+    def attempts_of_open_runs(self) -> frozenset[str]:
         """The ids used by tasks of open runs; empty if the database has no tables for jobs yet."""
         query = select(a.c.transactional_id).join(j, (j.c.prefix == a.c.prefix) & (j.c.token == a.c.token))
         try:
@@ -241,7 +241,7 @@ class JobLedger:
         return self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")
 
 
-# --- inside -------------------------------------------------------------------------------------------------------------------
+# --- internals ----------------------------------------------------------------------------------------------------------------
 
 
 class _TakenError(Exception):

@@ -15,7 +15,7 @@ def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> Recove
     """Close the open run on a prefix, resolve all ids that its tasks have used, and delete the rows that they have staged.
 
     A driver that is still running finds its run closed and commits nothing of it. Kafka is queried first: if it does not
-    answer, nothing is changed.
+    respond, nothing is changed.
 
     Args:
         site: The database and Kafka.
@@ -24,7 +24,7 @@ def recover_job(site: OpenSite, prefix: str, *, release: bool = False) -> Recove
 
     Raises:
         StoreError: The database rejects a statement or can't be reached.
-        BrokerError: Kafka does not answer.
+        BrokerError: Kafka does not respond.
     """
     plan_job(site, prefix)
     decision = JobDecision(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
@@ -43,12 +43,12 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
 
     Raises: as `recover_job`.
     """
-    look = KafkaCheck(site.store, site.coordinator)
-    look.check()
+    kafka = KafkaCheck(site.store, site.coordinator)
+    kafka.check()
     rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
     return RecoveryPlan(
         tuple(
-            IdPlan(row.transactional_id, row.owner if row.generations_to_recover else None, look.at(row), row.lost)
+            IdPlan(row.transactional_id, row.owner if row.generations_to_recover else None, kafka.at(row), row.lost)
             for row in rows
             if row is not None
         )

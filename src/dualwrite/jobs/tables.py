@@ -53,4 +53,4 @@ attempt_table: Final = Table(
     Column("task", String(32), nullable=False),
     Column("beats", Integer, nullable=False),
 )
-"""The transactional ids of task attempts; each row has the run and the task attempt that claimed the id last."""
+"""The transactional ids of task attempts; each row names the run and the task attempt that claimed the id last."""

@@ -69,7 +69,7 @@ class Sink(Protocol[BatchIn_contra]):
         """Send a batch's messages; return how many there were."""
 
     def loader(self, connection: Connection, claim: Claim, /) -> Loader[BatchIn_contra]:
-        """The loader that writes a task's rows to staging, under the claim's id and fence."""
+        """The loader that writes a task's rows to staging, under the claim's id and fencing token."""
 
 
 class TaskAttempt(Generic[Batch]):
@@ -80,7 +80,7 @@ class TaskAttempt(Generic[Batch]):
         run: The run that the task belongs to.
         sink: What to write.
         partition: Number of the partition.
-        attempt: The engine's number of the attempt; if another attempt has it, the next number is used.
+        attempt: The engine's number of the attempt; if another attempt uses it, the next free number is used.
     """
 
     def __init__(self, site: OpenSite, run: JobRun, sink: Sink[Batch], *, partition: int, attempt: int) -> None:
@@ -91,14 +91,14 @@ class TaskAttempt(Generic[Batch]):
         self._task = uuid.uuid4().hex
 
     def write(self, batches: Iterable[Batch]) -> TaskOutcome:
-        """Write all batches, and prepare. If there are no batches, nothing is opened, claimed or sent.
+        """Write all batches, then prepare. If there are no batches, nothing is opened, claimed or sent.
 
         Raises:
             JobClosedError: The run was closed or replaced.
             PrefixLeasedError: Another job holds the prefix.
             FencedError: Another attempt has claimed the id.
             ClusterMismatchError: The id was used on another Kafka cluster.
-            DualWriteError: As the parts of the recipe.
+            DualWriteError: As for the steps of the recipe.
         """
         remaining = iter(batches)
         first = next(remaining, None)
@@ -124,7 +124,7 @@ class TaskAttempt(Generic[Batch]):
     def _open(self) -> Opening:
         """Open the run, unless it is open, and resolve what earlier runs left.
 
-        Opening fences their tasks, so Kafka is checked first.
+        Opening the run fences the tasks of earlier runs, so Kafka is checked first.
         """
         check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
         made = self._site.ledger.open(
@@ -208,7 +208,7 @@ class TaskAttempt(Generic[Batch]):
 
 
 class RunStatus:
-    """Whether the run was still open, and the id still the attempt's, at the last heartbeat."""
+    """Whether, at the last heartbeat, the run was still open and the attempt still owned its id."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run

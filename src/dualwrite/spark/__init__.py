@@ -17,7 +17,7 @@ a batch if and only if its rows are in the table.
 | `upsertKeys` | columns by which a row replaces an earlier one; without it, rows are appended |
 | `stagingSchema` | the schema in which the staging table is created; by default the table's own schema |
 | `stateSchema` | the schema of dualwrite's own tables, where `db upgrade --schema` created them |
-| `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
+| `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, with librdkafka's names |
 | `topic` | the topic of all messages; without it, the column `topic` |
 | `value.format` | `json` builds the value from columns: those in `value.columns`, or the whole row |
 | `transactionalIdPrefix` | the prefix of the tasks' transactional ids; only one job at a time holds it |
@@ -27,7 +27,7 @@ a batch if and only if its rows are in the table.
 | `producer`, `twoPhase` | as for `connect` |
 | `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |
 | `commitTimeout` | how many seconds it may take to move a batch's rows into the table (600) |
-| `leaseTimeout` | after how many seconds without a sign of life another batch write that holds the prefix is given up (30) |
+| `leaseTimeout` | after how many seconds without a heartbeat another batch write that holds the prefix is presumed dead (30) |
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ NAMES: Final = (
 )
 """All options except `kafka.*`; Spark treats option names as case-insensitive."""
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
 _BY_LOWER: Final = {name.lower(): name for name in NAMES}
 _JDBC: Final = "jdbc:"
 _LIMITS: Final = Timeouts()
@@ -165,7 +165,7 @@ def _from_jdbc(parsed: URL) -> URL:
 
 def _unknown(given: Mapping[str, str]) -> Iterator[str]:
     for name in given:
-        if name in _BY_LOWER or name in _SPARKS_OWN or name.startswith(KAFKA_PREFIX):
+        if name in _BY_LOWER or name in _SPARK_OPTIONS or name.startswith(KAFKA_PREFIX):
             continue
         close = difflib.get_close_matches(name, _BY_LOWER, 1)
         yield f"unknown option {name}" + (f" (did you mean {_BY_LOWER[close[0]]}?)" if close else "")

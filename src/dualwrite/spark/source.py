@@ -169,7 +169,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise ConfigurationError(
-                "Spark does not say which query and micro-batch a task belongs to.",
+                "Spark does not provide the query and the micro-batch of a task.",
                 cause="dualwrite does not support this version of Spark",
                 next_step="write with foreachBatch: dualwrite.spark.write_batch(df, batch_id, …)",
             )

@@ -20,7 +20,7 @@ _LIMIT: Final = 20.0
 
 
 def warn_of_other_python(spark: SparkSession) -> None:
-    """Warn the caller's caller if the session's workers would run in a Python without dualwrite.
+    """Warn if the session's workers would run in a Python without dualwrite. The warning names the caller's caller.
 
     Checks only sessions with a local master, whose workers run on this machine.
 
@@ -59,6 +59,6 @@ def _missing_in(python: str) -> tuple[str, ...]:
 
 
 def _is_this(python: Path) -> bool:
-    """Whether it is this Python: one environment has several names for it, and other environments may link to the same file."""
+    """Whether it is this Python. One environment has several names for it; other environments may link to the same file."""
     here = Path(sys.executable)
     return python.absolute().parent == here.absolute().parent and python.resolve() == here.resolve()

@@ -20,7 +20,7 @@ from dualwrite.jobs.frame.json_values import json_texts
 from dualwrite.jobs.frame.table_names import quoted_name
 from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
 
-_ROWS_A_STATEMENT: Final = 1000
+_ROWS_PER_STATEMENT: Final = 1000
 # Arrow quotes every text but no null, so PostgreSQL can distinguish an empty text from NULL
 _CSV: Final = csv.WriteOptions(include_header=False, batch_size=1 << 16)
 
@@ -35,7 +35,7 @@ class StagingWriter(ABC):
 
     Args:
         connection: A connection in a transaction.
-        table: The staging table; its last two columns are the id and the fence.
+        table: The staging table; its last two columns are the id and the fencing token.
         columns: Its other columns.
         transactional_id: The id under which the rows are staged.
         fence: The fencing token under which the rows are staged.
@@ -193,9 +193,9 @@ class StatementWriter(StagingWriter):
 
     def _load(self, columns: list[pa.Array], count: int) -> None:
         with self._session_in_utc():
-            for begin in range(0, count, _ROWS_A_STATEMENT):
-                some = [column.slice(begin, _ROWS_A_STATEMENT).to_pylist() for column in columns]
-                size = min(_ROWS_A_STATEMENT, count - begin)
+            for begin in range(0, count, _ROWS_PER_STATEMENT):
+                some = [column.slice(begin, _ROWS_PER_STATEMENT).to_pylist() for column in columns]
+                size = min(_ROWS_PER_STATEMENT, count - begin)
                 rows = list(zip(*some, [self._key[0]] * size, [self._key[1]] * size, strict=True))
                 self._connection.exec_driver_sql(self._insert, rows)
 

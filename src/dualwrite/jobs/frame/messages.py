@@ -118,8 +118,8 @@ class MessageEncoder:
             strict=True,
         )
         send = producer.send
-        for value, key, at, pairs, made in rows:
-            send(topic, value, key=key, headers=pairs, partition=at, timestamp=made)
+        for value, key, number, pairs, created in rows:
+            send(topic, value, key=key, headers=pairs, partition=number, timestamp=created)
 
     def _values(self, batch: pa.RecordBatch) -> pa.Array:
         return batch.column("value") if self._value_columns is None else json_values(batch, self._value_columns)
@@ -143,7 +143,7 @@ def _problems_of_source(schema: pa.Schema, topic: str | None, value_columns: Seq
             yield "the column value is missing (set value.format=json to make the value from other columns)"
         return
     if "value" in names:
-        yield "there is a column value, and value.columns would make another value"
+        yield "there is a column value, but value.columns also defines the value"
     if not value_columns:
         yield "value.columns is empty"
     for name in value_columns:

@@ -1,4 +1,4 @@
-"""Deletes staged rows by their keys. Does not need Arrow, because manual recovery uses it, too."""
+"""Deletes staged rows by their keys. Does not need Arrow, because manual recovery also uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dualwrite.jobs.frame.table_names import split_name
 
 ID_COLUMN: Final = "dualwrite_id"
 FENCE_COLUMN: Final = "dualwrite_fence"
-_KEYS_A_STATEMENT: Final = 100
+_KEYS_PER_STATEMENT: Final = 100
 
 
 class StagedRows:
@@ -26,7 +26,7 @@ class StagedRows:
         self._name = name
 
     def delete(self, connection: Connection, up_to: Mapping[str, int]) -> int:
-        """Delete the rows staged under each id by fences up to the given one; return how many there were.
+        """Delete the rows staged under each id with fencing tokens up to the given one; return how many there were.
 
         If the table no longer exists, there are none.
         """
@@ -34,13 +34,13 @@ class StagedRows:
         if staged is None:
             return 0
         keys, deleted = iter(up_to.items()), 0
-        while chosen := list(islice(keys, _KEYS_A_STATEMENT)):
+        while chosen := list(islice(keys, _KEYS_PER_STATEMENT)):
             ours = or_(*(and_(staged.c[ID_COLUMN] == key, staged.c[FENCE_COLUMN] <= fence) for key, fence in chosen))
             deleted += connection.execute(delete(staged).where(ours)).rowcount
         return deleted
 
     def committed_keys(self, connection: Connection, up_to: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The ids and fences, up to the given ones, that have visible staged rows; does not wait for locks."""
+        """The ids and fencing tokens, up to the given ones, that have visible staged rows; does not wait for locks."""
         staged = self._table(connection)
         if staged is None:
             return []
@@ -52,7 +52,7 @@ class StagedRows:
         return found
 
     def delete_exactly(self, connection: Connection, transactional_id: str, fence: int) -> int:
-        """Delete the rows staged under this id and exactly this fence; return how many there were."""
+        """Delete the rows staged under this id and exactly this fencing token; return how many there were."""
         staged = self._table(connection)
         if staged is None:
             return 0

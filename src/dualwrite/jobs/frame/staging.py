@@ -1,12 +1,12 @@
 """The staging table of a target table: tasks load rows into it, and the job's decision moves them all in one transaction.
 
-Each row has the id and the fence of the task attempt that loaded it, so that rows left by a zombie or a crashed run are never
+Each row has the id and fencing token of the task attempt that loaded it, so that rows of a zombie or a crashed run are never
 mistaken for a winner's. On PostgreSQL the table is UNLOGGED: loading writes no write-ahead log, and a crash of the server
 empties the table. The decision counts the rows that it moves, so it then finds rows missing and does not commit: the batch is
 run again, and nothing is lost.
 
-The index on id and fence makes up about a quarter of the loading time; without it each delete by id would read the whole table
-with the dead rows of earlier batches, and InnoDB would lock every row that it reads.
+Maintaining the index on id and fencing token takes about a quarter of the loading time; without it each delete by id would read
+the whole table with the dead rows of earlier batches, and InnoDB would lock every row that it reads.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HASH_DIGITS: Final = 8
 _NAMED_ROWS: Final = 5
 
 
-class _Written(UserDefinedType[Any]):
+class _LiteralType(UserDefinedType[Any]):
     """A type given by its text in CREATE TABLE."""
 
     cache_ok = True
@@ -120,13 +120,13 @@ class StagingTable:
         """
         errors = ErrorMap(engine, dialect_of(engine))
         try:
-            if self._is_there(engine):
+            if self._exists(engine):
                 return
-            self._make(engine)
+            self._create(engine)
         except DBAPIError as error:
-            raise self._not_made(engine, errors, error) from error
+            raise self._creation_error(engine, errors, error) from error
 
-    def _is_there(self, engine: Engine) -> bool:
+    def _exists(self, engine: Engine) -> bool:
         with engine.connect() as connection:
             try:  # twice: SQLite reports no columns for a table that is created between its two queries
                 found = (inspect(connection).get_columns(self.name, schema=self.schema) for _ in range(2))
@@ -142,16 +142,16 @@ class StagingTable:
             )
         return self._index in {each["name"] for each in indexes}
 
-    def _make(self, engine: Engine) -> None:
+    def _create(self, engine: Engine) -> None:
         try:
             with engine.begin() as connection:
                 for statement in self._creation(engine.dialect):
                     connection.execute(statement)
         except DBAPIError:
-            if not self._is_there(engine):  # else another process created it: IF NOT EXISTS checks before it locks
+            if not self._exists(engine):  # else another process created it: IF NOT EXISTS checks before it locks
                 raise
 
-    def _not_made(self, engine: Engine, errors: ErrorMap, error: DBAPIError) -> Exception:
+    def _creation_error(self, engine: Engine, errors: ErrorMap, error: DBAPIError) -> Exception:
         if errors.classify(error) is ErrorClass.DENIED:
             user = engine.url.username or "the job's user"
             return ConfigurationError(
@@ -181,10 +181,10 @@ class StagingTable:
         made = _table(self.name, self.schema, self.columns, id_type, prefixes=prefixes, **engine)
         if dialect.name in MYSQL:  # depending on a server setting, a TIMESTAMP is NOT NULL unless it is declared as NULL
             for each in self.columns:
-                made.c[each.name].type = _Written(f"{each.ddl} NULL")
+                made.c[each.name].type = _LiteralType(f"{each.ddl} NULL")
         index = Index(self._index, made.c[ID_COLUMN], made.c[FENCE_COLUMN])
-        looks_first = dialect.name not in MYSQL or bool(getattr(dialect, "is_mariadb", False))
-        return CreateTable(made, if_not_exists=True), CreateIndex(index, if_not_exists=looks_first)
+        has_if_not_exists = dialect.name not in MYSQL or bool(getattr(dialect, "is_mariadb", False))
+        return CreateTable(made, if_not_exists=True), CreateIndex(index, if_not_exists=has_if_not_exists)
 
     @property
     def _full_name(self) -> str:
@@ -197,7 +197,7 @@ class StagingTable:
         return staging_writer(connection, self._staged, self.columns, transactional_id, fence)
 
     def load(self, connection: Connection, transactional_id: str, fence: int, batches: Iterable[pa.RecordBatch]) -> int:
-        """Load all rows of the batches under this id and fence, in the connection's transaction; return how many."""
+        """Load all rows of the batches under this id and fencing token, in the connection's transaction; return how many."""
         with self.writer(connection, transactional_id, fence) as writer:
             for batch in batches:
                 writer.add(batch)
@@ -210,7 +210,7 @@ class StagingTable:
 
         Args:
             connection: A connection in a transaction.
-            keys: Ids with their fences.
+            keys: Ids with their fencing tokens.
             upsert_keys: Columns by which a row replaces an earlier one; empty for append.
 
         Returns:
@@ -218,7 +218,7 @@ class StagingTable:
             target suppressed; those are not counted.
 
         Raises:
-            BatchRefusedError: Two staged rows have the same upsert keys, so it is undefined which one should win.
+            BatchRefusedError: Two staged rows have the same upsert keys, so it is undefined which one should be kept.
             StoreError: Rows were staged under these keys while rows were being moved.
         """
         if not keys:
@@ -318,7 +318,7 @@ def _table(name: str, schema: str | None, columns: Sequence[TargetColumn], id_ty
     return Table(
         name,
         MetaData(),
-        *(Column(each.name, _Written(each.ddl), quote=True) for each in columns),
+        *(Column(each.name, _LiteralType(each.ddl), quote=True) for each in columns),
         Column(ID_COLUMN, id_type),
         Column(FENCE_COLUMN, BigInteger),
         schema=schema,

@@ -1,4 +1,4 @@
-"""Parses table names and quotes them. Does not need Arrow, because manual recovery uses it, too."""
+"""Parses table names and quotes them. Does not need Arrow, because manual recovery also uses it."""
 
 from __future__ import annotations
 

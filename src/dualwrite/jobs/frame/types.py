@@ -39,12 +39,12 @@ def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
             dialect != "postgresql" and (_integer_bits(column, dialect) > 0 or column.__visit_name__ == "BIT")
         )
     if pa.types.is_integer(kind):
-        return _takes_integer(kind.bit_width, column, dialect)
+        return _fits_integer(kind.bit_width, column, dialect)
     if pa.types.is_floating(kind):
         return _float_bits(column, dialect) >= kind.bit_width or _is_unbounded(column)
     if pa.types.is_decimal(kind):
-        return _takes_decimal(kind.precision, kind.scale, column, dialect)
-    return _takes_other(kind, column, dialect)
+        return _fits_decimal(kind.precision, kind.scale, column, dialect)
+    return _fits_other(kind, column, dialect)
 
 
 def spark_type(column: TypeEngine[Any], dialect: str) -> str:  # noqa: PLR0911  (a table)
@@ -91,15 +91,15 @@ def is_binary(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _takes_integer(bits: int, column: TypeEngine[Any], dialect: str) -> bool:
+def _fits_integer(bits: int, column: TypeEngine[Any], dialect: str) -> bool:
     if _integer_bits(column, dialect) >= bits:
         return True
     if isinstance(column, sql.Float):
         return _EXACT_FLOAT_BITS.get(_float_bits(column, dialect), 0) >= bits
-    return _takes_decimal(_DIGITS[bits], 0, column, dialect)
+    return _fits_decimal(_DIGITS[bits], 0, column, dialect)
 
 
-def _takes_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect: str) -> bool:
+def _fits_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect: str) -> bool:
     if _is_unbounded(column):
         return True
     if isinstance(column, sql.Numeric) and not isinstance(column, sql.Float):
@@ -108,10 +108,10 @@ def _takes_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect:
     return scale == 0 and precision < _DIGITS.get(_integer_bits(column, dialect), 0)
 
 
-def _takes_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
+def _fits_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
     """Texts, bytes, dates and times, and nested types."""
     if is_text(kind):
-        return spark_type(column, dialect).startswith("string")  # other texts must be cast in Spark: it finds bad ones early
+        return spark_type(column, dialect).startswith("string")  # for other columns cast in Spark, which finds bad texts early
     if is_binary(kind):
         return isinstance(column, sql.LargeBinary | sql.BINARY | sql.VARBINARY | postgresql.BYTEA)
     if pa.types.is_date(kind):
