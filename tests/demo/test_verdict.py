@@ -42,7 +42,7 @@ def test_all_agree(good: Verdict) -> None:
     assert good.all_agree
     assert (
         good.summary()
-        == "All agree: each of 100 departures is once in the database and once in the topic, after 3 kills of workers."
+        == "All agree: each of 100 departures is exactly once in the database and in the topic, after 3 kills of workers."
     )
     assert good.per_second == 52
     assert good.milliseconds == pytest.approx((1.5, 1.99), abs=0.01)
@@ -94,7 +94,7 @@ def test_an_incomplete_run_is_a_disagreement(good: Verdict) -> None:
 def test_naive_reports_what_went_wrong_or_that_nothing_did(good: Verdict) -> None:
     unlucky = replace(good, naive=True, findings=Findings(lost=[1, 2], duplicated=[3]))
     assert unlucky.summary().endswith("permanently disagree after 3 kills: 2 lost, 1 duplicated.")
-    assert "By luck" in replace(good, naive=True).summary()
+    assert "only by luck" in replace(good, naive=True).summary()
 
 
 def test_json_has_every_figure(good: Verdict) -> None:

@@ -75,7 +75,7 @@ def test_a_stale_position_writes_nothing(kafka: dict[str, Any], tmp_path: Path) 
         with engine.begin() as connection:
             tables.record(connection, first, 0, after=0)
         with engine.begin() as connection:
-            with pytest.raises(StalePositionError, match="not 0 any more; flight 1 was not written"):
+            with pytest.raises(StalePositionError, match="no longer 0; flight 1 was not written"):
                 tables.record(connection, first, 0, after=0)
             assert connection.scalar(select(func.count()).select_from(tables.departures)) == 1
             tables.record(connection, second, 0, after=1)
@@ -100,7 +100,7 @@ def test_the_commit_of_a_dead_process_arrives_late(kafka: dict[str, Any], postgr
             until(lambda: waits_for_a_lock(places.store.engine), (tmp_path / "log").read_text)
         assert worker.wait(LIMIT)
         assert worker.exit_code == 0
-        assert "reading the position again: The position of worker 0 is not 0 any more" in (tmp_path / "log").read_text()
+        assert "reading the position again: The position of worker 0 is no longer 0" in (tmp_path / "log").read_text()
         evidence = read_evidence(places.store.engine, places.tables, kafka, places.topic, 200)
     assert compare(evidence).agree
     assert len(evidence.rows) == len(evidence.messages) == 200
@@ -146,8 +146,8 @@ def test_after_an_error_no_flight_is_in_progress_and_the_way_is_usable(kafka: di
             for flight in flights[10:]:
                 way.write(flight, flight.number - 1)
             way.finish()
-            assert way.can_go_on(StalePositionError("x"))
-            assert way.can_go_on(FencedError("x"))
-            assert way.can_go_on(DeliveryError("x"))
-            assert not way.can_go_on(InDoubtTransactionError("x"))
+            assert way.can_continue(StalePositionError("x"))
+            assert way.can_continue(FencedError("x"))
+            assert way.can_continue(DeliveryError("x"))
+            assert not way.can_continue(InDoubtTransactionError("x"))
         assert compare(read_evidence(places.store.engine, places.tables, kafka, places.topic, 20)).agree

@@ -10,4 +10,4 @@ class DemoError(DualWriteError):
 
 
 class StalePositionError(DualWriteError):
-    """A worker's position in the database is not the one it has read; nothing was written."""
+    """A worker's position in the database has changed since the worker read it; nothing was written."""

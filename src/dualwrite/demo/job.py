@@ -42,7 +42,7 @@ class Job:
 
     Args:
         run: The run's name.
-        worker: The worker's number, from 0 on.
+        worker: The worker's number, from 0.
         workers: How many workers there are.
         departures: How many departures they write together.
         url: The database.
@@ -82,5 +82,5 @@ class Job:
 
 
 def id_prefix(run: str) -> str:
-    """What all logical transactional ids of a run begin with; also the prefix of its workers' pools."""
+    """The prefix of all logical transactional ids of a run, and of its workers' pools."""
     return f"demo-{run}"

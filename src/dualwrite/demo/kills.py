@@ -22,8 +22,8 @@ class Kill:
 
     Args:
         after: Wait until all workers together have done this many transactions.
-        delay: Then wait this many seconds more.
-        choice: Which of the workers that can be killed, as a fraction of their number, from 0 to below 1.
+        delay: Then wait this many more seconds.
+        choice: Selects one of the workers that can be killed, as a fraction of their number, from 0 to below 1.
         while_opening: Instead, kill the last killed worker again, `delay` seconds after it begins to reopen its writer.
     """
 
@@ -39,18 +39,18 @@ def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = M
     A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill.
 
     Args:
-        kills: How many kills.
-        transactions: How many transactions the workers reach while kills are still pending: each holds its last one back.
+        kills: Number of kills.
+        transactions: How many transactions the workers complete while kills are pending: each worker delays its last one.
         seed: Seed for the random numbers.
         max_delay: The longest delay of a kill in seconds, unless it hits a worker that is opening.
     """
-    chance = random.Random(seed)  # noqa: S311  (not a secret)
+    rng = random.Random(seed)  # noqa: S311  (not a secret)
     later = range(1, kills)
-    again = set(chance.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
+    again = set(rng.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
     plan = []
     for number in range(kills):
-        after = int((number + chance.random()) / kills * transactions)
+        after = int((number + rng.random()) / kills * transactions)
         while_opening = number in again
-        delay = chance.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
-        plan.append(Kill(after, delay, chance.random(), while_opening))
+        delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
+        plan.append(Kill(after, delay, rng.random(), while_opening))
     return tuple(plan)

@@ -1,4 +1,4 @@
-"""Two separate writes without dualwrite, each as safe as it can be alone: the demo's baseline.
+"""Two separate writes without dualwrite, each as safe as a single write can be: the demo's baseline.
 
 The database commits durably; the producer is idempotent, waits for all replicas, and is flushed after every transaction. But
 nothing makes the two writes atomic.
@@ -45,9 +45,9 @@ class NaiveWriter:
 
     @contextmanager
     def transaction(self) -> Iterator[NaiveTransaction]:
-        """One business transaction in two steps, between which a crash may come.
+        """One business transaction in two steps, with a possible crash between them.
 
-        With the commit first, such a crash loses the message; with Kafka first, the message stays and is sent again.
+        With the commit first, such a crash loses the message; with Kafka first, the message remains and is sent again.
 
         Raises:
             DeliveryError: A message was not delivered.

@@ -162,7 +162,7 @@ def _running(name: str) -> str | None:
 
 @contextmanager
 def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
-    """Create our table by the migrations, and the run's tables. In the user's database, drop the latter and forget the ids."""
+    """Create dualwrite's table and the run's tables. At the end, drop the latter and forget the ids in a user's database."""
     migration.upgrade(places.url)
     places.tables.create(places.store.engine, workers)
     try:
@@ -174,7 +174,7 @@ def _database(places: Places, workers: int, *, own: bool) -> Iterator[None]:
 
 
 def _forget_ids(places: Places) -> None:
-    """Forget the run's ids and their leases; those of killed workers have not ended yet, or were not given back."""
+    """Forget the run's ids, and release leases of killed workers, which may not have expired yet."""
     prefix = id_prefix(places.run)
     for name in {TransactionalId.of_row(row).logical for row in places.store.list(prefix)}:
         with suppress(NotResolvedError):
@@ -210,5 +210,5 @@ def _recovered(places: Places) -> Iterator[None]:
         yield
     finally:
         if not places.keep:
-            with suppress(DualWriteError):  # then the ids stay, and the error that ended the run is reported
+            with suppress(DualWriteError):  # then the ids remain, and the error that ended the run is reported
                 places.recover()

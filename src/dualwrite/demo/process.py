@@ -77,17 +77,17 @@ class WorkerProcess:
         return self._process.poll()
 
     def release(self) -> None:
-        """Let it write its last flight and end."""
+        """Let the worker write its last flight and end."""
         self._send(RELEASE)
 
     def stop(self) -> None:
-        """Ask it to end after its transaction, cleanly."""
+        """Ask the worker to end cleanly after its current transaction."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """SIGKILL it. Does nothing if it has ended."""
+        """Send SIGKILL. Does nothing if the process has ended."""
         self.killed = True
         self._process.send_signal(signal.SIGKILL)
 

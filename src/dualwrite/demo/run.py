@@ -1,4 +1,4 @@
-"""The whole demo: prepare, run, compare, give the verdict."""
+"""The whole demo: prepares, runs and compares, and returns the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.settings import ProducerName, Settings
 
 REPORTS: Final = 10
-"""Transactions in one report of a worker, at most."""
+"""Maximum number of transactions in one report of a worker."""
 
 REPORTS_PER_RUN: Final = 200
 MAX_WORKERS: Final = 32
@@ -33,11 +33,11 @@ class Options:
     """How to run the demo.
 
     Args:
-        departures: How many departures, from the start of the year.
-        kills: How many times a worker is killed.
+        departures: Number of departures, from the start of the year.
+        kills: Number of times that a worker is killed.
         seed: Seed for the random times of the kills.
-        workers: How many processes share the flights; None for 2, or 1 on SQLite, where a second one would mostly wait for
-            the file's only write lock, and be killed there.
+        workers: Number of processes that share the flights; None for 2, or 1 on SQLite, where a second process would spend
+            most of its time waiting for the file's only write lock, and would be killed there.
         producer: `producer` of `dualwrite.connect`.
         naive: Write without dualwrite, alternating commit before produce and produce before commit.
         pool: Write through a pool, many flights at once.
@@ -65,7 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         Settings(producer=self.producer)
         if self.naive and self.pool:
-            raise ConfigurationError("naive and pool exclude each other.", next_step="use --pool or --naive, not both")
+            raise ConfigurationError("naive and pool can't be combined.", next_step="use --pool or --naive, not both")
         if self.kills < 0:
             raise ConfigurationError(f"kills must be at least 0, not {self.kills}.")
         if not 0 < self.number_of_workers <= MAX_WORKERS:

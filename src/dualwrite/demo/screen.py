@@ -13,7 +13,7 @@ from rich.table import Table
 from dualwrite.demo.supervisor import Tally
 from dualwrite.demo.verdict import EXAMPLES, Verdict
 
-_LINE_EVERY: Final = 5.0
+_LINE_INTERVAL: Final = 5.0
 
 
 class Screen(Protocol):
@@ -51,7 +51,7 @@ class Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._next = time.monotonic() + _LINE_EVERY
+        self._next = time.monotonic() + _LINE_INTERVAL
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +67,7 @@ class Lines:
         """Print a line, if it is time for the next one."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _LINE_EVERY
+        self._next = time.monotonic() + _LINE_INTERVAL
         self.say(f"{tally.transactions:,} of {transactions:,} flights, {_summary(tally)}")
 
 
@@ -138,7 +138,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
     row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
     recovers_at_start = not (verdict.naive or verdict.pool)
-    row("  of them while recovering" if recovers_at_start else "  of them while starting", f"{tally.kills_while_opening:,}")
+    row("  during recovery" if recovers_at_start else "  during startup", f"{tally.kills_while_opening:,}")
     for name, number in sorted(tally.outcomes.items()):
         when = "recoveries" if recovers_at_start else "recovered at the end"
         row(f"{when}: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})

@@ -37,10 +37,10 @@ class Tally:
     Attributes:
         done: Flights by worker, as counted in the database.
         kills: SIGKILLs that ended a process.
-        kills_while_opening: Those of them that hit a worker while it opened its writer or its pool.
+        kills_while_opening: The kills that hit a worker while it was opening its writer or its pool.
         openings: Seconds of each opening.
         outcomes: How often recovery had each outcome, by name.
-        took: Microseconds of each flight, from its begin to its result.
+        took: Microseconds of each flight, from its start to its result.
         commits: Transactions of these flights: in a pool, several flights share one.
         errors: Errors that ended workers. None are expected.
         unacknowledged: The largest number of lost or unverified transactions that a worker found recorded.
@@ -65,7 +65,7 @@ class Tally:
 
 
 class Supervisor:
-    """Runs the workers to the end of their jobs, and kills them meanwhile.
+    """Runs the workers to the end of their jobs, and kills them while they work.
 
     Args:
         jobs: One job for each worker.
@@ -181,7 +181,7 @@ class Supervisor:
 
     def _kill_if_due(self) -> None:
         if not self._plan or any(worker.killed and worker.stage is not Stage.ENDED for worker in self._workers.values()):
-            return  # the last victim's end is not reported yet
+            return  # the end of the last killed worker is not reported yet
         kill = self._plan[0]
         victim = self._victim(kill)
         if victim is None:
@@ -191,7 +191,7 @@ class Supervisor:
         if victim.exit_code is None:
             victim.kill()
         else:
-            self._plan.insert(0, kill)  # it ended before, with an error of its own
+            self._plan.insert(0, kill)  # the process had already ended with an error
 
     def _victim(self, kill: Kill) -> WorkerProcess | None:
         if kill.while_opening:
@@ -221,7 +221,7 @@ class Supervisor:
                 if worker.exit_code is None:
                     worker.kill()
                     worker.wait(STOP)
-            while not self._reports.empty():  # reports from while they were stopping
+            while not self._reports.empty():  # sent while they were stopping
                 report = self._reports.get()
                 if report.facts is not None:
                     self._add(report.process, report.facts)

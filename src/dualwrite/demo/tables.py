@@ -98,16 +98,16 @@ class Tables:
             after: The position from which this flight is the next one.
 
         Raises:
-            StalePositionError: The position is another one.
+            StalePositionError: The position in the database is a different one.
         """
-        # Compare-and-set, since the worker's last process may have been killed after it had sent its COMMIT, and this process
-        # may have read the position before the database executed it. A DualWriter's claim of the same id waits for that, but a
-        # pool leases another id, and the naive writer has none. The row's lock makes this UPDATE wait for such a transaction.
+        # Compare-and-set, since the worker's previous process may have been killed after it had sent its COMMIT, and this
+        # process may have read the position before the database executed it. A DualWriter's claim of the same id waits for
+        # that, but a pool leases another id, and the naive writer has none. The row's lock makes this UPDATE wait for it.
         advanced = connection.execute(self._advance, {"of_worker": worker, "after": after, "to": flight.number})
         if advanced.rowcount != 1:
             raise StalePositionError(
-                f"The position of worker {worker} is not {after} any more; flight {flight.number} was not written.",
-                cause="the last process of this worker was killed, and the database executed its COMMIT after that",
+                f"The position of worker {worker} is no longer {after}; flight {flight.number} was not written.",
+                cause="the previous process of this worker was killed, and the database executed its COMMIT after that",
                 next_step="read the position again, and write the flights after it",
             )
         changes = {

@@ -85,10 +85,10 @@ class Verdict:
         if self.naive:
             if disagreements:
                 return f"Without dualwrite, database and topic permanently disagree after {kills}: {disagreements}."
-            return f"By luck nothing went wrong in {kills}, but nothing prevented it. Try more kills, or another --seed."
+            return f"Nothing went wrong after {kills}, but only by luck. Try more kills, or another --seed."
         if self.all_agree:
             return (
-                f"All agree: each of {self.rows:,} departures is once in the database and once in the topic, "
+                f"All agree: each of {self.rows:,} departures is exactly once in the database and in the topic, "
                 f"after {kills} of workers."
             )
         if disagreements:

@@ -19,19 +19,19 @@ from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.stores.sql import SqlStateStore
 
 WINDOW: Final = 64
-"""The most flights under way in a pool: as many as a group may have."""
+"""The maximum number of flights in progress in a pool: as many as a group may have."""
 
 LEASE: Final = 3.0
-"""Seconds. Short, so that live workers recover a killed one's id during the run. Until then, what it had prepared blocks
-consumers back."""
+"""Seconds. Short, so that live workers recover a killed worker's id during the run. Until then, its prepared transaction
+holds consumers back."""
 
 POOL_SIZE: Final = 1
-"""All flights of a worker have the same key, so only one of their groups is under way at a time: a second writer would be idle.
-On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
+"""All flights of a worker have the same key, so only one of their groups is in progress at a time: a second writer would be
+idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
 
 
 class Transaction(Protocol):
-    """What writing a flight needs of a transaction."""
+    """The part of a transaction that writing a flight needs."""
 
     @property
     def db(self) -> Any:
@@ -51,18 +51,19 @@ class Writer(Protocol):
 Unit = Callable[[Transaction, Flight, int], None]
 """Writes a flight, and advances the worker's position to it from the given one. May run more than once, if it is rolled back.
 
-It raises StalePositionError if the position in the database is another one.
+It raises StalePositionError if the position in the database is a different one.
 """
 
 Written = Callable[[float, int], None]
 """Called for each flight that is committed on both sides, in order.
 
-The arguments are the seconds since it was begun, and the number of commits: 1, or 0 if it shares the last flight's commit.
+The arguments are the seconds since the flight was begun, and the number of commits: 1, or 0 if it shares the previous flight's
+commit.
 """
 
 
 class Way(ABC):
-    """Writes one worker's flights in their order. Used by one thread.
+    """Writes one worker's flights in order. Used by one thread.
 
     Args:
         unit: Writes a flight.
@@ -78,25 +79,25 @@ class Way(ABC):
 
     @abstractmethod
     def write(self, flight: Flight, after: int) -> None:
-        """Write the next flight; it may still be under way when this returns.
+        """Write the next flight; it may still be in progress when this returns.
 
         Args:
             flight: The flight.
             after: The worker's position before it.
 
         Raises:
-            Exception: The error of the first flight that failed. No flight is under way any more.
+            Exception: The error of the first flight that failed. No flight is in progress any more.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until no flight is under way.
+        """Wait until no flight is in progress.
 
         Raises:
             Exception: As for `write`.
         """
 
-    def can_go_on(self, error: DualWriteError) -> bool:
+    def can_continue(self, error: DualWriteError) -> bool:
         """Whether the caller can read the position again after this error, and write the flights after it."""
         return isinstance(error, StalePositionError)
 
@@ -105,7 +106,7 @@ class OneByOne(Way):
     """Each flight in a transaction of its own, which has ended when `write` returns.
 
     Args:
-        writer: What begins the transactions.
+        writer: Begins the transactions.
         unit: As for Way.
         written: As for Way.
         recovery: As for Way.
@@ -140,47 +141,47 @@ class ThroughPool(Way):
     def __init__(self, pool: dualwrite.WriterPool[Any], key: str, unit: Unit, written: Written) -> None:
         super().__init__(unit, written)
         self._pool = pool.with_options(key=key)
-        self._under_way: deque[tuple[Future[object], float]] = deque()
+        self._in_progress: deque[tuple[Future[object], float]] = deque()
         self._last_commit: object = None
 
     def write(self, flight: Flight, after: int) -> None:
         """See Way."""
-        if len(self._under_way) >= WINDOW:
-            self._take_oldest()
-        self._under_way.append((self._pool.submit(self._run, flight, after), time.perf_counter()))
+        if len(self._in_progress) >= WINDOW:
+            self._await_oldest()
+        self._in_progress.append((self._pool.submit(self._run, flight, after), time.perf_counter()))
 
     def finish(self) -> None:
         """See Way."""
-        while self._under_way:
-            self._take_oldest()
+        while self._in_progress:
+            self._await_oldest()
 
-    def can_go_on(self, error: DualWriteError) -> bool:
-        """See Way. Also if both sides were rolled back; a pool that has lost an id, after a long pause, uses another one."""
-        return super().can_go_on(error) or error.retriable or isinstance(error, FencedError)
+    def can_continue(self, error: DualWriteError) -> bool:
+        """See Way. Also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another."""
+        return super().can_continue(error) or error.retriable or isinstance(error, FencedError)
 
     def _run(self, tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:
         """The pool's unit; returns SQLAlchemy's transaction, which is the same object for all units of a group."""
         self._unit(tx, flight, after)
         return tx.db.get_transaction()
 
-    def _take_oldest(self) -> None:
-        future, began = self._under_way.popleft()
+    def _await_oldest(self) -> None:
+        future, began = self._in_progress.popleft()
         try:
             commit = future.result()
         except Exception:
-            self._take_rest()
+            self._end_rest()
             raise
-        self._note(commit, began)
+        self._report(commit, began)
 
-    def _take_rest(self) -> None:
+    def _end_rest(self) -> None:
         """After a failed flight: cancel those that have not begun, and wait for the others."""
-        rest = list(self._under_way)
-        self._under_way.clear()
+        rest = list(self._in_progress)
+        self._in_progress.clear()
         for future, began in rest:
             if not future.cancel() and future.exception() is None:
-                self._note(future.result(), began)
+                self._report(future.result(), began)
 
-    def _note(self, commit: object, began: float) -> None:
+    def _report(self, commit: object, began: float) -> None:
         is_new, self._last_commit = commit is not self._last_commit, commit
         self._written(time.perf_counter() - began, int(is_new))
 
@@ -198,7 +199,7 @@ def opened(job: Job, store: SqlStateStore, unit: Unit, written: Written) -> Iter
         with dualwrite.create_pool(
             store,
             kafka=job.kafka,
-            prefix=id_prefix(job.run),  # the same for all workers, so that they look after each other's ids
+            prefix=id_prefix(job.run),  # the same for all workers, so that they recover each other's ids
             size=POOL_SIZE,
             options=dualwrite.PoolOptions(lease=LEASE),
             producer=job.producer,

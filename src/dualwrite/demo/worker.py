@@ -77,7 +77,7 @@ class Worker:
         self._commits = 0
 
     def run(self) -> None:
-        """Open the way of writing, which runs recovery, and write the flights in their order."""
+        """Open the writer or the pool, which runs recovery, and write the flights in order."""
         with self._opened() as way:
             self._write_all(way)
             self._report_done()
@@ -92,7 +92,7 @@ class Worker:
             yield way
 
     def _write_all(self, way: Way) -> None:
-        """Write the flights after the position in the database; after some errors, again from the position that it has then."""
+        """Write the flights after the position in the database; after some errors, read the position again and continue."""
         failures = 0
         while True:
             position, done = self._tables.position(self._store.engine, self._job.worker)
@@ -101,7 +101,7 @@ class Worker:
                 return self._write_after(position, way)
             except DualWriteError as error:
                 failures = 1 if self._done > done else failures + 1
-                if failures == MAX_FAILURES or not way.can_go_on(error):
+                if failures == MAX_FAILURES or not way.can_continue(error):
                     raise
                 log.warning("reading the position again: %s", error)
 
