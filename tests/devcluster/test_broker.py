@@ -18,7 +18,7 @@ from fixtures.pace import LIMIT, until
 
 def ask(cluster: DevCluster, request: object) -> object:
     with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
-        return nodes.ask(1, request)
+        return nodes.send(1, request)
 
 
 def commit_one(cluster: DevCluster, *, value: str = "v") -> None:
@@ -111,7 +111,7 @@ def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevC
 
 
 def test_an_unknown_node_is_named(cluster: DevCluster) -> None:
-    with pytest.raises(DevClusterError, match=r"no node 7.*Its nodes are 1"):
+    with pytest.raises(DevClusterError, match=r"no node 7.*its nodes: 1"):
         cluster.kill(7)
 
 

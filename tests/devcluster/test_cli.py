@@ -33,7 +33,7 @@ def test_an_error_is_a_short_message_with_exit_code_1(state_dir: Path, capsys: p
     assert main(["dev", "status"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "Error: There is no cluster 'default'.\nNext step: dualwrite dev up --name default\n"
+    assert captured.err == "Error: There is no cluster 'default'.\nNext step: create it: dualwrite dev up --name default\n"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_two_clusters_run_side_by_side(state_dir: Path, tmp_path: Path) -> None:
     assert two.ready
     assert one.bootstrap_servers != two.bootstrap_servers
     assert DevCluster("two").data_dir == elsewhere
-    with pytest.raises(DevClusterError, match=r"belongs to the cluster 'two', which runs"):
+    with pytest.raises(DevClusterError, match=r"belongs to the cluster 'two', which is running"):
         DevCluster("three", data_dir=elsewhere).up()
     with pytest.raises(DevClusterError, match=r"is in .*elsewhere, not in"):
         DevCluster("two", data_dir=tmp_path / "other").up()
@@ -70,7 +70,7 @@ def test_a_busy_port_is_reported_and_nothing_is_left_behind(state_dir: Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(DevClusterError, match=f"Port {port} of node 1 is busy") as caught:
+        with pytest.raises(DevClusterError, match=f"Port {port} of node 1 is in use") as caught:
             DevCluster("busy", port=port).up()
     assert caught.value.port == port
     assert not state_dir.exists()

@@ -69,7 +69,7 @@ def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_reported_with_the_next_step(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
-    with pytest.raises(DevClusterError, match=r"can't be read.*Next step: Remove"):
+    with pytest.raises(DevClusterError, match=r"can't be read.*Next step: remove"):
         ClusterRecord.load(tmp_path)
 
 

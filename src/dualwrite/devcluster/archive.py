@@ -23,7 +23,7 @@ from dualwrite.devcluster.progress import Progress
 
 _log: Final = logging.getLogger(__name__)
 
-_MAKING_TIMEOUT: Final = 300.0
+_CREATION_TIMEOUT: Final = 300.0
 _BLOCK: Final = 1 << 20
 
 
@@ -77,7 +77,7 @@ class ClassArchive:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.file.with_suffix(".lock"), timeout=0):
                 if self.wanted:
-                    progress.step("Preparing faster starts (once)")
+                    progress.step("Creating a class-data archive for faster starts (once)")
                     self._make(class_list)
         except Timeout:
             return
@@ -109,7 +109,7 @@ class ClassArchive:
         ]
         try:
             made = subprocess.run(  # noqa: S603  (dualwrite's own command)
-                command, capture_output=True, text=True, errors="replace", timeout=_MAKING_TIMEOUT, check=False
+                command, capture_output=True, text=True, errors="replace", timeout=_CREATION_TIMEOUT, check=False
             )
             if made.returncode == 0 and partial.exists():
                 checksum = _checksum(partial)

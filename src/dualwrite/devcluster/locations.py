@@ -36,5 +36,5 @@ def make_directory(path: Path) -> None:
         raise DevClusterError(
             f"The directory {path} can't be created.",
             cause=str(error),
-            next_step=f"Choose another data directory, or set {STATE_DIR_VARIABLE}.",
+            next_step=f"choose another data directory, or set {STATE_DIR_VARIABLE}",
         ) from error

@@ -49,10 +49,10 @@ class MariaDBPrograms:
 
 
 def find_programs() -> MariaDBPrograms:
-    """An installed server's programs, else the downloaded ones.
+    """The programs of an installed server, or else the downloaded ones.
 
     Raises:
-        MissingDependencyError: There is neither, or the download failed.
+        MissingDependencyError: No server is installed, and the download is not possible or failed.
     """
     return installed_programs() or downloaded_programs()
 
@@ -105,7 +105,7 @@ def _missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
         "No MariaDB server was found: there is no mariadbd on PATH, in /usr/sbin or in /usr/libexec.",
         cause=cause,
-        next_step="install MariaDB's server (Debian: apt-get install mariadb-server-core), or fix the cause",
+        next_step="install MariaDB's server (Debian: apt-get install mariadb-server-core), or fix the download",
     )
 
 

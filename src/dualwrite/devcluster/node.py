@@ -95,7 +95,7 @@ class ClusterFiles:
             properties.write_text(render(values), encoding="ascii")
 
     def format(self, record: ClusterRecord, java: JavaCommand) -> None:
-        """Format the storage of all nodes. Raises BrokerExitedError if Kafka refuses."""
+        """Format the storage of all nodes. Raises BrokerExitedError if Kafka rejects the settings."""
         first, *others = record.nodes
         source = self.storage(first.node_id)
         storage.format_storage(
@@ -129,7 +129,7 @@ class ClusterFiles:
         return launcher.start(command, log_file=self.log_file(node.node_id), directory=self.node(node.node_id))
 
     def exit_error(self, cluster: str, node_id: int) -> BrokerExitedError:
-        """The error that says why a broker exited: the last messages of its log, without stack frames."""
+        """The error for a broker that exited, with the last messages of its log, without stack frames."""
         this_run = tail(self.log_file(node_id), None).rpartition(_START_MARK)[2]
         lines = [line for line in this_run.splitlines()[1:] if not line.startswith(("\tat ", "\t..."))]
         errors = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line]
@@ -137,7 +137,7 @@ class ClusterFiles:
         log_file = self.log_file(node_id)
         return BrokerExitedError(
             f"The broker of node {node_id} of cluster {cluster!r} exited. The end of its log:\n{last_lines}\n",
-            next_step=f"See the whole log: {log_file}",
+            next_step=f"see the whole log {log_file}",
             cluster=cluster,
             node_id=node_id,
             log_file=log_file,
@@ -160,20 +160,24 @@ class ClusterFiles:
             DevClusterError: It belongs to another cluster, or contains something else.
         """
         if "," in str(self.data_dir):
-            raise DevClusterError(f"The path {self.data_dir} contains a comma, at which Kafka would split it.")
+            raise DevClusterError(
+                f"The path {self.data_dir} contains a comma.",
+                cause="Kafka splits lists of directories at commas",
+                next_step="choose another directory",
+            )
         owner = ClusterRecord.load(self.data_dir)
         if owner is not None and owner.name != name:
-            state = "runs" if owner.running else "is stopped"
+            state = "is running" if owner.running else "is stopped"
             raise DevClusterError(
                 f"The data directory {self.data_dir} belongs to the cluster {owner.name!r}, which {state}.",
-                next_step=f"Use that cluster (`--name {owner.name}`), purge it, or choose another directory.",
+                next_step=f"use that cluster (`--name {owner.name}`), purge it, or choose another directory",
                 cluster=name,
                 data_dir=self.data_dir,
             )
         if owner is None and self.data_dir.is_dir() and any(self.data_dir.iterdir()):
             raise DevClusterError(
-                f"The data directory {self.data_dir} is not empty, and not a directory of a dualwrite cluster.",
-                next_step="Choose an empty or a new directory.",
+                f"The data directory {self.data_dir} is not empty, and it is not the directory of a dualwrite cluster.",
+                next_step="choose an empty or a new directory",
                 cluster=name,
                 data_dir=self.data_dir,
             )

@@ -21,7 +21,7 @@ def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], p
         port: The requested port of the first node's plain listener, if any.
 
     Raises:
-        SettingsDifferError: The cluster runs with other settings, or its storage was formatted with others.
+        SettingsDifferError: The cluster is running with other settings, or its storage was formatted with other settings.
     """
     if known is None or not known.formatted:
         return _new_record(name, ClusterSettings(**requested), port)
@@ -32,7 +32,7 @@ def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], p
         if port not in (None, first_port):
             differences.append(f"port: {first_port}, not {port}")
         if differences:
-            raise _differ(name, "runs with other settings", differences, "down")
+            raise _differ(name, "is running with other settings", differences, "down")
         return known
     if obstacles := known.settings.obstacles(wanted):
         raise _differ(name, "has data that was created with other settings", obstacles, "down --purge")
@@ -47,7 +47,7 @@ def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], p
 def _differ(name: str, what: str, differences: list[str], command: str) -> SettingsDifferError:
     return SettingsDifferError(
         f"The cluster {name!r} {what}: {'; '.join(differences)}.",
-        next_step=f"Omit that setting, use another name, or first run: dualwrite dev {command} --name {name}",
+        next_step=f"omit that setting, use another name, or first run: dualwrite dev {command} --name {name}",
         cluster=name,
         differences=differences,
     )

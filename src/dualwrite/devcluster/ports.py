@@ -1,4 +1,4 @@
-"""Ports on loopback: chooses free ones, and names the process that uses a busy one."""
+"""Ports on loopback: chooses free ports, and finds the process that uses a port."""
 
 from __future__ import annotations
 
@@ -48,23 +48,25 @@ def choose(reserved: Collection[int]) -> int:
         port = random.randint(_LOWEST, _HIGHEST)  # noqa: S311  (only to make collisions between processes unlikely)
         if port not in reserved and is_free(port):
             return port
-    raise DevClusterError(f"No free port was found between {_LOWEST} and {_HIGHEST}.")
+    raise DevClusterError(
+        f"No free port was found between {_LOWEST} and {_HIGHEST}.", next_step="stop processes that use these ports"
+    )
 
 
 def require_free(port: int, *, cluster: str, node_id: int) -> None:
     """Check that the node can listen on this port.
 
     Raises:
-        DevClusterError: The port is busy; the cause names the process, if the operating system reports it.
+        DevClusterError: The port is in use; the cause names the process, if the operating system reports it.
     """
     deadline = time.monotonic() + _CLOSING
     while not (free := is_free(port)) and time.monotonic() < deadline:
         time.sleep(0.02)
     if not free:
         raise DevClusterError(
-            f"Port {port} of node {node_id} is busy.",
+            f"Port {port} of node {node_id} is in use.",
             cause=_user_of(port),
-            next_step="Stop that process, or choose another port (`--port`).",
+            next_step="stop that process, or choose another port (`--port`)",
             cluster=cluster,
             node_id=node_id,
             port=port,
@@ -75,5 +77,5 @@ def _user_of(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f"Process {connection.pid} ({psutil.Process(connection.pid).name()}) listens or is connected there."
-    return "An unknown process listens or is connected there."
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()}) has a socket on this port"
+    return "an unknown process has a socket on this port"

@@ -1,9 +1,9 @@
-"""Checks whether brokers are ready. An open port proves nothing; an answer from the right coordinator does.
+"""Checks whether brokers are ready. An open port proves nothing; a response from the right coordinator does.
 
-A new broker answers COORDINATOR_NOT_AVAILABLE and COORDINATOR_LOAD_IN_PROGRESS for a while, and NOT_COORDINATOR for ever
-until a first FindCoordinator has created `__transaction_state`. So a probe asks every node for its metadata, finds the
-coordinator of each partition of `__transaction_state` and `__consumer_offsets` (which creates these topics), and asks each
-coordinator to describe an unused id: it can answer "unknown" only after it has loaded its partition.
+A new broker returns COORDINATOR_NOT_AVAILABLE and COORDINATOR_LOAD_IN_PROGRESS for a while, and NOT_COORDINATOR forever until
+the first FindCoordinator has created `__transaction_state`. So a probe requests the metadata from every node, finds the
+coordinator of each partition of `__transaction_state` and `__consumer_offsets` (which creates these topics), and requests the
+description of an unused id from each coordinator: it can return "unknown" only after it has loaded its partition.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dualwrite.devcluster.ports import LOOPBACK
 _NONE = 0
 _TRANSACTIONAL_ID_NOT_FOUND = 105
 _DENIED = frozenset({29, 30, 31, 53})  # an authorizer rejects the unknown client: the broker is up
-_FINE = _DENIED | {_NONE, _TRANSACTIONAL_ID_NOT_FOUND}
+_READY = _DENIED | {_NONE, _TRANSACTIONAL_ID_NOT_FOUND}
 
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 
 
 class _NotReadyError(Exception):
@@ -36,15 +36,15 @@ class _NotReadyError(Exception):
 def why_not_ready(
     ports: Mapping[int, int], *, partitions: Mapping[CoordinatorType, int], producers: bool, timeout: float
 ) -> str | None:
-    """Check once whether these nodes work together: None if they do, else the first reason why not.
+    """Check once whether these nodes work together: None if they do, else the first reason why they don't.
 
     Args:
         ports: Plain port by node id, of the nodes that are expected to work.
         partitions: How many partitions the topic of each kind of coordinator has.
-        producers: Whether to request a producer id from each node too. A new broker answers the first such request with
-            COORDINATOR_LOAD_IN_PROGRESS, since only then does it request a block of ids from the controller. Each check
-            uses up an id.
-        timeout: Seconds for each answer.
+        producers: Whether to request a producer id from each node too. A new broker returns COORDINATOR_LOAD_IN_PROGRESS for
+            the first such request, since only then does it request a block of ids from the controller. Each check uses up an
+            id.
+        timeout: Seconds for each response.
     """
     try:
         with _Nodes(ports, timeout) as nodes:
@@ -62,11 +62,11 @@ def why_not_ready(
 
 
 def _check_metadata(nodes: _Nodes, node_id: int, expected: Collection[int]) -> None:
-    answer = nodes.ask(node_id, MetadataRequest(version=9, topics=None, allow_auto_topic_creation=False))
-    missing = set(expected) - {broker.node_id for broker in answer.brokers}
+    metadata = nodes.send(node_id, MetadataRequest(version=9, topics=None, allow_auto_topic_creation=False))
+    missing = set(expected) - {broker.node_id for broker in metadata.brokers}
     if missing:
         raise _NotReadyError(f"node {node_id} does not know node {min(missing)} yet")
-    for topic in answer.topics:
+    for topic in metadata.topics:
         for partition in topic.partitions:
             name = f"{topic.name}-{partition.partition_index}"
             if partition.leader_id not in expected:
@@ -77,10 +77,10 @@ def _check_metadata(nodes: _Nodes, node_id: int, expected: Collection[int]) -> N
 
 def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, expected: Collection[int]) -> None:
     # keys whose last characters are consecutive hash to consecutive numbers, so they cover all partitions
-    keys = ["dualwrite-ready-" + chr(ord("0") + number) for number in range(min(partitions, _MOST_KEYS))]
+    keys = ["dualwrite-ready-" + chr(ord("0") + number) for number in range(min(partitions, _MAX_KEYS))]
     request = FindCoordinatorRequest(version=4, key_type=int(kind), coordinator_keys=keys)
     by_node: dict[int, list[str]] = defaultdict(list)
-    for found in nodes.ask(next(iter(nodes.ports)), request).coordinators:
+    for found in nodes.send(next(iter(nodes.ports)), request).coordinators:
         if found.error_code in _DENIED:
             return
         if found.error_code != _NONE:
@@ -90,22 +90,22 @@ def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, e
         by_node[found.node_id].append(found.key)
     for node_id, its_keys in by_node.items():
         if kind is CoordinatorType.TRANSACTION:
-            described = nodes.ask(node_id, DescribeTransactionsRequest(version=0, transactional_ids=its_keys))
+            described = nodes.send(node_id, DescribeTransactionsRequest(version=0, transactional_ids=its_keys))
             codes = [state.error_code for state in described.transaction_states]
         else:
-            described = nodes.ask(node_id, DescribeGroupsRequest(version=5, groups=its_keys))
+            described = nodes.send(node_id, DescribeGroupsRequest(version=5, groups=its_keys))
             codes = [group.error_code for group in described.groups]
         for code in codes:
-            if code not in _FINE:
-                raise _NotReadyError(f"the {kind.name.lower()} coordinator on node {node_id} answers {_name(code)}")
+            if code not in _READY:
+                raise _NotReadyError(f"the {kind.name.lower()} coordinator on node {node_id} returns {_name(code)}")
 
 
 def _check_producer_ids(nodes: _Nodes, node_id: int) -> None:
     request = InitProducerIdRequest(
         version=4, transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
-    code = nodes.ask(node_id, request).error_code
-    if code not in _FINE:
+    code = nodes.send(node_id, request).error_code
+    if code not in _READY:
         raise _NotReadyError(f"node {node_id} has no producer ids yet: {_name(code)}")
 
 
@@ -128,8 +128,8 @@ class _Nodes:
         for connection, _protocol in self._open.values():
             connection.close()
 
-    def ask(self, node_id: int, request: Any) -> Any:
-        """Send one request to a node and wait for its answer."""
+    def send(self, node_id: int, request: Any) -> Any:
+        """Send one request to a node and return its response."""
         if node_id not in self._open:
             connection = socket.create_connection((LOOPBACK, self.ports[node_id]), timeout=self._timeout)
             self._open[node_id] = connection, KafkaProtocol(client_id="dualwrite-devcluster")
@@ -140,5 +140,5 @@ class _Nodes:
             data = connection.recv(65536)
             if not data:
                 raise ConnectionResetError(f"node {node_id} closed the connection")
-            if answers := protocol.receive_bytes(data):
-                return answers[0][1]
+            if responses := protocol.receive_bytes(data):
+                return responses[0][1]

@@ -1,4 +1,4 @@
-"""A broker's process: starting it, finding it again later, signalling and ending it."""
+"""A broker's process: starts it, finds it again later, sends signals to it and ends it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BrokerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; a paused process does."""
+        """Whether it is still running; a paused process counts as running."""
         return self._find() is not None
 
     @property
@@ -64,7 +64,7 @@ class BrokerProcess:
         return True
 
     def pause(self, timeout: float = 10.0) -> bool:
-        """SIGSTOP, and wait until every thread has stopped: on a busy machine some keep running for milliseconds.
+        """Send SIGSTOP, and wait until every thread has stopped: on a busy machine some keep running for milliseconds.
 
         Returns:
             False if the process is gone.
@@ -80,7 +80,7 @@ class BrokerProcess:
         threads = Path(f"/proc/{self.pid}/task")
         if not threads.is_dir():
             return self.paused
-        with suppress(OSError):  # a thread ended meanwhile: check again
+        with suppress(OSError):  # a thread has just ended: check again
             return all((t / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for t in threads.iterdir())
         return False
 
@@ -95,7 +95,7 @@ class BrokerProcess:
 
 
 def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
-    """End several processes: SIGTERM, and SIGKILL for those that still run after `grace` seconds.
+    """End several processes: with SIGTERM, and with SIGKILL those that are still running after `grace` seconds.
 
     Args:
         processes: The processes to end; dead ones are skipped.
@@ -111,11 +111,14 @@ def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
             process.send(signal.SIGKILL)
     for process in processes:
         if not process.wait(10.0):
-            raise DevClusterError(f"Process {process.pid} does not end, even by SIGKILL.", cause="It hangs in the kernel.")
+            raise DevClusterError(
+                f"The process {process.pid} does not end, even after SIGKILL.",
+                cause="it is blocked in the kernel, such as on a disk that does not respond",
+            )
 
 
 class Launcher:
-    """Starts brokers, and keeps the launchers of those that are bound to this process's lifetime."""
+    """Starts brokers, and keeps track of the launchers of brokers that are bound to this process's lifetime."""
 
     def __init__(self, *, purge: Path | None = None, bound: bool = False) -> None:
         self._purge = purge
@@ -146,9 +149,9 @@ class Launcher:
         assert starter.stdout is not None
         assert starter.stderr is not None
         with starter.stdout, starter.stderr:
-            answer = starter.stdout.readline()
-            message = starter.stderr.read() if not answer else b""
-        if not answer:
+            first_line = starter.stdout.readline()
+            message = starter.stderr.read() if not first_line else b""
+        if not first_line:
             starter.wait()
             raise DevClusterError(
                 f"{command[0]} could not be started.", cause=message.decode(errors="replace").strip().rpartition("\n")[2]
@@ -157,11 +160,11 @@ class Launcher:
             self._bound_launchers.append(starter)
         else:
             starter.wait()
-        pid = int(answer)
+        pid = int(first_line)
         try:
             return BrokerProcess(pid, psutil.Process(pid).create_time())
         except psutil.NoSuchProcess:
-            return BrokerProcess(pid, 0.0)  # exited immediately; it counts as dead, and its log says why
+            return BrokerProcess(pid, 0.0)  # it exited immediately, and counts as dead; its log shows why
 
     def reap(self, timeout: float = 5.0) -> None:
         """Wait for the launchers of brokers that have exited."""

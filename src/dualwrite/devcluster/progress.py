@@ -19,7 +19,7 @@ class Progress(Protocol):
         """A new step begins; the previous one has ended.
 
         Args:
-            description: What happens now, for people.
+            description: The step's text, as shown to the user.
             total: How many units the step has; None if unknown.
         """
 
@@ -28,7 +28,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Prints nothing: the library's default."""
+    """Prints nothing; the default of the library."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """Do nothing."""

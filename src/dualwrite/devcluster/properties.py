@@ -32,7 +32,7 @@ logger.kafkaconfig.level = warn
 def server_properties(
     settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
 ) -> dict[str, str]:
-    """The properties of one node; the user's own override the others.
+    """The properties of one node; those that the user has set override the others.
 
     Args:
         settings: The cluster's settings.

@@ -14,8 +14,8 @@ from dualwrite.devcluster.properties import COORDINATOR_PARTITIONS
 from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
 
 _POLL = 0.05
-_ANSWER_TIMEOUT = 2.0
-"""Seconds for one answer from a broker."""
+_REQUEST_TIMEOUT = 2.0
+"""Seconds for one request to a broker."""
 
 _PARTITIONS = {
     CoordinatorType.TRANSACTION: "transaction.state.log.num.partitions",
@@ -24,16 +24,16 @@ _PARTITIONS = {
 
 
 def obstacle(record: ClusterRecord, nodes: Sequence[NodeRecord], *, producers: bool = False) -> str | None:
-    """Check once: None if these nodes work together, else the first reason why not.
+    """Check once: None if these nodes work together, else the first reason why they don't.
 
     Args:
         record: The cluster.
         nodes: The nodes of it that should work.
-        producers: Whether to request a producer id from each too, which uses up an id.
+        producers: Whether to request a producer id from each node too, which uses up an id.
     """
     partitions = {kind: int(record.settings.config.get(name, COORDINATOR_PARTITIONS)) for kind, name in _PARTITIONS.items()}
     plain = {node.node_id: node.ports[PLAINTEXT] for node in nodes}
-    return why_not_ready(plain, partitions=partitions, producers=producers, timeout=_ANSWER_TIMEOUT)
+    return why_not_ready(plain, partitions=partitions, producers=producers, timeout=_REQUEST_TIMEOUT)
 
 
 def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles, *, timeout: float) -> None:
@@ -60,8 +60,8 @@ def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles
         if time.monotonic() >= deadline:
             raise DevClusterError(
                 f"The cluster {record.name!r} did not become ready within {timeout:g} s.",
-                cause=f"The last check found: {missing}.",
-                next_step=f"See the log: {files.log_file(nodes[0].node_id)}",
+                cause=f"the last check found: {missing}",
+                next_step=f"see the log {files.log_file(nodes[0].node_id)}",
                 cluster=record.name,
             )
         time.sleep(_POLL)

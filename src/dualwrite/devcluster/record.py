@@ -1,4 +1,4 @@
-"""The record of a cluster, in `cluster.json` in its data directory: the only source of truth about it."""
+"""The record of a cluster, the file `cluster.json` in its data directory: the only source of truth about it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class NodeRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether its process is running."""
         return self.process is not None and self.process.alive
 
     @property
     def working(self) -> bool:
-        """Whether its process runs and is not paused."""
+        """Whether its process is running and not paused."""
         return self.process is not None and self.process.alive and not self.process.paused
 
 
@@ -53,7 +53,7 @@ class ClusterRecord:
 
     @property
     def running(self) -> list[NodeRecord]:
-        """The nodes whose processes run."""
+        """The nodes whose processes are running."""
         return [node for node in self.nodes if node.alive]
 
     @property
@@ -77,7 +77,7 @@ class ClusterRecord:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["layout"] != _LAYOUT:
                 raise DevClusterError(
-                    f"{path} was written by another release of dualwrite.", next_step=f"Remove {data_dir}.", data_dir=data_dir
+                    f"{path} was written by another release of dualwrite.", next_step=f"remove {data_dir}", data_dir=data_dir
                 )
             nodes = [
                 NodeRecord(node["node_id"], node["ports"], BrokerProcess(**node["process"]) if node["process"] else None)
@@ -88,7 +88,7 @@ class ClusterRecord:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DevClusterError(
-                f"The record {path} can't be read.", cause=str(error), next_step=f"Remove {data_dir}.", data_dir=data_dir
+                f"The record {path} can't be read.", cause=str(error), next_step=f"remove {data_dir}", data_dir=data_dir
             ) from error
         return cls(data["name"], settings, data["cluster_id"], nodes, data["formatted"])
 

@@ -25,7 +25,7 @@ def directory(name: str) -> Path:
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise DevClusterError(
-            f"{name!r} is not a valid cluster name.", next_step="Use letters, digits, dot, dash and underscore."
+            f"{name!r} is not a valid cluster name.", next_step="use letters, digits, dots, dashes and underscores"
         )
     return state_dir() / "clusters" / name
 
@@ -48,7 +48,7 @@ def remember(name: str, place: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove every trace of the name. The caller must own the cluster's lock.
+    """Remove everything that is stored for the name. The caller must hold the cluster's lock.
 
     A process that waits for the lock notices that the lock file is gone, and creates a new one.
     """
@@ -78,7 +78,7 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     """Keep other processes from changing the cluster at the same time.
 
     Raises:
-        DevClusterError: Another process owned the lock for longer than `timeout` seconds.
+        DevClusterError: Another process held the lock for longer than `timeout` seconds.
     """
     path = _lock_file(name)
     make_directory(path.parent)
@@ -88,7 +88,7 @@ def lock(name: str, *, timeout: float) -> Iterator[None]:
     except Timeout as error:
         raise DevClusterError(
             f"Another process is starting or stopping the cluster {name!r}.",
-            next_step="Try again when that process is done.",
+            next_step="try again when that process is done",
             cluster=name,
         ) from error
     try:

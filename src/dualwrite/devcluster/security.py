@@ -36,11 +36,11 @@ class TlsFiles:
         """
         for path in (self.ca, self.certificate, self.key):
             if not Path(path).is_file():
-                raise DevClusterError(f"The TLS file {path} does not exist.")
+                raise DevClusterError(f"The TLS file {path} does not exist.", next_step="create it, or correct its path")
         if "-----BEGIN PRIVATE KEY-----" not in Path(self.key).read_text(encoding="ascii", errors="replace"):
             raise DevClusterError(
                 f"The private key {self.key} is not in PKCS#8 format, the only one that Kafka reads.",
-                next_step=f"openssl pkcs8 -topk8 -nocrypt -in {self.key} -out key.pem",
+                next_step=f"convert it: openssl pkcs8 -topk8 -nocrypt -in {self.key} -out key.pem",
             )
 
 
@@ -64,7 +64,7 @@ class Security:
             if not text or any(character in text for character in '"\\,[]=;\n'):
                 raise DevClusterError(
                     'A user name or password is empty, or contains a line break or one of the characters " \\ , [ ] = ;',
-                    next_step="Choose a simpler one: this is a cluster for development.",
+                    next_step="choose a simpler one: this is a cluster for development",
                 )
 
     @property

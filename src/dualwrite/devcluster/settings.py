@@ -29,7 +29,7 @@ _OURS = frozenset(
         "metadata.log.dir",
     }
 )
-"""Properties that dualwrite sets to form the cluster; a user's value would break it."""
+"""Properties that dualwrite sets itself; with other values the cluster would not work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,12 @@ class ClusterSettings:
             raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
         if refused := sorted(_OURS & set(self.config)):
             raise DevClusterError(
-                f"The property {refused[0]} can't be set: dualwrite sets it to form the cluster.",
-                next_step="Omit it.",
+                f"The property {refused[0]} can't be set.",
+                cause="dualwrite sets it itself, so that the nodes find each other and their files",
+                next_step="omit it",
             )
         if any(not key or "\n" in f"{key}{value}" for key, value in self.config.items()):
-            raise DevClusterError("A broker property has no name, or contains a line break.")
+            raise DevClusterError("A broker property has no name, or contains a line break.", next_step="correct it")
 
     def differences(self, other: Self) -> list[str]:
         """The differences, as text such as `nodes: 1, not 3`."""

@@ -15,7 +15,7 @@ def require_ports(record: ClusterRecord, nodes: Sequence[NodeRecord]) -> None:
     """Check that the nodes can listen on their ports.
 
     Raises:
-        DevClusterError: A port is busy.
+        DevClusterError: A port is in use.
     """
     for node in nodes:
         for port in node.ports.values():
@@ -45,14 +45,14 @@ class Starter:
         before: ClusterRecord | None,
         timeout: float,
     ) -> None:
-        """Start the missing nodes, and wait until all nodes that run work together; format the storage first if necessary.
+        """Start the missing nodes, and wait until all running nodes work together; format the storage first if necessary.
 
-        If this fails, the nodes are stopped, and the old settings are restored, so that the next start does not reuse those
-        that failed.
+        If this fails, the nodes are stopped, and the old settings are restored, so that the next start does not use the new
+        ones.
 
         Args:
             record: The cluster.
-            missing: The nodes of it that do not run.
+            missing: Its nodes that are not running.
             java: The command that runs a broker.
             before: The cluster's record with its old settings, if there is one.
             timeout: Seconds for the brokers to become ready.

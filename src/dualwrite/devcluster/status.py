@@ -27,7 +27,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """One cluster. `ready` means that all of its nodes run and answer, coordinators included."""
+    """One cluster. `ready` means that all of its nodes, including the coordinators, are running and respond."""
 
     name: str
     kafka_version: str
@@ -41,7 +41,7 @@ class ClusterStatus:
 
     @property
     def running(self) -> bool:
-        """Whether any node runs."""
+        """Whether any node is running."""
         return any(node.alive for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ClusterStatus:
 
 
 def status_of(record: ClusterRecord, files: ClusterFiles, *, ready: bool) -> ClusterStatus:
-    """The current state of a cluster: what its record names, and which of its processes run.
+    """The current state of a cluster, from its record and its processes.
 
     Args:
         record: The cluster.

@@ -53,17 +53,21 @@ def format_storage(
         *scram,
     ]
     try:
-        answer = subprocess.run(  # noqa: S603  (dualwrite's own command)
+        done = subprocess.run(  # noqa: S603  (dualwrite's own command)
             command, capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise DevClusterError(f"Formatting the storage took longer than {_FORMAT_TIMEOUT:g} s.") from error
-    if answer.returncode != 0:
-        lines = [line for line in (answer.stdout + answer.stderr).splitlines() if not re.match(r"\s+at |\S+ INFO", line)]
+        raise DevClusterError(
+            f"Formatting the storage took longer than {_FORMAT_TIMEOUT:g} s.",
+            cause="the machine or its disk is very busy, or Java hangs",
+            next_step="try again",
+        ) from error
+    if done.returncode != 0:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if not re.match(r"\s+at |\S+ INFO", line)]
         tail = "\n".join(lines[-8:])
         raise BrokerExitedError(
             f"Kafka {settings.kafka_version} refused to format the storage.\n{tail}\n",
-            next_step="Correct the property, feature or user that Kafka reports.",
+            next_step="correct the property, feature or user that Kafka reports",
             log_file=None,
             log_tail=tail,
         )
