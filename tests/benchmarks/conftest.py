@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks.benchmark_process import BENCHMARKS
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The pool's benchmark runs, and verifies what it measures."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,22 +10,14 @@ from xml.etree.ElementTree import parse
 
 import pytest
 
+from benchmarks.benchmark_process import run_benchmark
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import limit
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pool.py"
 SHORT = ("--quick", "--seconds", 0.2, "--callers", 2)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, BENCHMARK, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit(270),
-        env={name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")},
-    )
+    return run_benchmark("pool.py", *arguments, seconds=270)
 
 
 @pytest.mark.slow

@@ -1,27 +1,15 @@
 """The processor's benchmark runs, and verifies what it measures."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from benchmarks.benchmark_process import run_benchmark
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import limit
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "processor.py"
 
 
 @pytest.mark.slow
 def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str) -> None:
     short = ("--messages", "200", "--batches", "1,100", "--members", "1,2", "--rounds", "1")
-    done = subprocess.run(
-        [sys.executable, BENCHMARK, *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit(240),
-    )
+    done = run_benchmark("processor.py", *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url)
     assert done.returncode == 0, done.stderr
     assert "'fsync': 'o" in done.stdout
     for batch in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):

@@ -1,31 +1,21 @@
 """The benchmark of the recipe runs, and verifies what it measures."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks.benchmark_process import run_benchmark
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import limit
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recipe.py"
 ALTERNATIVES = ("database commit only", "naive", "outbox + relay", "recipe (dualwrite)")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, BENCHMARK, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit(240),
-        env={name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_")},
-    )
+    return run_benchmark("recipe.py", *arguments)
 
 
 @pytest.mark.soak  # in CI: the benchmarks of the pool and the processor

@@ -1,20 +1,17 @@
 """The Spark benchmark runs, and verifies what it measures."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks.benchmark_process import environment_without_settings, run_benchmark
 from dualwrite.devcluster import DevCluster
-from fixtures.pace import limit
 from spark.session import NOT_OURS, SUBMITTED
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 NO_PACKAGES = 3
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.7"
 SMALL = ("--times", 2, "--flights", 500, "--rounds", 1, "--partitions", 2, "--memory", "768m")
@@ -29,15 +26,8 @@ def servers(broker: DevCluster, postgres_url: str) -> Servers:
 
 
 def run(environment: Mapping[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("DUALWRITE_") and name not in NOT_OURS}
-    return subprocess.run(
-        [sys.executable, BENCHMARK, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit(240),
-        env={**ours, **environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED},
-    )
+    ours = {name: value for name, value in environment_without_settings().items() if name not in NOT_OURS}
+    return run_benchmark("spark.py", *arguments, environment={**ours, **environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED})
 
 
 @pytest.mark.soak
