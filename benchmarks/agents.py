@@ -1,4 +1,4 @@
-"""Objects that run in their own process (or thread), called by messages; they live through all measurements."""
+"""Objects that run in their own process or thread and are called by messages. They are kept for all measurements."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class Agent:
         self._run = run
 
     def start(self, method: str, *arguments: Any) -> None:
-        """Call a method there without waiting; `answer` must follow."""
+        """Call a method there without waiting; then call `result`."""
         self._connection.send((method, arguments))
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Wait for the result of the last method called with `start`.
 
         Raises:
             AgentError: The method raised, or the process has ended.
         """
         try:
-            well, result = self._connection.recv()
+            is_ok, result = self._connection.recv()
         except EOFError as error:
             raise AgentError(f"process {self.pid} has ended") from error
-        if not well:
+        if not is_ok:
             raise AgentError(result)
         return result
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method there and wait for its result."""
         self.start(method, *arguments)
-        return self.answer()
+        return self.result()
 
     def stop(self, *, at_once: bool = False) -> None:
         """End the process or thread after its current call; with `at_once`, a process is terminated."""
@@ -79,11 +79,11 @@ class Agent:
         self._connection.close()
 
 
-def ask_all(agents: list[Agent], method: str, *arguments: Any) -> list[Any]:
+def call_all(agents: list[Agent], method: str, *arguments: Any) -> list[Any]:
     """Call a method of every agent at the same time, and wait for all results."""
     for agent in agents:
         agent.start(method, *arguments)
-    return [agent.answer() for agent in agents]
+    return [agent.result() for agent in agents]
 
 
 def _serve_in_process(connection: Connection, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -101,7 +101,7 @@ def _serve(connection: Connection, factory: Callable[..., Any], arguments: tuple
         if method == _STOP:
             return
         try:
-            answer = (True, getattr(served, method)(*given))
+            result = (True, getattr(served, method)(*given))
         except BaseException:  # noqa: BLE001  (reported to the caller)
-            answer = (False, traceback.format_exc())
-        connection.send(answer)
+            result = (False, traceback.format_exc())
+        connection.send(result)

@@ -1,7 +1,7 @@
-"""A broker to measure on: with the JVM options of Kafka's own start scripts, and warm.
+"""A broker to measure on: with the JVM options of Kafka's own start scripts, and warmed up.
 
-The broker of `dualwrite dev` starts fast, with the JVM's first compiler only, and takes about twice the CPU for each request. A
-JVM with the optimizing compiler needs some ten thousand requests until it has compiled what they run.
+The broker of `dualwrite dev` starts fast, with only the JVM's first compiler, and needs about twice the CPU for each request. A
+JVM with the optimizing compiler needs some ten thousand requests until it has compiled the code that they run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _warm_up(servers: str, seconds: float) -> None:
         done, until = 0, time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if done % 1000 == 0:
-                show_progress(f"warming the broker up: {left:.0f} s left")
+                show_progress(f"warming up the broker: {left:.0f} s left")
             producer = producers[done % _IDS]
             producer.begin_transaction()
             for number in range(1 if done % 2 else 32):

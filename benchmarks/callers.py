@@ -1,4 +1,4 @@
-"""Callers in one process, threads or asyncio tasks: each places one order, waits for the answer, and places the next."""
+"""Callers in one process, threads or asyncio tasks: each places one order, waits for the result, and places the next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from writing import Samples
 
 T = TypeVar("T")
 
-_LEAST_WARM_UP: Final = 100
-"""Units of all callers together: every connection has prepared its statements then."""
+_MIN_WARM_UP: Final = 100
+"""Units of all callers together: enough for every connection to prepare its statements."""
 
 
 class Callers:
@@ -39,11 +39,11 @@ class Callers:
         Args:
             case: The case.
             target: Where to write to.
-            warm_up: The number of these orders for each caller, at least.
+            warm_up: The minimum number of these orders for each caller.
         """
         self._recorder = Recorder() if case.has_clocks else None
         self._pool_size = case.pool_size
-        self._done = max(warm_up, _LEAST_WARM_UP // case.point.callers)
+        self._done = max(warm_up, _MIN_WARM_UP // case.point.callers)
         make = ThreadCrew if case.point.kind == THREADS else TaskCrew
         self._crew = make(case, target, self._recorder)
         self._crew.warm_up(self._done)
@@ -65,7 +65,7 @@ class Callers:
             self._recorder.close()
 
     def phases(self) -> Phases:
-        """What the last case's recorder has."""
+        """The phases that the last case's recorder has recorded."""
         assert self._recorder is not None
         return self._recorder.phases(writers=self._pool_size)
 
@@ -74,11 +74,11 @@ class Crew(Protocol):
     """The callers of one case."""
 
     def warm_up(self, units: int) -> None:
-        """Every caller places so many orders."""
+        """Every caller places this many orders."""
         ...
 
     def run(self, first: int, begin_at: float, seconds: float) -> list[Samples]:
-        """Every caller places orders, the first one with this number, from `begin_at` on."""
+        """Every caller places orders from `begin_at` on, numbered from `first`."""
         ...
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ _FOOT: Final = 34.0
 _SPACE: Final = 0.16
 _GAP: Final = 1.0
 _LEGEND: Final = 176.0
-_MOST_LINES: Final = 6
+_MAX_LINES: Final = 6
 _STEPS: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _ROOM: Final = 1.08
 _TINY: Final = 1e-9
 _SMALL: Final = 0.95
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart: for a light background, and for a dark one.
+# Okabe and Ito's colours, which colour-blind readers can distinguish: for a light and for a dark background.
 _COLOURS: Final = (
     ("#8c8c8c", "#a6a6a6"),
     ("#e69f00", "#e69f00"),
@@ -43,7 +43,7 @@ class Panel:
     """One diagram.
 
     Args:
-        title: Above it.
+        title: The text above it.
         groups: For each place on the axis, the bars by the key of their series; a series without a value has no bar there.
     """
 
@@ -56,11 +56,11 @@ class Chart:
     """Panels with a common legend.
 
     Args:
-        title: Above everything.
-        subtitle: Below the title: what was measured, and where.
+        title: The text above everything.
+        subtitle: The text below the title: what was measured, and where.
         axis: What the places on the axis are.
         series: The label of each series by its key, in the order of the bars.
-        baseline: What 1 is.
+        baseline: What the value 1 stands for.
         panels: The panels; all have the same scale.
     """
 
@@ -140,12 +140,12 @@ def ticks(top: float) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A number of two digits, short enough to stand on a bar."""
+    """A number with two digits, short enough to fit on a bar."""
     return f"{value:.2f}".removeprefix("0") if value < _SMALL else f"{value:.1f}"
 
 
 def _step(top: float) -> float:
-    return next((step for step in _STEPS if top / step <= _MOST_LINES), top / _MOST_LINES)
+    return next((step for step in _STEPS if top / step <= _MAX_LINES), top / _MAX_LINES)
 
 
 def _bar(bar: Spread, place: int, x: float, width: float, y: Callable[[float], float]) -> Iterator[str]:

@@ -77,7 +77,7 @@ class Checkout:
         engine.dispose()
 
     def start(self, writers: int) -> None:
-        """Start so many writers, and wait until they have warmed up."""
+        """Start this many writers, and wait until they have warmed up."""
         command = [sys.executable, str(Path(__file__).with_name("direct_writer.py")), *self._arguments]
         for number in range(len(self._writers), writers):
             mine = [*command, f"direct-{uuid4().hex[:8]}-{number}", self._topic]
@@ -88,7 +88,7 @@ class Checkout:
             assert _line(process) == "ready"
 
     def measure(self, writers: int, seconds: float) -> Figures:
-        """Let so many of the writers run for some seconds."""
+        """Let this many of the writers run for some seconds."""
         chosen = self._writers[:writers]
         for process in chosen:
             assert process.stdin is not None
@@ -99,7 +99,7 @@ class Checkout:
         return Figures(sum(each["transactions"] / each["seconds"] for each in found), sum(each["cpu"] for each in found) / done)
 
     def stop(self) -> None:
-        """Let the writers close, and wait for them."""
+        """Let the writers close, and wait until they have ended."""
         for process in self._writers:
             assert process.stdin is not None
             process.stdin.close()
@@ -118,10 +118,10 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def _databases(servers: Services, count_: int) -> Iterator[list[str]]:
-    """So many new databases on the server: the checkouts' tables may differ."""
+def _databases(servers: Services, number: int) -> Iterator[list[str]]:
+    """This many new databases on the server, because the checkouts' tables may differ."""
     engine = sa.create_engine(servers.url, isolation_level="AUTOCOMMIT")
-    names = [f"direct_{uuid4().hex[:8]}" for _ in range(count_)]
+    names = [f"direct_{uuid4().hex[:8]}" for _ in range(number)]
     with engine.connect() as connection:
         for name in names:
             connection.exec_driver_sql(f"CREATE DATABASE {name}")
@@ -135,7 +135,7 @@ def _databases(servers: Services, count_: int) -> Iterator[list[str]]:
 
 
 def compare(this: Checkout, other: Checkout, options: argparse.Namespace) -> dict[int, list[tuple[Figures, Figures]]]:
-    """Both checkouts' figures, round by round, for each number of writers; who is first changes from round to round."""
+    """Both checkouts' figures, round by round, for each number of writers; the order alternates from round to round."""
     rounds: dict[int, list[tuple[Figures, Figures]]] = {}
     for writers in options.writers:
         for checkout in (this, other):

@@ -1,9 +1,9 @@
-"""A process with one writer, for direct.py: it runs transactions when it is asked to, with the dualwrite that it can import.
+"""A process with one writer, for direct.py: it runs transactions on request, with the dualwrite on its PYTHONPATH.
 
 python direct_writer.py URL KAFKA ID TOPIC      KAFKA: the settings as JSON
 
-It prints `ready`, and for each line with a number of seconds on its standard input a line of JSON: how many transactions it has
-committed, in how many seconds, with how many seconds of CPU time (all threads of the process).
+It prints `ready`. For each line on its standard input, a number of seconds, it runs transactions for so long, and then prints
+a line of JSON: how many it has committed, in how many seconds, and how much CPU time all threads of the process used.
 """
 
 from __future__ import annotations

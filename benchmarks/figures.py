@@ -42,7 +42,7 @@ class Figures:
         seconds: From the start of the first unit to the end of the last.
         call: Duration of one unit's call in the writer.
         visible: From a unit's start until a `read_committed` consumer received its message.
-        after_call: From the call's return until then; negative if the consumer was faster.
+        after_call: From the return of the call until the consumer received the message; negative if the consumer was faster.
         delivered: Messages that became visible per second, until the last one.
         backlog: Rows in the outbox when the writers stopped.
         drained: Seconds that the relay took to publish them.
@@ -51,7 +51,7 @@ class Figures:
         log: Bytes of write-ahead log per unit.
         cpu_writers: Processor seconds per unit; likewise for the others. None if unknown.
         verified: How many messages were compared with the rows and matched.
-        conditions: What the measurement met on the machine.
+        conditions: The state of the machine during the measurement.
     """
 
     alternative: str
@@ -113,7 +113,7 @@ class Rounds:
         return Spread(statistics.median(values), min(values), max(values))
 
     def ratio(self, other: Rounds, what: Callable[[Figures], float] = lambda figures: figures.rate) -> Spread | None:
-        """The ratio of one figure, round by round: each round's pair was measured one right after the other."""
+        """The ratio of one figure, round by round; both figures of a round were measured right after one another."""
         pairs = [(what(ours), what(theirs)) for ours, theirs in zip(self.figures, other.figures, strict=False)]
         ratios = [ours / theirs for ours, theirs in pairs if theirs]
         return Spread(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None

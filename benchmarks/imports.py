@@ -1,4 +1,4 @@
-"""What importing costs: CPU time of a new Python process, compared with one that imports SQLAlchemy. Needs no server.
+"""Measures what importing costs: the CPU time of a new Python process, compared with one that imports SQLAlchemy. No servers.
 
 python benchmarks/imports.py [--rounds N]
 """
@@ -14,7 +14,7 @@ import sys
 STATEMENTS = {
     "import sqlalchemy": "import sqlalchemy",
     "import dualwrite": "import dualwrite",
-    "what connect needs at once": "import dualwrite; dualwrite.connect",
+    "what connect loads": "import dualwrite; dualwrite.connect",
     "the native producer": "import dualwrite; dualwrite.connect; from dualwrite.kafka import NativeProducer",
     "librdkafka's producer": "import dualwrite; dualwrite.connect; from dualwrite.kafka import LibrdkafkaProducer",
 }
@@ -38,9 +38,9 @@ def main() -> None:
         for name, statement in STATEMENTS.items():
             seconds[name].append(cpu_seconds(statement))
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    beside = medians["import sqlalchemy"]
+    baseline = medians["import sqlalchemy"]
     for name, median in medians.items():
-        print(f"{name:28} {median:6.3f} s CPU  {median / beside:5.2f} x import sqlalchemy")
+        print(f"{name:28} {median:6.3f} s CPU  {median / baseline:5.2f} x import sqlalchemy")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a measurement costs: the database's transactions, rows and log, and the processor time of all participants."""
+"""Measures what a measurement costs: the database's transactions, rows and log, and all participants' processor time."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def _tree_seconds(server: psutil.Process) -> float:
         for child in server.children():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 running += _backend_seconds(child)
-        if _ended_seconds(server) == ended:  # else a backend has ended meanwhile, and is counted twice or not at all
+        if _ended_seconds(server) == ended:  # otherwise a backend has just ended, and is counted twice or not at all
             return _own_seconds(server) + running + ended
 
 
 def _backend_seconds(backend: psutil.Process) -> float:
-    """As `_own_seconds`, but in nanoseconds: many backends that each use less than a clock tick are much together."""
+    """As `_own_seconds`, but from nanoseconds: many backends that each use less than a clock tick add up."""
     try:
         return int(Path(f"/proc/{backend.pid}/schedstat").read_text().split()[0]) / _NANO
     except (OSError, ValueError, IndexError):  # not on Linux, or without the kernel's statistics

@@ -1,4 +1,4 @@
-"""The machine that a measurement ran on: how busy it was, how much of it others took, and where its disks are."""
+"""The machine that a measurement ran on: how busy it was, how much of its time other guests took, and where its disks are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProcessorTimes:
     Args:
         total: All seconds.
         idle: Seconds without work.
-        stolen: Seconds that a hypervisor gave to others; 0 where the system does not report them.
+        stolen: Seconds that a hypervisor gave to other guests; 0 where the system does not report them.
     """
 
     total: float
@@ -38,11 +38,11 @@ class ProcessorTimes:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a measurement met.
+    """The state of the machine during a measurement.
 
     Args:
-        busy: The share of all processors' time that was used, by whomever; time stolen counts as used.
-        stolen: The share that a hypervisor gave to others.
+        busy: The share of all processors' time that was used, by any process; stolen time counts as used.
+        stolen: The share that a hypervisor gave to other guests.
         load: The load average of the last minute, at the end.
     """
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from sqlalchemy import Engine
 
 import workload
-from agents import Agent, ask_all
+from agents import Agent, call_all
 from alternatives import Target
 from arrivals import Arrivals
 from cases import Case
@@ -132,12 +132,12 @@ class Bench:
         url, kafka, plan = self._services.url, self._services.kafka, self._plan
         self._work.clean(self._database)
         before = self._counters()
-        self._consumer.ask("watch", kafka, topic, plan.partitions)
+        self._consumer.call("watch", kafka, topic, plan.partitions)
         if case.needs_relay:
-            self._relay.ask("start", url, kafka, plan.relay)
+            self._relay.call("start", url, kafka, plan.relay)
         try:
             target = Target(url, kafka, topic, plan.producer, plan.two_phase)
-            ask_all(writers, "open", case, target, WARM_UP_UNITS)
+            call_all(writers, "open", case, target, WARM_UP_UNITS)
             watch = Watch(
                 self._database,
                 writers={agent.pid for agent in writers},
@@ -145,20 +145,20 @@ class Bench:
                 kafka=set(self._services.brokers),
             )
             first, times = watch.window(), ProcessorTimes.now()
-            answers = ask_all(writers, "run", time.monotonic() + _HEAD_START, seconds)
+            results = call_all(writers, "run", time.monotonic() + _HEAD_START, seconds)
             conditions = Conditions.since(times)
         finally:
             stopped = time.monotonic()
             backlog = workload.waiting_rows(self._database)
             if case.needs_relay:
-                self._relay.ask("drain")
+                self._relay.call("drain")
             drained = time.monotonic() - stopped if backlog else 0.0
         last = watch.window()
-        ask_all(writers, "close")
+        call_all(writers, "close")
         after = self._counters()
-        samples: list[Samples] = list(itertools.chain.from_iterable(answers))
+        samples: list[Samples] = list(itertools.chain.from_iterable(results))
         done = sum(sample.total for sample in samples)
-        arrivals = self._consumer.ask("collect", done if case.sends else 0, _ARRIVAL_TIMEOUT)
+        arrivals = self._consumer.call("collect", done if case.sends else 0, _ARRIVAL_TIMEOUT)
         verified = self._work.verify(case, self._database, kafka, topic, done)
         return _figures(
             case,

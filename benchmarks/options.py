@@ -38,7 +38,7 @@ def counts(given: str) -> list[int]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Some of these names, comma-separated; in the order of `names`, whatever the order given."""
+    """Some of these names, comma-separated; returned in the order of `names`."""
 
     def chosen(given: str) -> list[str]:
         wanted = given.split(",")
@@ -70,7 +70,7 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=WARM_UP_SECONDS,
         help="seconds for which our own broker is warmed up, with the JVM options of Kafka's start scripts; "
-        "0: a broker that starts fast and is slower",
+        "0: a broker that starts fast but is slower",
     )
     parser.add_argument("--producer", default="auto", help="producer of dualwrite.connect")
     parser.add_argument("--partitions", type=count, default=4, help="partitions of each topic")

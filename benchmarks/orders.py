@@ -33,7 +33,7 @@ class Order:
     """One order.
 
     Args:
-        caller: Who places it.
+        caller: The number of the caller that places it.
         number: Its number within this caller, from 0.
 
     Attributes:

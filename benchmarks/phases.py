@@ -1,7 +1,7 @@
 """Where the time of a pool's groups goes: timestamps at the failpoints that a group passes, and at the store's `begin`.
 
-The library has these points for its tests; here they only record the time. A recorded measurement is apart from the others,
-so that their figures don't include the clocks.
+The library has these points for its tests; here they only record the time. Recorded measurements are separate from the others,
+so that the figures of the others don't include the cost of the clocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PHASES: Final = {
     "record, COMMIT": ("after_prepare", "after_db_commit"),
     "EndTxn": ("after_db_commit", "after_kafka_commit"),
 }
-"""Each phase of a group, with the points at which it begins and ends. Only the first two are one group's at a time."""
+"""Each phase of a group, with the points at which it begins and ends. Only one group at a time can be in the first two."""
 
 IN_TURN: Final = ("BEGIN, fence", SQL)
 
@@ -77,7 +77,7 @@ class Phases:
     Args:
         groups: How many groups there were.
         units: Units per group.
-        seconds: From the begin of the first group to the end of the last.
+        seconds: From the start of the first group to the end of the last.
         writers: How many writers the pool has.
         queued: Seconds from a unit's call until it ran.
         mean: Seconds per group in each phase, and in `WAITING`.
@@ -91,12 +91,12 @@ class Phases:
     mean: dict[str, float]
 
     def share(self, phases: Iterable[str]) -> float:
-        """How much of the time some group was in one of these phases; above 1 if several groups were."""
+        """The share of the time in which a group was in one of these phases; above 1 if several groups were."""
         return sum(self.mean[name] for name in phases) * self.groups / self.seconds
 
     @property
     def in_turn(self) -> float:
-        """The share of the time in which a group had the turn: only one runs its SQL at a time."""
+        """The share of the time in which a group was running its SQL: only one group at a time does."""
         return self.share(IN_TURN)
 
     @property
@@ -115,12 +115,12 @@ class Recorder:
             failpoints.arm(point, partial(self.mark, point))
 
     def close(self) -> None:
-        """Record nothing any more."""
+        """Stop recording."""
         for point in _POINTS:
             failpoints.disarm(point)
 
     def clear(self) -> None:
-        """Forget what was recorded: it was the warm-up."""
+        """Discard what was recorded during the warm-up."""
         self._marks.clear()
         self._waits.clear()
 
@@ -129,12 +129,12 @@ class Recorder:
         self._marks.append(Mark(threading.get_ident(), point, time.perf_counter()))
 
     def run(self, tx: dualwrite.Transaction, called: float, unit: Callable[..., None], *arguments: Any) -> None:
-        """A unit that records how long it has waited since its call (`time.perf_counter()`), and runs another one."""
+        """A unit that records how long it has waited since its call (`time.perf_counter()`), and then runs another unit."""
         self._waits.append(time.perf_counter() - called)
         unit(tx, *arguments)
 
     def phases(self, *, writers: int) -> Phases:
-        """The means of what was recorded, for a pool of so many writers."""
+        """The means of what was recorded, for a pool with this many writers."""
         return means(list(groups_of(self._marks)), self._waits, writers=writers)
 
 
@@ -159,7 +159,7 @@ class ClockedStore(SqlStateStore):
 
 
 def groups_of(marks: Iterable[Mark]) -> Iterator[Group]:
-    """The groups that committed, thread by thread; one that failed, or whose begin is not among the marks, is left out."""
+    """The groups that committed, thread by thread; a group that failed, or whose start was not recorded, is left out."""
     by_thread: dict[int, list[Mark]] = defaultdict(list)
     for mark in marks:
         by_thread[mark.thread].append(mark)

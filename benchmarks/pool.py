@@ -47,7 +47,7 @@ PICTURE: Final = Path(__file__).parents[1] / "docs" / "images" / "pool.svg"
 _WARM_UP_SECONDS: Final = 1.0
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
-_TWO_PHASE: Final = {None: "as the cluster offers", True: "required", False: "not used"}
+_TWO_PHASE: Final = {None: "if the cluster supports it", True: "required", False: "not used"}
 _QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "rounds": 1, "callers": [2, 8], "broker_warm_up": 0.0}
 
 
@@ -67,7 +67,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--two-phase",
         action=argparse.BooleanOptionalAction,
-        help="two_phase of dualwrite.create_pool; by default as the cluster offers; without it there is no pool-decided",
+        help="two_phase of dualwrite.create_pool; by default if the cluster supports it; without it there is no pool-decided",
     )
     parser.add_argument("--pool-size", type=count, default=2, help="the number of the pool's writers")
     parser.add_argument("--most-writers", type=count, default=32, help="measure a writer for each caller up to so many callers")
@@ -138,7 +138,7 @@ class Schedule:
         return [point for point, names in self._points if POOL in names] if self._options.phases else []
 
     def warm_up(self) -> None:
-        """Measure every alternative once with each handle and kind of callers; the figures are forgotten."""
+        """Measure every alternative once with each handle and kind of callers; the figures are discarded."""
         for point, names in self._points:
             if point.callers != max(self._options.callers):
                 continue
@@ -148,7 +148,7 @@ class Schedule:
         self._began = time.monotonic()
 
     def rounds(self) -> list[Measured]:
-        """Run all rounds; at each point the alternatives follow one another, in each round beginning with another one."""
+        """Run all rounds; at each point the alternatives are measured in turn, each round starting with a different one."""
         found = []
         for number in range(1, self._options.rounds + 1):
             for place, (point, names) in enumerate(self._points):
@@ -158,13 +158,13 @@ class Schedule:
         return found
 
     def phases(self) -> list[Clocked]:
-        """Measure the pool once more at every point, with clocks."""
+        """Measure the pool again at every point, with clocks."""
         found = []
         for point in self._clocked_points:
             case = PoolCase.of(point, POOL, pool_size=self._options.pool_size, has_clocks=True)
             figures = self._measure(f"with clocks, {point}", case)
             (callers,) = self._bench.writers
-            found.append(Clocked(point, callers.ask("phases"), figures, os.cpu_count() or 1))
+            found.append(Clocked(point, callers.call("phases"), figures, os.cpu_count() or 1))
         return found
 
     def _case(self, point: Point, name: str) -> PoolCase:

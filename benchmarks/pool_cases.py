@@ -38,12 +38,12 @@ TITLES: Final = {
 
 @dataclass(frozen=True)
 class Point:
-    """Where alternatives are compared.
+    """The conditions under which alternatives are compared.
 
     Args:
         kind: What the callers are.
         handle: What they write with.
-        callers: How many there are; each waits for the answer before its next request.
+        callers: How many there are; each waits for the result before its next request.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class PoolCase(Case):
 
 
 def obstacle(point: Point, alternative: str, *, most_writers: int) -> str | None:
-    """Why an alternative is not measured at a point; None if it is."""
+    """Why an alternative is not measured at a point; None if it is measured."""
     if alternative == WRITERS and point.kind != THREADS:
         return "a writer belongs to a thread"
     if alternative == WRITERS and point.callers > most_writers:
@@ -101,7 +101,7 @@ def kinds_here() -> list[str]:
 
 
 def rotated(names: Sequence[str], by: int) -> Iterator[str]:
-    """The names in turn, beginning with another one each time: none is always measured first."""
+    """The names in turn, starting with a different one each time, so that none is always measured first."""
     for place in range(len(names)):
         yield names[(place + by) % len(names)]
 

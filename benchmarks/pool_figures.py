@@ -118,12 +118,12 @@ class Results:
 
     @property
     def origin(self) -> str:
-        """What the figures are, for people."""
+        """How many rounds the figures are from, as text."""
         return "One round" if self.rounds == 1 else f"Medians of {self.rounds} rounds"
 
     @property
     def are_few(self) -> bool:
-        """Whether there were too few rounds for figures to quote."""
+        """Whether there were too few rounds for the figures to be quoted."""
         return self.rounds < _ENOUGH_ROUNDS
 
     def alternatives(self, point: Point) -> list[str]:

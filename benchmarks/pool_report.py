@@ -18,12 +18,12 @@ _RATES: Final = """\
 commit per request through the same handle, of the same round; e2e is from the request's start until a read_committed
 consumer has its message:"""
 _PHASES: Final = """\
-Where the time of the pool's groups goes, in a measurement of its own: means per group. How much of the time a group had the
-turn to run its SQL, the writers had a group, the client used a processor, and the machine's processors were busy:"""
+Where the time of the pool's groups goes, in a separate measurement: means per group. The shares of the time in which a group
+was running its SQL, the writers had a group, the client used a processor, and the machine's processors were busy:"""
 
 
 def report(results: Results, clocked: Sequence[Clocked], around: Mapping[str, Any], *, notes: Sequence[str]) -> str:
-    """The complete report as text; `notes` say what was not measured."""
+    """The complete report as text; `notes` list what was not measured."""
     stolen, most_stolen, load = results.conditions()
     conditions = (
         f"During the measurements: load average up to {load:.1f}; a hypervisor took {stolen:.1%} of the processors' time "
@@ -39,7 +39,7 @@ def report(results: Results, clocked: Sequence[Clocked], around: Mapping[str, An
         parts.append(f"{_PHASES}\n\n{pool_tables.phases(clocked)}")
     parts += [f"Verified: {results.verified:,} messages against their rows, one by one.", *notes]
     if results.are_few:
-        parts.append("WARNING: fewer than 3 rounds: figures to see, not to quote.")
+        parts.append("WARNING: fewer than 3 rounds: don't quote these figures.")
     return "\n\n".join([*parts, *warnings(around)])
 
 

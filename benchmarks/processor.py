@@ -34,8 +34,8 @@ JOINING: Final = {"group.initial.rebalance.delay.ms": "1000"}
 
 TIMEOUT: Final = 60.0
 PARTITIONS: Final = 4
-MOST: Final = {1: 500, 10: 5_000, 100: 20_000}
-"""The most messages for small batches, which would take too long otherwise, unless --all is given."""
+MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 20_000}
+"""The maximum number of messages by size of the batch, unless --all is given: small batches would take too long."""
 
 OURS: Final = "DualProcessor"
 POOL: Final = "DualProcessor on a pool"
@@ -55,8 +55,8 @@ class Place:
         source: The topic that is read.
         messages: How many it has.
         members: The members of the group, each in a thread of its own.
-        batches: The sizes of the batches of DualProcessor.
-        target: Where the answers of the latest measurement are.
+        batches: The sizes of DualProcessor's batches.
+        target: The topic with the output messages of the latest measurement.
     """
 
     servers: str
@@ -82,13 +82,13 @@ class Place:
         return made
 
     def topic(self) -> str:
-        """A new topic for the answers."""
+        """A new topic for the output messages."""
         self.target = new_topic(self.servers)
         return self.target
 
-    def answers(self) -> int:
-        """How many answers consumers see, up to the end of each partition, in which no transaction may be open."""
-        settings = {"group.id": "bench-answers", "enable.auto.commit": False, "enable.partition.eof": True}
+    def outputs(self) -> int:
+        """How many output messages consumers see, up to the end of each partition; no transaction may be open there."""
+        settings = {"group.id": "bench-outputs", "enable.auto.commit": False, "enable.partition.eof": True}
         found, ended = 0, set()
         with closing(
             Consumer({"bootstrap.servers": self.servers, "isolation.level": "read_committed", **settings})
@@ -102,7 +102,7 @@ class Place:
                     elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (confluent-kafka's name for it)
                         ended.add(message.partition())
                     else:
-                        sys.exit(f"the answers can't be read: {error}")
+                        sys.exit(f"the output messages can't be read: {error}")
         return found
 
 
@@ -123,12 +123,12 @@ class Clock:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """A batch has come."""
+        """Start with the first batch."""
         with self._lock:
             self.began = self.began or time.perf_counter()
 
     def count(self, messages: Iterable[Message]) -> None:
-        """These were processed; again, perhaps, after a rebalance or an error: they count once."""
+        """Count processed messages; those that are processed again, after a rebalance or an error, count once."""
         with self._lock:
             was = self.seen
             for message in messages:
@@ -153,7 +153,7 @@ class Clock:
 
 
 def write(connection: Connection, messages: Sequence[Message]) -> None:
-    """The rows of a batch."""
+    """Insert the rows of a batch."""
     rows = [{"number": message.offset(), "text": (message.value() or b"").decode()} for message in messages]
     connection.execute(insert(results), rows)
 
@@ -166,7 +166,7 @@ def together(members: Sequence[Callable[[], None]]) -> None:
 
 
 def ours(place: Place, batch: int, messages: int) -> float:
-    """DualProcessor: rows and answers, each message once. Each member has a writer of its own."""
+    """DualProcessor: rows and output messages, each message once. Each member has a writer of its own."""
     name = uuid4().hex[:12]
     with ExitStack() as opened:
         writers = [
@@ -217,7 +217,7 @@ def process(place: Place, runners: Sequence[Any], batch: int, messages: int) -> 
 
 
 def database(place: Place, batch: int, messages: int) -> float:
-    """Rows, then the offsets at Kafka: a crash in between processes the batch again. No answers."""
+    """Rows, then the offsets at Kafka: after a crash in between, the batch is processed again. No output messages."""
     done, group = threading.Event(), f"bench-{uuid4().hex[:12]}"
     clock = Clock(messages, done.set)
 
@@ -238,7 +238,7 @@ def database(place: Place, batch: int, messages: int) -> float:
 
 
 def kafka_only(place: Place, batch: int, messages: int) -> float:
-    """Answers and offsets in one Kafka transaction (KIP-447). No database."""
+    """Output messages and offsets in one Kafka transaction (KIP-447). No database."""
     target, done, name = place.topic(), threading.Event(), uuid4().hex[:12]
     clock = Clock(messages, done.set)
     producers = []
@@ -295,20 +295,20 @@ def fill(servers: str, topic: str, messages: int) -> None:
 
 
 def verify(place: Place, name: str, messages: int) -> None:
-    """Exit unless there is a row, and an answer, for each message; or for more, since the last batch may be larger."""
+    """Exit unless there are a row and an output message for each message; there may be more: the last batch may be larger."""
     with place.engine.begin() as connection:
         rows = connection.scalar(select(func.count()).select_from(results)) or 0
         connection.execute(results.delete())
-    answers = 0 if name == DATABASE else place.answers()
-    if (name != KAFKA and rows < messages) or (name != DATABASE and answers < messages):
-        sys.exit(f"{name}: {rows} rows and {answers} answers for {messages} messages")
-    if name in (OURS, POOL) and rows != answers:
-        sys.exit(f"{name}: {rows} rows, but {answers} answers")
+    outputs = 0 if name == DATABASE else place.outputs()
+    if (name != KAFKA and rows < messages) or (name != DATABASE and outputs < messages):
+        sys.exit(f"{name}: {rows} rows and {outputs} output messages for {messages} messages")
+    if name in (OURS, POOL) and rows != outputs:
+        sys.exit(f"{name}: {rows} rows, but {outputs} output messages")
 
 
 def table(place: Place, batch: int, rounds: int, *, whole: bool) -> None:
     """Measure every alternative in each round and print medians; ratios are medians of the rounds' ratios."""
-    messages = place.messages if whole else min(place.messages, MOST.get(batch, place.messages))
+    messages = place.messages if whole else min(place.messages, MAX_MESSAGES.get(batch, place.messages))
     found: dict[str, list[float]] = {name: [] for name in ALTERNATIVES}
     place.batches.clear()
     first = ProcessorTimes.now()
@@ -326,16 +326,16 @@ def table(place: Place, batch: int, rounds: int, *, whole: bool) -> None:
     print(
         f"\nMean batch of DualProcessor: {statistics.mean(place.batches):.0f}. "
         f"Busy {around.busy:.0%}, stolen {around.stolen:.1%}, load average {around.load:.1f}. "
-        "Rows and answers are counted after each measurement.",
+        "Rows and output messages are counted after each measurement.",
         flush=True,
     )
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--messages", type=count, default=1_000_000, help="messages of a measurement; fewer for small batches")
-    parser.add_argument("--all", action="store_true", help="as many messages with small batches")
+    parser.add_argument("--messages", type=count, default=1_000_000, help="messages per measurement; fewer for small batches")
+    parser.add_argument("--all", action="store_true", help="use as many messages with small batches")
     parser.add_argument("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
     parser.add_argument("--members", type=counts, default=[1], help="members of the consumer group, comma-separated")
     parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")

@@ -99,7 +99,7 @@ class Place:
 
     Args:
         servers: Kafka.
-        poll: The longest that one poll waits when messages are counted, in seconds.
+        poll: The maximum number of seconds that one poll waits when messages are counted.
     """
 
     servers: str
@@ -297,7 +297,7 @@ def memory_table(place: Place, messages: int) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of one measurement of single messages")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every producer in turn")

@@ -1,8 +1,8 @@
 """The outbox's polling relay: reads rows in order, publishes them as a batch, deletes them; at least once.
 
 One round trip fetches a batch: the rows are deleted and returned, and the transaction commits once Kafka has acknowledged all
-their messages. Uncommitted rows are not visible yet, but none is skipped for good, as can happen with a watermark on ids, which
-are assigned before the commit. SKIP LOCKED allows a second relay as a standby; a single relay keeps the order.
+their messages. Uncommitted rows are not visible yet, but no row is skipped forever, as can happen with a watermark on ids,
+because ids are assigned before the commit. SKIP LOCKED allows a second relay as a standby; a single relay keeps the order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import text
 from alternatives import Delivery
 from workload import engine
 
-_TAKE: Final = text(
+_DELETE: Final = text(
     "DELETE FROM benchmark_outbox WHERE id = ANY (ARRAY("
     "SELECT id FROM benchmark_outbox ORDER BY id LIMIT :batch FOR UPDATE SKIP LOCKED"
     ")) RETURNING id, topic, key, value"
@@ -77,12 +77,12 @@ class Relay:
                 last = self._stopping.is_set()  # read before the poll, which then finds everything committed so far
                 self.polls += 1
                 with database.begin() as connection:
-                    taken = connection.execute(_TAKE, {"batch": settings.batch}).all()
-                    for row in sorted(taken, key=lambda row: row.id):
+                    batch = connection.execute(_DELETE, {"batch": settings.batch}).all()
+                    for row in sorted(batch, key=lambda row: row.id):
                         delivery.send(row.topic, row.value, row.key)
-                    if taken:
+                    if batch:
                         delivery.wait()
-                if not taken:
+                if not batch:
                     if last:
                         break
                     self._stopping.wait(settings.poll_interval)

@@ -15,7 +15,7 @@ from brokers import own_broker
 from dualwrite import migration
 from dualwrite.testing.postgres import PostgresServer
 
-_ANSWER: Final = 30.0
+_ADMIN_TIMEOUT: Final = 30.0
 # PostgresServer's defaults are for tests; these settings suit a small production server. Durability stays on.
 _POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "300"}
 
@@ -38,11 +38,11 @@ class Services:
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Create a topic."""
-        self._admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ANSWER)
+        self._admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ADMIN_TIMEOUT)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        self._admin.delete_topics([topic])[topic].result(_ANSWER)
+        self._admin.delete_topics([topic])[topic].result(_ADMIN_TIMEOUT)
 
     @functools.cached_property
     def _admin(self) -> AdminClient:

@@ -13,7 +13,7 @@ _POLL: Final = 0.1
 
 
 class SharedDelivery:
-    """Sends without waiting for more messages (`linger.ms` 0); librdkafka still batches what comes while it sends.
+    """Sends without waiting for more messages (`linger.ms` 0); librdkafka still batches messages that arrive while it sends.
 
     Args:
         kafka: Kafka's settings, in librdkafka's names.
@@ -29,7 +29,7 @@ class SharedDelivery:
         """Queue one message.
 
         Returns:
-            Done when the message is acknowledged; a failed delivery is its exception.
+            A future that is done when the message is acknowledged; a failed delivery is its exception.
         """
         future: Future[None] = Future()
 
@@ -44,7 +44,7 @@ class SharedDelivery:
         return future
 
     def close(self) -> None:
-        """Stop; every caller has its answer."""
+        """Stop. Every caller must have its result."""
         self._stopping.set()
         self._thread.join()
 

@@ -38,7 +38,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--times", type=_positive, default=10, help="how often each of the 336,776 flights is written")
-    parser.add_argument("--flights", type=_positive, help="use only the first so many flights")
+    parser.add_argument("--flights", type=_positive, help="use only this many flights, the first ones")
     parser.add_argument("--rounds", type=_positive, default=3, help="number of rounds; each measures every sink")
     parser.add_argument("--partitions", type=_whole_numbers, default=[4, 2], help="partitions of the frame, comma-separated")
     parser.add_argument("--topic-partitions", type=_positive, default=4, help="partitions of each topic")
@@ -169,7 +169,7 @@ def _times(found: Sequence[Measured]) -> str:
 
 
 def _ratio(here: Sequence[Measured], what: Callable[[Measured], float]) -> str:
-    """The ratio of ours to theirs, round by round: each round's pair was measured one right after the other."""
+    """The ratio of ours to theirs, round by round; both figures of a round were measured right after one another."""
     ours, theirs = (
         {measured.number: what(measured) for measured in here if measured.name == name} for name in ("dualwrite", "spark")
     )

@@ -23,7 +23,7 @@ TABLE: Final = "dualwrite_benchmark_flights"
 _DDL: Final = {pa.int32(): "integer", pa.int64(): "bigint", pa.string(): "text", pa.timestamp("us", "UTC"): "timestamptz"}
 _NUMBERS: Final = (pa.int32(), pa.int64())
 _EVERY: Final = 199
-"""One message in so many is compared with its row, column by column."""
+"""One message in this many is compared with its row, column by column."""
 _FETCH: Final = 10_000
 _PATIENCE: Final = 60.0
 
@@ -52,7 +52,7 @@ def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = 
         path: A folder; files of an earlier call are overwritten.
         times: How often each flight occurs.
         partitions: How many files.
-        limit: Use only the first so many flights.
+        limit: Use only this many flights, the first ones.
     """
     flights = _flights().slice(0, limit)
     whole = pa.concat_tables([flights] * times)

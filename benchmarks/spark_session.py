@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SPARKS_OWN: Final = "org.slf4j:slf4j-api"  # already part of Spark; a registry may not have it
+_EXCLUDED: Final = "org.slf4j:slf4j-api"  # already part of Spark; a registry may not have it
 JDBC_DRIVER: Final = "org.postgresql:postgresql:42.7.7"
 _KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _WHOLE_FILES: Final = str(1 << 40)  # each file is one partition: files are neither split nor combined
@@ -70,7 +70,7 @@ def session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        **({} if packages is None else {"spark.jars.packages": packages, "spark.jars.excludes": _SPARKS_OWN}),
+        **({} if packages is None else {"spark.jars.packages": packages, "spark.jars.excludes": _EXCLUDED}),
         **({} if jars is None else {"spark.jars": jars}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("dualwrite-benchmark")
@@ -82,7 +82,7 @@ def session(
         if packages is None:
             raise SparkError(f"Spark does not start: {error}") from error
         raise PackagesError(
-            f"Spark does not start with the packages {packages}; see its output above for the reason. If no registry in reach "
+            f"Spark does not start with the packages {packages}; its output above shows why. If no reachable repository "
             f"has them, use those of another release (--packages {_KAFKA}:4.0.0,{JDBC_DRIVER} also runs on Spark 4.3), pass "
             "files with --jars, or omit Spark's own sinks: --sinks read,dualwrite"
         ) from error
@@ -100,7 +100,7 @@ def _end(spark: SparkSession) -> None:
         return
     gateway.shutdown()
     process = gateway.proc
-    process.stdin.close()  # tells the JVM that its driver has ended
+    process.stdin.close()  # the JVM ends when its standard input is closed
     try:
         process.wait(timeout=_STOPPING)
     except subprocess.TimeoutExpired:

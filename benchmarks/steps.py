@@ -89,7 +89,7 @@ class Timed:
 
 
 class TimedStore(Timed):
-    """A store whose transactions are timed, too."""
+    """A store whose transactions are timed as well."""
 
     def __init__(self, store: TxnStateStore, clock: Clock) -> None:
         super().__init__(store, clock, {})
@@ -98,7 +98,7 @@ class TimedStore(Timed):
 
     def begin(self, claim: Any) -> Timed:
         """As TxnStateStore.begin."""
-        # under two-phase commit PostgreSQL gets the record with the COMMIT, and the first of these only keeps it
+        # under two-phase commit the record is sent to PostgreSQL with the COMMIT, and `record` only stores it
         record = "record the state (update)"
         steps = {"record": record, "record_at_commit": record, "commit": "database commit"}
         return Timed(self._begin(claim), self._clock, steps)

@@ -58,7 +58,7 @@ def line(around: Mapping[str, Any]) -> str:
 
 
 def warnings(around: Mapping[str, Any]) -> Iterator[str]:
-    """What makes the figures worth less than they look."""
+    """Reasons why the figures are less significant than they look."""
     postgres = around["postgresql"]
     if "off" in (postgres["fsync"], postgres["synchronous_commit"]):
         yield "WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable."

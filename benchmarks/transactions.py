@@ -1,8 +1,8 @@
-"""What the transaction tools cost with many transactional ids: time, and the memory of the process that asks.
+"""Measures the transaction tools with many transactional ids: their time, and the memory of their process.
 
 python benchmarks/transactions.py [--ids 10000] [--kafka HOST:PORT]
 
-Makes the ids on a broker of its own, unless one is given, then lists and describes all of them. Each is measured twice: for
+Creates the ids on its own broker, unless one is given, then lists and describes all of them. Each is measured twice: for the
 time and the growth of the process (RSS), and, since tracing is slow, again for the peak of Python's memory (tracemalloc).
 """
 
@@ -29,21 +29,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", type=int, default=10_000, help="how many transactional ids; 10000 by default")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a cluster on which the ids are made, and stay")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; the ids are created there and remain")
     given = parser.parse_args()
     with _cluster(given.kafka) as servers:
         prefix = f"benchmark-{secrets.token_hex(4)}-"  # the cluster may have ids of an earlier run
         names = [f"{prefix}{number}" for number in range(given.ids)]
-        seconds = make(servers, names)
-        print(f"{len(names)} ids made in {seconds:.1f} s")
+        seconds = create(servers, names)
+        print(f"{len(names)} ids created in {seconds:.1f} s")
         with TransactionAdmin(servers, timeout=120) as admin:
             measured("list", len(names), lambda: sum(one.transactional_id.startswith(prefix) for one in admin.list()))
             measured("list --pattern, none", 0, lambda: len(admin.list(pattern="nothing-.*")))
             measured("describe", len(names), lambda: sum(one.description is not None for one in admin.describe(iter(names))))
 
 
-def make(servers: str, names: list[str]) -> float:
-    """Initialize the ids; returns the seconds that it took."""
+def create(servers: str, names: list[str]) -> float:
+    """Initialize the ids; returns how many seconds this took."""
     began = time.perf_counter()
 
     def some(first: int) -> None:
@@ -57,14 +57,14 @@ def make(servers: str, names: list[str]) -> float:
 
 
 def measured(what: str, expected: int, run: Callable[[], int]) -> None:
-    """Print what a call takes; it returns how many ids it has found."""
+    """Print the time and memory of a call that returns how many ids it has found."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - began
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     if found != expected:
-        raise SystemExit(f"{what} has found {found} ids, not {expected}")
+        raise SystemExit(f"{what} found {found} ids, not {expected}")
     tracemalloc.start()
     run()
     peak = tracemalloc.get_traced_memory()[1]

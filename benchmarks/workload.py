@@ -115,10 +115,10 @@ def place_of(message: bytes) -> tuple[int, int]:
 
 def units(writer: int) -> Iterator[Unit]:
     """An endless sequence of one writer's units; the same in every measurement."""
-    chance = random.Random(writer)  # noqa: S311  (a workload, not a secret)
+    rng = random.Random(writer)  # noqa: S311  (a workload, not a secret)
     number = 0
     while True:
-        yield Unit(writer, number, chance.randrange(ACCOUNTS), chance.randrange(1, _HIGHEST_AMOUNT))
+        yield Unit(writer, number, rng.randrange(ACCOUNTS), rng.randrange(1, _HIGHEST_AMOUNT))
         number += 1
 
 

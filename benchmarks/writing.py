@@ -62,7 +62,7 @@ class Writing:
         write, began, ended, clock = self._alternative.write, samples.began, samples.ended, time.monotonic
         gc.collect()
         time.sleep(max(0.0, begin_at - clock()))
-        until = max(begin_at, clock()) + seconds  # a writer that was woken late still measures something
+        until = max(begin_at, clock()) + seconds  # a writer that wakes up late still measures for as long
         while (now := clock()) < until:
             write(next(self._units))
             ended.append(clock())
