@@ -2,12 +2,12 @@
 
     export DUALWRITE_DATABASE_URL=sqlite:///shop.db DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
-    export CELERY_CONFIG_MODULE=celeryconfig    # where your broker is
+    export CELERY_CONFIG_MODULE=celeryconfig    # the module with the address of Celery's broker
     celery --workdir examples -A celery_service worker --concurrency 4
     python -c 'from celery_service import take_order; take_order.delay("1", "lamp")'
 
-Celery forks its worker processes. Each opens a pool with its first task, which leases an id: `shop.1`, `shop.2`, … A pool that
-lives recovers the ids of a process that has died. Celery runs the task of that process again; the order may be there already.
+Celery forks its worker processes. Each opens a pool with its first task, which leases an id: `shop.1`, `shop.2`, … Live pools
+recover the ids of processes that have died. Celery runs the task of such a process again; its order may already exist.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ app.config_from_envvar("CELERY_CONFIG_MODULE", silent=True)
 
 @functools.cache
 def pool() -> dualwrite.WriterPool[Any]:
-    """The pool of this process; to be called after the fork. A process runs one task at a time, so it needs one writer."""
-    made = dualwrite.create_pool(prefix="shop", size=1)  # the rest comes from the environment
+    """The pool of this process; call it only after the fork. A process runs one task at a time, so it needs one writer."""
+    created = dualwrite.create_pool(prefix="shop", size=1)  # the other settings come from the environment
     try:
-        made.run(lambda tx: orders.create(tx.db, checkfirst=True))
-    except DBAPIError:  # of processes that start at once, only one can create it
-        made.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if it is not there
-    return made
+        created.run(lambda tx: orders.create(tx.db, checkfirst=True))
+    except DBAPIError:  # of several processes that start at once, only one can create it
+        created.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if the table does not exist
+    return created
 
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True, max_retries=5)
@@ -63,6 +63,6 @@ def write_order(tx: dualwrite.Transaction[Connection], key: str, item: str) -> b
 
 @worker_process_shutdown.connect
 def close_pool(**_: Any) -> None:
-    """Give the id back; Celery ends its processes without Python's own cleanup."""
+    """Release the id; Celery ends its processes without Python's own cleanup."""
     if pool.cache_info().currsize:
         pool().close()

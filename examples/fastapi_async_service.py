@@ -4,8 +4,8 @@
     dualwrite db upgrade
     uvicorn --app-dir examples fastapi_async_service:app
 
-FastAPI runs `async def` endpoints on the event loop. They share one pool, and the orders that arrive at the same time share a
-commit; what blocks runs in the pool's threads. `fastapi_service.py` is the same with plain endpoints.
+FastAPI runs `async def` endpoints on the event loop. They share one pool, and orders that arrive at the same time share a
+commit; blocking calls run in the pool's threads. `fastapi_service.py` is the same service with plain endpoints.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shop:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Open the pool, which recovers its ids; serve; finish what is under way."""
+    """Open the pool, which recovers its ids; serve; finish the orders in progress."""
     settings = dualwrite.Settings.from_environment()
     if settings.database_url is None:
         raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
@@ -70,17 +70,17 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-def the_shop(request: Request) -> Shop:
+def get_shop(request: Request) -> Shop:
     """The shop of this application."""
     shop: Shop = request.app.state.shop
     return shop
 
 
-TheShop = Annotated[Shop, Depends(the_shop)]
+ShopDependency = Annotated[Shop, Depends(get_shop)]
 
 
 @app.post("/orders", status_code=status.HTTP_201_CREATED)
-async def take_order(order: Order, shop: TheShop) -> Order:
+async def take_order(order: Order, shop: ShopDependency) -> Order:
     """Take an order: write both the row and the event, or neither."""
     try:
         await shop.pool.run(write_order, order)
@@ -96,7 +96,7 @@ async def write_order(tx: aio.AsyncTransaction[aio.AsyncConnection], order: Orde
 
 
 @app.get("/orders/{order_id}")
-def show_order(order_id: str, shop: TheShop) -> Order:
+def show_order(order_id: str, shop: ShopDependency) -> Order:
     """Return an order that was taken. Reading needs no pool; a plain endpoint runs in a thread."""
     with shop.engine.connect() as connection:
         row = connection.execute(select(orders).where(orders.c.id == order_id)).mappings().first()
@@ -106,7 +106,7 @@ def show_order(order_id: str, shop: TheShop) -> Order:
 
 
 @app.exception_handler(dualwrite.DualWriteError)
-async def answer(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
+async def error_response(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
     """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""
     in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
     code = status.HTTP_503_SERVICE_UNAVAILABLE if in_doubt or error.retriable else status.HTTP_500_INTERNAL_SERVER_ERROR

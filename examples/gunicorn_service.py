@@ -4,8 +4,8 @@
     dualwrite db upgrade
     gunicorn --chdir examples --workers 4 --threads 8 'gunicorn_service:create_app()'
 
-gunicorn calls `create_app` in each worker, after the fork. The workers need no names of their own: their pools lease the ids
-`shop.1`, `shop.2`, … A pool that lives recovers the ids of a worker that has died. The pool closes when its process ends.
+gunicorn calls `create_app` in each worker, after the fork. The workers don't need names: their pools lease the ids `shop.1`,
+`shop.2`, … Live pools recover the ids of workers that have died. The pool closes when its process ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Application = Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], A
 
 
 def create_table(engine: Engine) -> None:
-    """Create the table; of workers that start at once, only one can."""
+    """Create the table; of several workers that start at once, only one can."""
     try:
         orders.create(engine, checkfirst=True)
     except DBAPIError:

@@ -5,7 +5,7 @@
     python examples/order_pipeline.py
 
 Start it as often as you like, on any machine: the processes share the topic's partitions. They may be killed at any moment.
-An order is JSON, such as {"customer": "ann", "amount": 12}; what can't be booked goes to the topic orders.dead.
+An order is JSON, such as {"customer": "ann", "amount": 12}; an order that can't be booked goes to the topic orders.dead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def book(message: Any, tx: dualwrite.Transaction[Connection]) -> None:
     """Book one order. It acts only through `tx`, and may run more than once: only one run takes effect."""
     order = json.loads(message.value())
     customer, amount = order["customer"], order["amount"]
-    if not isinstance(customer, str) or type(amount) is not int:  # the database would round 12.5, and take true for 1
+    if not isinstance(customer, str) or type(amount) is not int:  # the database would round 12.5, and store true as 1
         raise ValueError(f"not an order: {order!r}")
     tx.db.execute(BOOK, {"customer": customer, "amount": amount})
     tx.send(PAYMENTS, json.dumps({"customer": customer, "paid": amount}), key=customer)

@@ -4,8 +4,8 @@
     dualwrite db upgrade
     echo "4711 lamp" | python examples/plain_service.py --instance 0 --instances 2
 
-At startup it recovers its own id, by opening the writer, and the ids of instances that no longer exist. It leaves the ids of
-running instances alone, because recovery takes an id away from its owner.
+At startup it recovers its own id, by opening the writer, and the ids of instances that no longer exist. It does not recover the
+ids of running instances, because recovery fences their writers.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def serve(writer: dualwrite.DualWriter, lines: Iterable[str]) -> None:
             # The next transaction first resolves this one; take_order then sees whether the order exists.
             log.warning("%s", error)
             taken = take(order_id, item)
-        print(f"{order_id} {'taken' if taken else 'was there already'}", flush=True)
+        print(f"{order_id} {'taken' if taken else 'already exists'}", flush=True)
 
 
 def take_order(tx: dualwrite.Transaction, order_id: str, item: str) -> bool:
-    """Write the order and send its event; do nothing if the order exists already."""
+    """Write the order and send its event; do nothing if the order already exists."""
     if exists(tx.db, order_id):
         return False
     tx.db.execute(insert(orders).values(id=order_id, item=item))

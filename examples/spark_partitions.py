@@ -4,8 +4,8 @@
     dualwrite db upgrade
     python examples/spark_partitions.py orders.csv orders-2026-11-21
 
-orders.csv has the columns id, item and quantity. Run it again after a crash, with the same job name: it continues after the
-committed transactions, and if all of them are committed, it writes nothing.
+orders.csv has the columns id, item and quantity. After a crash run it again with the same job name: it continues after the
+committed transactions. If all of them are committed, it writes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An example of a custom store: rows and a user's data in memory, lost with the process, but it fulfils the whole contract.
 
-`rows` defines what each change does to a row. A store has to write the new row on the condition that the fence is still the
-claim's, together with the user's data or not at all. Here one lock and one assignment do both.
+`rows` defines what each change does to a row. A store has to write the new row on the condition that the fencing token is
+still the claim's, together with the user's data or not at all. Here one lock and one assignment do both.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class InMemoryTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction; also checks the fence, so that a fenced writer fails early."""
+        """See StoreTransaction; also checks the fencing token, so that a fenced writer fails early."""
         self._batch.check_open()
         rows.check_fence(self._database.row(self._claim.transactional_id), self._claim)
         self._record = lambda row: rows.recorded(
@@ -147,7 +147,7 @@ class InMemoryTransaction(StoreTransaction):
 
 
 class InMemoryLeases(LeaseStore):
-    """See LeaseStore; a store without leases is a complete store, too: pools use fixed ids then."""
+    """See LeaseStore. Leases are optional: with a store without leases, pools use fixed ids."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

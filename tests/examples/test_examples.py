@@ -75,7 +75,7 @@ def test_the_plain_service_takes_each_order_once(
     topic = new_name("topic")
     done = plain(topic, 0, 1, "1 lamp\n2 chair\n1 lamp\n\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["ready", "1 taken", "2 taken", "1 was there already"]
+    assert done.stdout.splitlines() == ["ready", "1 taken", "2 taken", "1 already exists"]
     assert items(url) == ["lamp", "chair"]
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
@@ -94,7 +94,7 @@ def test_the_plain_service_recovers_itself_after_a_crash(
     crashed = plain(topic, 0, 1, "1 lamp\n2 chair\n", failpoint)
     assert (crashed.returncode, crashed.stdout) == (70, "ready\n1 taken\n"), crashed.stderr
     again = plain(topic, 0, 1, "2 chair\n")
-    assert again.stdout.splitlines() == ["ready", "2 was there already" if taken else "2 taken"]
+    assert again.stdout.splitlines() == ["ready", "2 already exists" if taken else "2 taken"]
     assert items(url) == ["lamp", "chair"]
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
