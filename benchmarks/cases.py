@@ -14,7 +14,7 @@ class Case:
         writers: How many write at once.
         agents: How many agents these are.
         sends: Whether it sends messages.
-        needs_relay: Whether the outbox's relay runs beside it.
+        needs_relay: Whether the outbox's relay also runs.
     """
 
     alternative: str

@@ -128,7 +128,7 @@ class Chart:
 
 
 def scale_top(values: Iterable[float]) -> float:
-    """The end of an axis from 0 on that shows all values, and 1: a tick with room above for a number."""
+    """The end of an axis from 0 that shows all values, and 1: a tick with room above for a number."""
     most = max([1.0, *values]) * _ROOM
     return math.ceil(most / _step(most)) * _step(most)
 

@@ -70,7 +70,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         help="two_phase of dualwrite.create_pool; by default if the cluster supports it; without it there is no pool-decided",
     )
     parser.add_argument("--pool-size", type=count, default=2, help="the number of the pool's writers")
-    parser.add_argument("--most-writers", type=count, default=32, help="measure a writer for each caller up to so many callers")
+    parser.add_argument("--most-writers", type=count, default=32, help="measure a writer per caller up to this many callers")
     parser.add_argument("--no-phases", dest="phases", action="store_false", help="skip the phases of the pool's groups")
     parser.add_argument("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add_servers(parser)

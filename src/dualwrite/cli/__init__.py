@@ -80,8 +80,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         rich_markup_mode="markdown",  # docstrings are folded to the width of the terminal
     )
 
-    def show_version(asked: bool) -> None:
-        if asked:
+    def show_version(requested: bool) -> None:
+        if requested:
             typer.echo(f"dualwrite {importlib.metadata.version('dualwrite')}")
             raise typer.Exit
 
@@ -97,7 +97,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         wanted = name == called or _COMPLETION_VARIABLE in os.environ
         command = _load(name) if wanted else typer.Typer()
         if name == called and command.registered_callback is not None:
-            app.add_typer(command, name=name)  # its help is the docstring of its function, which says more
+            app.add_typer(command, name=name)  # its help is the docstring of its function, which is longer
         else:
             app.add_typer(command, name=name, help=text)
     return app

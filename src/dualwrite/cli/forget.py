@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import Schema, Url, Yes, ask, settings_for, store_for
+from dualwrite.cli.options import Schema, Url, Yes, confirm, settings_for, store_for
 from dualwrite.recovery import recoverer
 
 app = typer.Typer()
@@ -21,7 +21,7 @@ def forget(
     yes: Yes = False,
 ) -> None:
     """Remove transactional ids that are no longer used. Refuses ids with a transaction to recover or to acknowledge."""
-    ask(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
+    confirm(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
     with store_for(settings_for(url, schema=schema)) as store:
         for transactional_id in dict.fromkeys(ids):
             dropped = recoverer.forget(store, transactional_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.options import ask, refuse, show_table
+from dualwrite.cli.options import confirm, refuse, show_table
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
@@ -98,7 +98,7 @@ class JobsToRecover:
         reports = []
         for row in self.rows:
             if row.is_open:
-                ask(
+                confirm(
                     f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
                     f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. Continue?",
                     yes=yes,

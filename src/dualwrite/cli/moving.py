@@ -15,8 +15,8 @@ from dualwrite.cli.options import (
     Schema,
     Url,
     Yes,
-    ask,
     chosen_ids,
+    confirm,
     counted,
     settings_for,
     show_table,
@@ -56,7 +56,7 @@ def move_cluster(
         chosen = chosen_ids(store, ids, prefix)
         seen = coordinator.cluster_id()
         given_up = " Transactions prepared on their old cluster are given up." if give_up_prepared else ""
-        ask(f"Move {counted(len(chosen), 'id')} to the Kafka cluster {seen!r}?{given_up}", yes=yes)
+        confirm(f"Move {counted(len(chosen), 'id')} to the Kafka cluster {seen!r}?{given_up}", yes=yes)
         moves = move_to_cluster(store, coordinator, chosen, give_up_prepared=give_up_prepared, timeout=limits.claim)
     if not moves:
         typer.echo(f"Every id is already on cluster {seen}.")
@@ -78,7 +78,7 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
-        ask(f"Give {store.description} a new store id, and leave its prepared transactions to the original?", yes=yes)
+        confirm(f"Give {store.description} a new store id, and leave its prepared transactions to the original?", yes=yes)
         identity, left = new_store_id(store, timeout=settings.timeouts.claim)
         typer.echo(f"{store.description} now has the store id {identity.store_id}.")
     if left:
@@ -97,7 +97,7 @@ def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
-        ask(f"Is {store.description} the only database in use with this store id?", yes=yes)
+        confirm(f"Is {store.description} the only database in use with this store id?", yes=yes)
         identity = keep_store_id(store)
         if identity is None:
             typer.echo(f"{store.description} has no store id yet: its first writer creates one.")

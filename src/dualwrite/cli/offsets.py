@@ -17,7 +17,7 @@ from dualwrite.cli.options import (
     Schema,
     Url,
     Yes,
-    ask,
+    confirm,
     counted,
     refuse,
     settings_for,
@@ -103,7 +103,7 @@ def reset_command(
         if not as_json:
             rows = [(*one.key, None if one.before is None else one.before.offset, one.after.offset) for one in moves]
             show_table(("topic", "partition", "position", "new position"), rows)
-        ask(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
+        confirm(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
         typer.echo(json.dumps({"positions": [Shown(group, one.after).to_json() for one in moves]}, indent=2))
@@ -143,7 +143,7 @@ def forget_command(
                 "Kafka's address is needed to check that the group is not consuming, and to set its offsets at Kafka: use "
                 "--kafka, or DUALWRITE_KAFKA_BOOTSTRAP_SERVERS; or --force."
             )
-        ask(f"Forget {counted(len(stored), 'position')} of the group {group!r}?", yes=yes)
+        confirm(f"Forget {counted(len(stored), 'position')} of the group {group!r}?", yes=yes)
         if not force:
             commit_to_kafka(settings, group, stored)
             if positions.read(group) != stored:

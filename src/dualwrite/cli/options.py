@@ -75,7 +75,7 @@ def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list
     return ids_with_lanes(store, ids or None, prefix=prefix)
 
 
-def ask(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool) -> None:
     """Continue only if the user confirms. Without a terminal this is a usage error: it must not count as a yes."""
     if yes:
         return

@@ -27,8 +27,8 @@ from dualwrite.cli.options import (
     Schema,
     Url,
     Yes,
-    ask,
     chosen_ids,
+    confirm,
     counted,
     settings_for,
     store_for,
@@ -119,7 +119,7 @@ def _show_plan(
 def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> Entries:
     """Remove the lost and unverified transactions from the rows, after asking for confirmation; those that were removed."""
     count = len(report.unacknowledged)
-    ask(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
+    confirm(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
     by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
     return [(name, entry) for name, entries in by_id.items() for entry in entries]
 
@@ -133,7 +133,7 @@ def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *,
     rows = {name: store.read(name) for name in chosen}
     pending = recoverer.pending_lanes(chosen)
     if pending:
-        ask(
+        confirm(
             f"Recovery claims {counted(len(_by_id(pending)), 'transactional id')}: {_named(pending)}. "
             "A live writer on one of them gets FencedError at its next step. Continue?",
             yes=yes,

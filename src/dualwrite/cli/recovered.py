@@ -20,7 +20,7 @@ def show_report(report: RecoveryReport) -> None:
     for one in report.ids:
         rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
         if one.taken_over_by is not None:
-            rows.append((one.transactional_id, None, f"taken over by {one.taken_over_by} meanwhile", None))
+            rows.append((one.transactional_id, None, f"taken over by {one.taken_over_by} in the meantime", None))
         if one.error is not None:
             rows.append((one.transactional_id, None, "NOT RECOVERED", None))
     if rows:

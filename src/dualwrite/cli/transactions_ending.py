@@ -23,7 +23,7 @@ from dualwrite.admin.guard import (
 )
 from dualwrite.cli.decided import Decided, Decisions
 from dualwrite.cli.jobs import open_job_of
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, ask, refuse, settings_for
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, refuse, settings_for
 from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_lost, show_report, unacknowledged_json
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import described_json, document
@@ -81,7 +81,7 @@ class _Repair:
         """End the open transactions of the rows as the database decided, if nothing has changed since they were shown."""
         planned = [found for found in self.decided.values() if found.plan is not None]
         rows = dict.fromkeys(found.plan.transactional_id for found in planned if found.plan is not None)
-        ask(
+        confirm(
             f"Claim {', '.join(rows)}, and end the open transactions as shown? "
             "A live writer on it gets FencedError at its next step.",
             yes=self.yes,
@@ -234,7 +234,7 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
     doubt = ""
     if out_of_reach and not is_made_by_dualwrite(name):
         doubt = "No dualwrite database was checked (--url): if one has committed it, its messages are lost. "
-    ask(
+    confirm(
         f"{doubt}Abort the transaction of {name} (producer id {description.producer_id}, epoch {description.epoch})? "
         "No read_committed consumer will ever see its messages, and its producer is fenced.",
         yes=repair.yes,

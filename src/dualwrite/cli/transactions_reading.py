@@ -81,14 +81,14 @@ def list_command(
             raise typer.BadParameter("can't be combined with --running-longer-than.", param_hint="--duration-filter")
         longer = None if milliseconds < 0 else milliseconds / 1000
     with admin_tools(kafka, kafka_config, timeout) as admin:
-        answer = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
+        result = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
     if as_json:
-        found = {"transactions": [listing_json(one) for one in answer]}
-        print_json(document("list", found, complete=answer.complete, problems=answer.problems, hidden=answer.hidden))
+        found = {"transactions": [listing_json(one) for one in result]}
+        print_json(document("list", found, complete=result.complete, problems=result.problems, hidden=result.hidden))
     else:
-        show_listings(answer)
-        show_problems(answer.problems, answer.hidden)
-    end(found=bool(answer.problems))
+        show_listings(result)
+        show_problems(result.problems, result.hidden)
+    end(found=bool(result.problems))
 
 
 @app.command("describe")
@@ -141,16 +141,16 @@ def describe_producers_command(
 ) -> None:
     """Show the producers that a topic's partitions remember, and where their open transactions begin."""
     with admin_tools(kafka, kafka_config, timeout) as admin:
-        answer = admin.describe_producers(topic, partitions or (), broker=broker)
+        result = admin.describe_producers(topic, partitions or (), broker=broker)
     now = now_ms()
-    ok = all(one.problem is None for one in answer)
+    ok = all(one.problem is None for one in result)
     if as_json:
-        found = {"partitions": [producers_json(one, now) for one in answer]}
-        print_json(document("describe-producers", found, complete=answer.complete and ok, problems=answer.problems))
+        found = {"partitions": [producers_json(one, now) for one in result]}
+        print_json(document("describe-producers", found, complete=result.complete and ok, problems=result.problems))
     else:
-        show_producers(answer, now)
-        show_problems(answer.problems)
-    end(found=bool(answer.problems) or not ok)
+        show_producers(result, now)
+        show_problems(result.problems)
+    end(found=bool(result.problems) or not ok)
 
 
 @app.command("find-hanging")

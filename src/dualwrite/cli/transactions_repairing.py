@@ -9,7 +9,7 @@ import typer
 from dualwrite.admin import Examined
 from dualwrite.admin.guard import is_made_by_dualwrite, refusal_to_abort
 from dualwrite.cli.decided import Decisions
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, ask, settings_for
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, settings_for
 from dualwrite.cli.transactions_common import (
     TIMEOUT,
     Kafka,
@@ -99,9 +99,9 @@ def _confirm(settings: Settings, found: Examined, *, without_database: bool, for
     )
     if refusal is not None:
         raise refusal
-    ask(_question(found, has_database=settings.database_url is not None), yes=yes)
+    confirm(_question(found, has_database=settings.database_url is not None), yes=yes)
     refusal = None if yes else _refusal_of_database(settings, found, without_database=without_database)
-    if refusal is not None:  # it may have committed meanwhile
+    if refusal is not None:  # the database may have committed it in the meantime
         raise refusal
 
 

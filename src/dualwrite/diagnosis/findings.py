@@ -42,7 +42,7 @@ class DatabaseFacts:
     """A database that could be reached.
 
     Args:
-        address: Its address for people, without the password.
+        address: Its address as shown to users, without the password.
         revision: The revision that dualwrite's migrations recorded in it, or None.
         newest_revision: The newest revision of this release; None for a database without migrations (RocksDB, ZooKeeper).
         table_error: Why the table can't be used, and the step that fixes it; None if it can be used.

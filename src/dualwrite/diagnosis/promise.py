@@ -70,6 +70,6 @@ def promise(
 
 
 def duration(milliseconds: int) -> str:
-    """A duration for people: whole minutes as minutes, anything else in seconds."""
+    """A duration as text: whole minutes as minutes, anything else in seconds."""
     minutes, rest = divmod(milliseconds, 60_000)
-    return f"{milliseconds / 1000:g} s" if rest or minutes < 2 else f"{minutes} min"  # noqa: PLR2004  (60 s says it better)
+    return f"{milliseconds / 1000:g} s" if rest or minutes < 2 else f"{minutes} min"  # noqa: PLR2004  (60 s is clearer)

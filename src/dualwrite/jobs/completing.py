@@ -1,6 +1,6 @@
 """What follows the decision: the run's Kafka transactions are committed or aborted in parallel, and staged rows are deleted.
 
-The rows of the transactional ids say how each transaction ends, so this is recovery: it can be interrupted at any point, and
+The rows of the transactional ids show how each transaction ends, so this is recovery: it can be interrupted at any point, and
 any process can repeat it.
 """
 

@@ -23,7 +23,7 @@ _NO_JAVA_NEEDED: Final = (
 
 
 class SparkSetupWarning(UserWarning):
-    """Spark will fail with the current setup of this machine; the text says why, and the next step."""
+    """Spark will fail with the current setup of this machine; the text contains the reason and the next step."""
 
 
 def warn_without_java() -> None:

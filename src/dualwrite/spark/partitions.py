@@ -186,7 +186,7 @@ def write_partitions(
         job_id: Identifies what is to be written once. At most 200 characters.
         prefix: The prefix of the transactional ids; by default the job's id.
         rows_per_transaction: Rows per chunk; None makes each partition one chunk.
-        partitions: The expected number of partitions, which is checked; None asks Spark for the number.
+        partitions: The expected number of partitions, which is checked; None queries the number from Spark.
         arrow: Whether `fn` receives a `pyarrow.Table` instead of a list of Rows: this avoids a conversion, and `send_many` and
             COPY accept columns.
         attempts: Maximum number of attempts for a chunk's transaction within the task, after errors that leave nothing behind
