@@ -253,7 +253,7 @@ def test_apaches_command_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list", "--state", "Opened"], "'Opened' is not a state"),
+        (["list", "--state", "Opened"], "'Opened' is not a transaction state"),
         (["list", "--kafka", "127.0.0.1:1", "--timeout", "0.5"], "No Kafka broker can be reached"),
         (["describe"], "at least one transactional id"),
         (["find-hanging", "--partition", "0"], "without a topic"),

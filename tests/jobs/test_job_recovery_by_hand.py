@@ -51,7 +51,7 @@ def test_a_dry_run_names_the_run_that_would_be_ended_and_ends_nothing(postgres_s
     outcomes = scene.write(scene.run(7), PARTS)
     result = run(scene, "--prefix", scene.prefix, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "Batch 7 of job 'job'" in result.output
+    assert "batch 7 of job 'job'" in result.output
     assert result.output.count(" abort ") == 3
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6])

@@ -132,7 +132,7 @@ def test_a_broker_that_supports_filters_applies_them(
 
 
 def test_invalid_filters_are_refused(admin: TransactionAdmin) -> None:
-    with pytest.raises(ConfigurationError, match="'Opened' is not a state"):
+    with pytest.raises(ConfigurationError, match="'Opened' is not a transaction state"):
         admin.list(states=["Opened"])
     with pytest.raises(ConfigurationError, match="not a regular expression"):
         admin.list(pattern="(")

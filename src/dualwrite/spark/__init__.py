@@ -17,7 +17,7 @@ a batch if and only if its rows are in the table.
 | `upsertKeys` | columns by which a row replaces an earlier one; without it, rows are appended |
 | `stagingSchema` | the schema in which the staging table is created; by default the table's own schema |
 | `stateSchema` | the schema of dualwrite's own tables, where `db upgrade --schema` created them |
-| `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, with librdkafka's names |
+| `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
 | `topic` | the topic of all messages; without it, the column `topic` |
 | `value.format` | `json` builds the value from columns: those in `value.columns`, or the whole row |
 | `transactionalIdPrefix` | the prefix of the tasks' transactional ids; only one job at a time holds it |
