@@ -348,7 +348,9 @@ def _filter(
     try:
         expression = re.compile(pattern) if pattern else None
     except re.error as error:
-        raise ConfigurationError(f"The pattern {pattern!r} is not a regular expression: {error}.") from error
+        raise ConfigurationError(
+            f"The pattern {pattern!r} is not a regular expression: {error}.", next_step="use the syntax of Python's module re"
+        ) from error
     limit = None if running_longer_than is None else max(int(running_longer_than * 1000), 0)
     return Filter(chosen, frozenset(producer_ids), expression, limit)
 

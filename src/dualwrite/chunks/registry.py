@@ -37,7 +37,8 @@ def markers_of(store: TxnStateStore) -> ChunkMarkers:
     found = made()
     if not isinstance(found, ChunkMarkers):
         raise ConfigurationError(
-            f"{type(store).__name__}.chunk_markers() returned a {type(found).__name__}, not a ChunkMarkers."
+            f"{type(store).__name__}.chunk_markers() returned a {type(found).__name__}, not a ChunkMarkers.",
+            next_step="return a dualwrite.chunks.markers.ChunkMarkers from it",
         )
     return found
 

@@ -70,7 +70,9 @@ class RocksDBChunkMarkers(ChunkMarkers):
             family.delete(plan + _ZERO, _synced())  # syncs RocksDB's whole log, so the deletions before it are durable, too
         except Exception as error:  # rocksdict has no exception class of its own
             raise StoreError(
-                f"The markers of the job {job_id!r} in {store.description} can't be removed.", cause=str(error)
+                f"The markers of the job {job_id!r} in {store.description} can't be removed.",
+                cause=str(error),
+                next_step="fix the cause, then call forget_job again",
             ) from error
         finally:
             family.close()

@@ -46,7 +46,11 @@ def settings_in_file(path: str) -> dict[str, str]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The file {path} of --command-config can't be read: {error}.") from error
+        raise ConfigurationError(
+            f"The file {path} of --command-config can't be read.",
+            cause=str(error),
+            next_step="check the path; the file must be a Java properties file in UTF-8",
+        ) from error
     return mapped(properties(text))
 
 

@@ -356,5 +356,8 @@ class DevCluster:
 
     def _not_running(self, node_id: int) -> DevClusterError:
         return DevClusterError(
-            f"Node {node_id} of the cluster {self.name!r} is not running.", cluster=self.name, node_id=node_id
+            f"Node {node_id} of the cluster {self.name!r} is not running.",
+            next_step="start it first",
+            cluster=self.name,
+            node_id=node_id,
         )

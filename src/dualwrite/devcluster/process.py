@@ -114,6 +114,7 @@ def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
             raise DevClusterError(
                 f"The process {process.pid} does not end, even after SIGKILL.",
                 cause="it is blocked in the kernel, such as on a disk that does not respond",
+                next_step="wait until it ends, then try again",
             )
 
 
@@ -154,7 +155,9 @@ class Launcher:
         if not first_line:
             starter.wait()
             raise DevClusterError(
-                f"{command[0]} could not be started.", cause=message.decode(errors="replace").strip().rpartition("\n")[2]
+                f"{command[0]} could not be started.",
+                cause=message.decode(errors="replace").strip().rpartition("\n")[2],
+                next_step="check that this program exists and may be executed",
             )
         if self._bound:
             self._bound_launchers.append(starter)

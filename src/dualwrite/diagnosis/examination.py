@@ -133,7 +133,10 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
     try:
         return int(properties.get("message.max.bytes", 1_000_000))
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"message.max.bytes is {properties['message.max.bytes']!r}, not a number of bytes.") from error
+        raise ConfigurationError(
+            f"message.max.bytes is {properties['message.max.bytes']!r}, not a number of bytes.",
+            next_step="set it to a number of bytes, such as 1000000, or remove it",
+        ) from error
 
 
 def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:

@@ -125,5 +125,6 @@ def validate_prefix(prefix: str) -> str:
             f"The prefix has {len(prefix)} characters; the limit is {MAX_PREFIX_LENGTH}: {prefix[:40]!r}…",
             cause="the partition and the attempt are appended to it, and a transactional id has at most "
             f"{MAX_TRANSACTIONAL_ID_LENGTH} characters",
+            next_step="choose a shorter prefix",
         )
     return prefix

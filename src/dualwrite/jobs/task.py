@@ -227,6 +227,8 @@ class RunStatus:
         if self._closed.is_set():
             raise JobClosedError(
                 f"The task was stopped: its run of {self._run.name} was closed, or its id was claimed by another run.",
+                cause="the task outlived its run, or the job runs twice at once",
+                next_step="nothing of this task is kept; make sure that the job runs only once at a time",
                 prefix=self._run.prefix,
                 job_id=self._run.job_id,
                 batch_id=self._run.batch_id,

@@ -98,7 +98,10 @@ class DualWriteDataSource(DataSource):
         """
         options = _checked(self.options, overwrite=overwrite)
         if options.job_id is not None or options.batch_id is not None:
-            raise ConfigurationError("jobId and batchId can't be set for streams: the query and its micro-batch define them.")
+            raise ConfigurationError(
+                "jobId and batchId can't be set for streams: the query and its micro-batch define them.",
+                next_step="omit them, or write with foreachBatch: dualwrite.spark.write_batch(df, batch_id, job_id=…)",
+            )
         return StreamWriter(options, _sink(options, schema), JobRun(options.prefix, "", _UNKNOWN_BATCH, keeps_lease=True))
 
 

@@ -56,7 +56,9 @@ def json_values(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     found = ((name, json_problem(batch.schema.field(name).type)) for name in columns if name in present)
     problems += [f"column {name!r}: {problem}" for name, problem in found if problem]
     if problems:
-        raise ConfigurationError(f"The columns can't be converted to JSON: {'; '.join(problems)}.")
+        raise ConfigurationError(
+            f"The columns can't be converted to JSON: {'; '.join(problems)}.", next_step="choose other columns, or cast these"
+        )
     return _objects(list(columns), [batch.column(name) for name in columns], len(batch))
 
 

@@ -48,7 +48,10 @@ class StagingWriter(ABC):
         self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
     ) -> None:
         if not connection.in_transaction() or getattr(connection.connection.driver_connection, "autocommit", None) is True:
-            raise UsageError("Rows can be staged only in a transaction; the connection is in autocommit mode or not in one.")
+            raise UsageError(
+                "Rows can be staged only in a transaction; the connection is in autocommit mode or not in one.",
+                next_step="begin a transaction on the connection first",
+            )
         self._connection = connection
         self._table = table
         self._columns = tuple(columns)
@@ -65,7 +68,7 @@ class StagingWriter(ABC):
             StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL).
         """
         if self._is_finished:
-            raise UsageError("The staging writer is finished; no more rows can be added.")
+            raise UsageError("The staging writer is finished; no more rows can be added.", next_step="use a new writer")
         if not len(batch):
             return
         if self._conversions is None:
@@ -160,7 +163,10 @@ class CopyWriter(StagingWriter):
         finally:
             self._cursor.close()
         if kind is None and copied != self._rows:
-            raise StoreError(f"{self._rows} rows were loaded into staging, but PostgreSQL reports {copied}.")
+            raise StoreError(
+                f"{self._rows} rows were loaded into staging, but PostgreSQL reports {copied}.",
+                next_step="roll back and try again; if it happens again, please report it",
+            )
 
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
         del column

@@ -91,7 +91,8 @@ class StagingTable:
         wrong = [name for name, known in found.items() if known is None or name in (ID_COLUMN, FENCE_COLUMN)]
         if wrong:
             raise ConfigurationError(
-                f"Rows for {target.full_name} can't be staged: its column {wrong[0]!r} is missing, or its name is reserved."
+                f"Rows for {target.full_name} can't be staged: its column {wrong[0]!r} is missing, or its name is reserved.",
+                next_step="rename the column, or leave it out of the frame",
             )
         self.target = target
         self.columns: tuple[TargetColumn, ...] = tuple(known for known in found.values() if known is not None)
