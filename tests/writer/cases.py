@@ -31,3 +31,6 @@ producers_and_databases = pytest.mark.parametrize(
     ),
 )
 """For tests of what depends on both; producers behave the same with all databases, so CI runs each of both once, soak all."""
+
+three_lanes = pytest.mark.parametrize("lanes", [3])
+"""For tests of writers that rotate their transactions over several ids."""

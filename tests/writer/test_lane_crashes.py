@@ -25,15 +25,12 @@ from writer.cases import (
     POSTGRESQL,
     PRODUCERS,
     SQLITE,
+    three_lanes,
 )
 from writer.lane_scene import BEFORE_COMMIT_POINT, crash, outcomes, stopped
 from writer.scene import Scene
 
-
-@pytest.fixture
-def lanes() -> int:
-    """Three by default."""
-    return 3
+pytestmark = three_lanes
 
 
 # --- what a crash left --------------------------------------------------------------------------------------------------

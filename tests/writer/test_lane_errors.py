@@ -33,15 +33,12 @@ from writer.cases import (
     both_databases,
     both_producers,
     producers_and_databases,
+    three_lanes,
 )
 from writer.lane_scene import leave_in_doubt, outcomes, unavailable
 from writer.scene import Scene
 
-
-@pytest.fixture
-def lanes() -> int:
-    """Three by default."""
-    return 3
+pytestmark = three_lanes
 
 
 # --- errors on one lane -------------------------------------------------------------------------------------------------

@@ -31,15 +31,12 @@ from writer.cases import (
     both_databases,
     both_producers,
     producers_and_databases,
+    three_lanes,
 )
 from writer.lane_scene import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT, url_of
 from writer.scene import Scene
 
-
-@pytest.fixture
-def lanes() -> int:
-    """Three by default."""
-    return 3
+pytestmark = three_lanes
 
 
 # --- rotating -----------------------------------------------------------------------------------------------------------
