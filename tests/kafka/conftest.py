@@ -11,11 +11,12 @@ import pytest
 from confluent_kafka import Producer
 
 from dualwrite.admin import TransactionAdmin
-from dualwrite.devcluster import DevCluster
+from dualwrite.devcluster import DevCluster, Security
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
-from fixtures.broker import make_topic
+from fixtures.acls import AUTHORIZED
+from fixtures.broker import USERS, make_topic, started
 from fixtures.pace import LIMIT
 
 Opener = Callable[..., Producer]
@@ -57,6 +58,19 @@ def topic(trusting: DevCluster, new_name: Callable[[str], str]) -> str:
     name = new_name("topic")
     make_topic(trusting, name)
     return name
+
+
+@pytest.fixture(scope="module")
+def guarded_config() -> dict[str, str]:
+    """More settings of the broker `guarded`; a module may have its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def guarded(guarded_config: dict[str, str]) -> Iterator[DevCluster]:
+    """A broker with ACLs: clients of the plain listener may do everything, the users `writer` and `reader` nothing yet."""
+    with started(security=Security(USERS), config={**AUTHORIZED, **guarded_config}) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
-    AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
@@ -22,11 +22,12 @@ from confluent_kafka.admin import (
 
 from dualwrite.admin import Ending, Reason, RecordTransaction, TransactionAdmin
 from dualwrite.cli import main
-from dualwrite.devcluster import DevCluster, Security
+from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
-from fixtures import json_pages
-from fixtures.broker import TRUSTING, USERS, make_topic, started
+from fixtures import acls, json_pages
+from fixtures.acls import Operation, Resource, login
+from fixtures.broker import TRUSTING, make_topic
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -36,56 +37,33 @@ pytestmark = pytest.mark.slow
 NewName = Callable[[str], str]
 Grant = Callable[..., None]
 HOUR_MS = 3_600_000
-AUTHORIZED = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",  # the plain listener's clients, and the brokers themselves
-    **TRUSTING,
-}
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[DevCluster]:
-    """A broker with Kafka's standard authorizer; the user `reader` may do nothing yet."""
-    with started(security=Security(USERS), config=AUTHORIZED) as cluster:
-        yield cluster
-
-
-def settings_of_reader(guarded: DevCluster) -> dict[str, str]:
-    return {
-        "bootstrap.servers": guarded.listeners["SASL_PLAINTEXT"],
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "reader",
-        "sasl.password": USERS["reader"],
-    }
+def guarded_config() -> dict[str, str]:
+    """Transactions can be made to hang."""
+    return TRUSTING
 
 
 def as_reader(guarded: DevCluster) -> list[str]:
     """The options of a command."""
-    return [word for name, value in settings_of_reader(guarded).items() for word in ("--kafka-config", f"{name}={value}")]
+    return [word for name, value in login(guarded, "reader").items() for word in ("--kafka-config", f"{name}={value}")]
 
 
 @pytest.fixture
 def reader(guarded: DevCluster) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(settings_of_reader(guarded), timeout=LIMIT) as admin:
+    with TransactionAdmin(login(guarded, "reader"), timeout=LIMIT) as admin:
         yield admin
 
 
 @pytest.fixture
 def grant(guarded: DevCluster) -> Iterator[Grant]:
     """Allows the reader an operation on a resource; taken back after the test."""
-    admin = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
-
-    def allow(kind: ResourceType, name: str, operation: AclOperation) -> None:
-        pattern, allowed = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        binding = AclBinding(kind, name, pattern, "User:reader", "*", operation, allowed)
-        for future in admin.create_acls([binding]).values():
-            future.result(LIMIT)
-
-    yield allow
+    yield partial(acls.grant, guarded, "reader")
     mine = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, "User:reader", None, AclOperation.ANY, AclPermissionType.ANY
     )
+    admin = AdminClient({"bootstrap.servers": guarded.bootstrap_servers})
     for future in admin.delete_acls([mine]).values():
         future.result(LIMIT)
 
@@ -106,15 +84,15 @@ def test_a_transactional_id(guarded: DevCluster, reader: TransactionAdmin, grant
     assert refused(
         found.problem, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", f"grant the principal Describe on the transactional id {name!r}"
     )
-    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, name)
     until(lambda: next(reader.describe([name])).description, "the ACL is known to the broker")
     listed = reader.list()
     assert name in {found.transactional_id for found in listed}
     assert not listed.complete, "others may be hidden"
     needed = ["Describe on the topic '__transaction_state'", "Describe on the transactional id '*'"]
     assert all(refused(*pair) for pair in zip(listed.hidden, needed, strict=True))
-    grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
-    grant(ResourceType.TOPIC, TRANSACTION_STATE_TOPIC, AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
+    grant(Operation.DESCRIBE, Resource.TOPIC, TRANSACTION_STATE_TOPIC)
     until(lambda: reader.list().complete, "the ACLs are known to the broker")
     del producer
 
@@ -128,10 +106,10 @@ def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
         return found.problem
 
     assert refused(problem(), "Metadata", "TOPIC_AUTHORIZATION_FAILED", f"grant the principal Describe on the topic {topic!r}")
-    grant(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TOPIC, topic)
     until(lambda: refused(problem(), "DescribeProducers", f"grant the principal Read on the topic {topic!r}"), problem)
     assert not reader.find_hanging(topic=topic).complete
-    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    grant(Operation.READ, Resource.TOPIC, topic)
     until(lambda: problem() is None, problem)
 
 
@@ -141,7 +119,7 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_reported_hanging(
     healthy, hanging = new_name("healthy"), new_name("hanging")
     for topic in (healthy, hanging):
         make_topic(guarded, topic)
-        grant(ResourceType.TOPIC, topic, AclOperation.READ)
+        grant(Operation.READ, Resource.TOPIC, topic)
     producer = opened(guarded, healthy, healthy)
     write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     for topic in (healthy, hanging):
@@ -154,10 +132,10 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_reported_hanging(
     assert main(["transactions", "find-hanging", "--topic", hanging, "--json", *as_reader(guarded)]) == 1
     seen = json_pages.check("find-hanging", json.loads(capsys.readouterr().out))
     assert {"undecided[].reason", "undecided[].why", "hidden[].message", "hidden[].code"} <= seen
-    grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
     until(lambda: reader.find_hanging(topic=healthy).complete, "the ACL is known to the broker")
     assert [found.reason for found in reader.find_hanging(topic=hanging).undecided] == [Reason.NOT_LISTED]
-    grant(ResourceType.TOPIC, TRANSACTION_STATE_TOPIC, AclOperation.DESCRIBE)  # shows that every id has its coordinator
+    grant(Operation.DESCRIBE, Resource.TOPIC, TRANSACTION_STATE_TOPIC)  # shows that every id has its coordinator
     until(lambda: reader.find_hanging(topic=hanging).complete, "the ACL is known to the broker")
     assert reader.find_hanging(topic=healthy).hanging == ()
     search = reader.find_hanging(topic=hanging)
@@ -173,11 +151,8 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
     hanging = new_name("hanging")
     make_topic(guarded, hanging)
     write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
-    for kind, resource, operation in (
-        (ResourceType.TOPIC, "*", AclOperation.READ),
-        (ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE),
-    ):
-        grant(kind, resource, operation)
+    grant(Operation.READ, Resource.TOPIC, "*")
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
     until(lambda: reader.find_hanging(topic=hanging, max_transaction_timeout=0).hanging, "the ACLs are known to the broker")
     examined = reader.examine(hanging, 0)
     assert examined is not None
@@ -189,8 +164,8 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
     with pytest.raises(BrokerAuthorizationError, match=r"EndTxn.*grant the principal Write"):
         reader.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
     assert next(reader.describe([name])).description == seen
-    grant(ResourceType.BROKER, "kafka-cluster", AclOperation.ALTER)
-    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.WRITE)
+    grant(Operation.ALTER, Resource.CLUSTER, "kafka-cluster")
+    grant(Operation.WRITE, Resource.TRANSACTIONAL_ID, name)
 
     def allowed() -> bool:
         try:
@@ -210,7 +185,7 @@ def test_stuck_without_acls(guarded: DevCluster, reader: TransactionAdmin, grant
     producer = opened(guarded, new_name("id"), topic)
     found = reader.stuck(topic=topic)
     assert refused(found.unreadable[0].problem, f"grant the principal Describe on the topic {topic!r}")
-    grant(ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TOPIC, topic)
 
     def problem() -> Any:
         found = reader.stuck(topic=topic)
@@ -221,7 +196,7 @@ def test_stuck_without_acls(guarded: DevCluster, reader: TransactionAdmin, grant
         return one.problem
 
     until(lambda: refused(problem(), "DescribeProducers", f"grant the principal Read on the topic {topic!r}"), problem)
-    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    grant(Operation.READ, Resource.TOPIC, topic)
     (one,) = until(lambda: reader.stuck(topic=topic).partitions, "the ACL is known to the broker")
     assert (one.holder.transactional_id, one.holder.hanging) == (None, Reason.NOT_LISTED)
     del producer
@@ -234,7 +209,7 @@ def test_the_id_of_a_record_that_an_acl_hides(
     topic, name = new_name("topic"), new_name("id")
     make_topic(guarded, topic)
     opened(guarded, name, topic).commit_transaction(LIMIT)
-    grant(ResourceType.TOPIC, topic, AclOperation.READ)
+    grant(Operation.READ, Resource.TOPIC, topic)
 
     def found() -> RecordTransaction | None:
         try:
@@ -248,7 +223,7 @@ def test_the_id_of_a_record_that_an_acl_hides(
     shown = capsys.readouterr()
     assert "not known: grant the principal Describe on the topic '__transaction_state'" in shown.out
     assert "grant the principal Describe on the transactional id '*'" in shown.err
-    grant(ResourceType.TRANSACTIONAL_ID, name, AclOperation.DESCRIBE)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, name)
     until(lambda: reader.transaction_of(topic, 0, 0).complete, "the ACL is known to the broker")
     assert reader.transaction_of(topic, 0, 0).transactional_id == name
 
@@ -265,15 +240,15 @@ def test_the_positions_of_a_group_that_may_not_be_described(
         consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
         consumer.subscribe([topic])
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
-        grant(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
-        grant(ResourceType.TOPIC, "*", AclOperation.READ)
-        grant(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.DESCRIBE)
+        grant(Operation.DESCRIBE, Resource.CLUSTER, "kafka-cluster")
+        grant(Operation.READ, Resource.TOPIC, "*")
+        grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
         until(lambda: reader.stuck(topic=topic).partitions, "the ACLs are known to the broker")
         found = reader.stuck(topic=topic)
         assert not found.complete
         assert refused(found.hidden[0], f"grant the principal Describe on the group {group!r}")
         assert not reader.stuck(group=group).complete
-        grant(ResourceType.GROUP, group, AclOperation.DESCRIBE)
+        grant(Operation.DESCRIBE, Resource.GROUP, group)
         until(lambda: reader.stuck(topic=topic).complete, "the ACL is known to the broker")
         assert [one.group_id for one in reader.stuck(group=group).partitions[0].groups] == [group]
     del producer

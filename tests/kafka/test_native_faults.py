@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from kafka.protocol.admin import CreateAclsRequest
 
-from dualwrite.devcluster import DevCluster, Security
+from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerUnavailableError,
@@ -23,14 +22,14 @@ from dualwrite.errors import (
     DualWriteError,
     InvalidTransitionError,
 )
-from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.acls import Operation, Resource, grant, login
+from fixtures.broker import make_topic, read_topic, started
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 
@@ -43,20 +42,6 @@ IMPATIENT = {"socket.timeout.ms": 500, "socket.connection.setup.timeout.ms": 500
 def frail() -> Iterator[DevCluster]:
     """A broker that the tests of this module may break; each test restores it. A pause does not end its session."""
     with started(config={"broker.session.timeout.ms": "9000"}) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[DevCluster]:
-    """A broker with an authorizer; the plain listener's user may do everything, `writer` nothing.
-
-    One that was killed is back when its session has ended: here after 2 s, as is usual in a development cluster.
-    """
-    config = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    with started(security=Security(USERS), config=config) as cluster:
         yield cluster
 
 
@@ -412,6 +397,7 @@ def test_an_interrupt_at_any_moment_of_ending_leaves_a_correct_state(
 
 
 # --- a broker that dies -------------------------------------------------------------------------------------------------
+# `guarded` is back when the session of the killed broker has ended: after 2 s, as is usual in a development cluster.
 
 
 @pytest.mark.slow
@@ -464,26 +450,6 @@ def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
 
 # --- ACLs -----------------------------------------------------------------------------------------------------------------
 
-TOPIC, GROUP, TRANSACTIONAL_ID = 2, 3, 5
-READ, WRITE, DESCRIBE = 3, 4, 8
-
-
-def grant(cluster: DevCluster, operation: int, resource_type: int, name: str) -> None:
-    """Allow `writer` an operation on one name."""
-    acl = CreateAclsRequest.AclCreation(
-        resource_type=resource_type,
-        resource_name=name,
-        resource_pattern_type=3,
-        principal="User:writer",
-        host="*",
-        operation=operation,
-        permission_type=3,
-    )
-    network = Network(KafkaConfig.of(cluster.bootstrap_servers))
-    answer = network.any_broker().call(CreateAclsRequest(creations=[acl]))
-    network.close()
-    assert [result.error_code for result in answer.results] == [0]
-
 
 def until_granted(call: Callable[[], Any]) -> None:
     """Retry while the permission is missing: a new ACL takes a moment to reach the broker."""
@@ -502,40 +468,33 @@ def until_granted(call: Callable[[], Any]) -> None:
 def test_a_missing_acl_is_reported_with_the_grant_that_is_needed(guarded: DevCluster, new_name: NewName) -> None:
     topic, group, kafka_id = new_name("topic"), new_name("group"), new_name("id")
     make_topic(guarded, topic)
-    settings = {
-        "bootstrap.servers": guarded.listeners["SASL_PLAINTEXT"],
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "writer",
-        "sasl.password": USERS["writer"],
-    }
     offsets = [ConsumedOffset(topic, 0, 5)]
-    producer = NativeProducer(KafkaConfig.of(settings), kafka_id)
+    producer = NativeProducer(KafkaConfig.of(login(guarded, "writer")), kafka_id)
     try:
         with pytest.raises(BrokerAuthorizationError, match="grant the principal Describe"):
             producer.init_transactions(timeout=LIMIT)
-        grant(guarded, DESCRIBE, TRANSACTIONAL_ID, kafka_id)
+        grant(guarded, "writer", Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, kafka_id)
         with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe on the transactional ids"):
             producer.init_transactions(timeout=LIMIT)
-        grant(guarded, WRITE, TRANSACTIONAL_ID, kafka_id)
+        grant(guarded, "writer", Operation.WRITE, Resource.TRANSACTIONAL_ID, kafka_id)
         until_granted(lambda: producer.init_transactions(timeout=LIMIT))
 
         producer.begin_transaction()
         with pytest.raises(BrokerAuthorizationError, match="on the topic"):
             producer.send(topic, b"lost")
-        grant(guarded, DESCRIBE, TOPIC, topic)
+        grant(guarded, "writer", Operation.DESCRIBE, Resource.TOPIC, topic)
         with pytest.raises(BrokerAuthorizationError, match="on the topic"):  # noqa: PT012  (in either call)
             until_granted(lambda: producer.send(topic, b"lost"))
             producer.prepare_transaction(timeout=LIMIT)
         producer.abort_transaction(timeout=LIMIT)
-        grant(guarded, WRITE, TOPIC, topic)
-        grant(guarded, READ, TOPIC, topic)
+        grant(guarded, "writer", Operation.WRITE, Resource.TOPIC, topic)
+        grant(guarded, "writer", Operation.READ, Resource.TOPIC, topic)
 
         producer.begin_transaction()
         with pytest.raises(BrokerAuthorizationError, match="Read on the consumer group"):
             producer.send_offsets_to_transaction(offsets, GroupMetadata(group), timeout=LIMIT)
         producer.abort_transaction(timeout=LIMIT)
-        grant(guarded, READ, GROUP, group)
+        grant(guarded, "writer", Operation.READ, Resource.GROUP, group)
 
         def whole_transaction() -> None:
             producer.begin_transaction()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grimp
 import pytest
 from confluent_kafka import Producer
-from kafka.protocol.admin import CreateAclsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
-from dualwrite.devcluster import DevCluster, Security
+from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerUnavailableError,
@@ -20,13 +19,13 @@ from dualwrite.errors import (
     TwoPhaseCommitRefusedError,
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
-from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import TransactionStatus
+from fixtures.acls import Names, Operation, Resource, grant, login
 from fixtures.broker import USERS, started
 from fixtures.capabilities import EVERYTHING
 from fixtures.pace import LIMIT, until
@@ -173,92 +172,55 @@ def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
 
 # --- ACLs -------------------------------------------------------------------------------------------------------------
 
-TRANSACTIONAL_ID, CLUSTER = 5, 4
-WRITE, DESCRIBE, DESCRIBE_CONFIGS, TWO_PHASE_COMMIT = 4, 8, 10, 15
 
+def probe_until(
+    settings: dict[str, str], name: str, done: Callable[[BrokerCapabilities | BrokerAuthorizationError], bool]
+) -> Any:
+    """Probe until `done` accepts the result: the broker applies a new ACL a moment later."""
 
-@dataclass
-class Guarded:
-    """A broker with an authorizer; the plain listener's user may do everything, `writer` only what is granted to it."""
+    def look() -> BrokerCapabilities | BrokerAuthorizationError | None:
+        found: BrokerCapabilities | BrokerAuthorizationError
+        try:
+            found = probe(settings, transactional_id=name)
+        except BrokerAuthorizationError as error:
+            found = error
+        return found if done(found) else None
 
-    cluster: DevCluster
-
-    def grant(self, operation: int, resource_type: int, name: str) -> None:
-        """Allow `writer` an operation on all names that start with `name`; waits until the broker applies it."""
-        acl = CreateAclsRequest.AclCreation(
-            resource_type=resource_type,
-            resource_name=name,
-            resource_pattern_type=4 if resource_type == TRANSACTIONAL_ID else 3,
-            principal="User:writer",
-            host="*",
-            operation=operation,
-            permission_type=3,
-        )
-        network = Network(KafkaConfig.of(self.cluster.bootstrap_servers))
-        answer = network.any_broker().call(CreateAclsRequest(creations=[acl]))
-        network.close()
-        assert [result.error_code for result in answer.results] == [0]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self.cluster.listeners["SASL_PLAINTEXT"],
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "writer",
-            "sasl.password": USERS["writer"],
-        }
-
-    def probe_until(self, name: str, done: Callable[[BrokerCapabilities | BrokerAuthorizationError], bool]) -> Any:
-        """Probe as `writer` until `wanted` accepts the result: a new ACL takes a moment to reach the broker."""
-
-        def look() -> BrokerCapabilities | BrokerAuthorizationError | None:
-            found: BrokerCapabilities | BrokerAuthorizationError
-            try:
-                found = probe(self.settings, transactional_id=name)
-            except BrokerAuthorizationError as error:
-                found = error
-            return found if done(found) else None
-
-        return until(look, "what was granted", pause=0.05)
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    config = {"authorizer.class.name": authorizer, "super.users": "User:ANONYMOUS"}
-    with started(security=Security(USERS), config=config) as cluster:
-        yield Guarded(cluster)
+    return until(look, "what was granted", pause=0.05)
 
 
 @pytest.mark.slow
-def test_each_missing_acl_is_distinguished(guarded: Guarded, new_coordinator: Coordinators) -> None:
-    name = "orders#probe"
+def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator: Coordinators) -> None:
+    name, settings = "orders#probe", login(guarded, "writer")
+
+    def grant_orders(operation: Operation) -> None:
+        grant(guarded, "writer", operation, Resource.TRANSACTIONAL_ID, "orders", Names.PREFIXED)
+
     with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe") as caught:
-        probe(guarded.settings, transactional_id=name)
+        probe(settings, transactional_id=name)
     assert caught.value.transactional_id == name
 
-    guarded.grant(DESCRIBE, TRANSACTIONAL_ID, "orders")
-    refused = guarded.probe_until(name, lambda found: "EndTxn" in str(found))
+    grant_orders(Operation.DESCRIBE)
+    refused = probe_until(settings, name, lambda found: "EndTxn" in str(found))
     assert isinstance(refused, BrokerAuthorizationError)
     assert refused.name == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
 
-    guarded.grant(WRITE, TRANSACTIONAL_ID, "orders")
-    blind = guarded.probe_until(name, lambda found: isinstance(found, BrokerCapabilities))
+    grant_orders(Operation.WRITE)
+    blind = probe_until(settings, name, lambda found: isinstance(found, BrokerCapabilities))
     assert blind.native
     assert (blind.two_phase, blind.two_phase_obstacle) == (False, TwoPhaseObstacle.OFF_OR_FORBIDDEN)
     assert (blind.two_phase_setting, blind.transaction_max_timeout_ms) == (None, None)
 
-    guarded.grant(DESCRIBE_CONFIGS, CLUSTER, "kafka-cluster")
-    seeing = guarded.probe_until(name, lambda found: found.two_phase_setting is not None)
+    grant(guarded, "writer", Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, "kafka-cluster")
+    seeing = probe_until(settings, name, lambda found: found.two_phase_setting is not None)
     assert (seeing.two_phase, seeing.two_phase_obstacle) == (False, TwoPhaseObstacle.FORBIDDEN)
 
-    guarded.grant(TWO_PHASE_COMMIT, TRANSACTIONAL_ID, "orders")
-    assert known(guarded.probe_until(name, lambda found: found.two_phase)) == EVERYTHING
+    grant_orders(Operation.TWO_PHASE_COMMIT)
+    assert known(probe_until(settings, name, lambda found: found.two_phase)) == EVERYTHING
     with pytest.raises(BrokerAuthorizationError):
-        probe(guarded.settings)  # its ACLs are for ids that start with "orders"
+        probe(settings)  # its ACLs are for ids that start with "orders"
     for used in (name, PROBE_ID):
-        assert_nothing_left(new_coordinator(guarded.cluster.bootstrap_servers), used)
+        assert_nothing_left(new_coordinator(guarded.bootstrap_servers), used)
 
 
 def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
