@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,8 +18,6 @@ import dualwrite_alembic
 from dualwrite import migration
 from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
-from dualwrite.testing.mariadb import MariaDBServer
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.tiers import thinned
 
 MODELS = """
@@ -56,13 +55,9 @@ class Project:
         return text[text.index("def upgrade") :]
 
 
-@pytest.fixture(params=thinned(["sqlite", "postgres", "mariadb"], quick=["sqlite"]))
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'user.db'}"
-    else:
-        server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
-        url = server.create_database(f"autogenerate_{abs(hash(tmp_path))}")
+@pytest.fixture(params=thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
+def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Project:
+    url = new_database(request.param)
     migration.upgrade(url)
     project = Project(tmp_path / "project", url)
     make_project(project.folder, url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreUn
 from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.fork_server import TESTS, ForkedProcess
 from fixtures.pace import LIMIT, ended
@@ -28,14 +28,11 @@ TABLES = {*metadata.tables, VERSION_TABLE_NAME}
 
 
 @pytest.fixture
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'empty.db'}"
-    server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
-    return server.create_database(f"empty_{abs(hash(tmp_path))}")
+def empty_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    return new_database(request.param)
 
 
-each = pytest.mark.parametrize("empty_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+each = pytest.mark.parametrize("empty_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 def tables(url: str) -> set[str]:

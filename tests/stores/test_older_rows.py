@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -17,7 +17,6 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import lease_table
 from dualwrite.testing.mariadb import MariaDBServer
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.older import see_it_move_on
 
 OLDER = (
@@ -28,14 +27,10 @@ OLDER = (
 )
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def older_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def older_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     """A database of revision 0003 with one row."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'older.db'}"
-    else:
-        server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
-        url = server.create_database(f"older_{abs(hash(tmp_path))}")
+    url = new_database(request.param)
     migration.upgrade(url, "0003")
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from dualwrite.errors import ConfigurationError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
-from dualwrite.testing.mariadb import MariaDBServer
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -87,12 +86,9 @@ def make_project(folder: Path, url: str) -> Project:
     return project
 
 
-@pytest.fixture(params=thinned(["sqlite", "postgres", "mariadb"], quick=["sqlite"]))
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
-    if request.param == "sqlite":
-        return make_project(tmp_path / "project", f"sqlite:///{tmp_path / 'user.db'}")
-    server: PostgresServer | MariaDBServer = request.getfixturevalue(f"{request.param}_server")
-    return make_project(tmp_path / "project", server.create_database(f"chain_{abs(hash(tmp_path))}"))
+@pytest.fixture(params=thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
+def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Project:
+    return make_project(tmp_path / "project", new_database(request.param))
 
 
 def assert_it_works(url: str) -> None:

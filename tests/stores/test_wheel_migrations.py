@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import pytest
 import sqlalchemy
 
 from dualwrite import migration
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.tiers import thinned
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +75,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 @pytest.fixture(params=thinned(["sqlite", "postgresql"], kept=["sqlite"]))
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'wheel.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.create_database(f"wheel_{abs(hash(tmp_path))}")
+def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    return new_database(request.param)
 
 
 def test_the_wheel_contains_all_migrations(installed: Installation) -> None:
