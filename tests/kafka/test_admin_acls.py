@@ -26,8 +26,9 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures import acls, json_pages
-from fixtures.acls import Operation, Resource, login
+from fixtures.acls import Operation, Resource
 from fixtures.broker import TRUSTING, make_topic
+from fixtures.logins import login_as
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -47,12 +48,12 @@ def guarded_config() -> dict[str, str]:
 
 def as_reader(guarded: DevCluster) -> list[str]:
     """The options of a command."""
-    return [word for name, value in login(guarded, "reader").items() for word in ("--kafka-config", f"{name}={value}")]
+    return [word for name, value in login_as(guarded, "reader").items() for word in ("--kafka-config", f"{name}={value}")]
 
 
 @pytest.fixture
 def reader(guarded: DevCluster) -> Iterator[TransactionAdmin]:
-    with TransactionAdmin(login(guarded, "reader"), timeout=LIMIT) as admin:
+    with TransactionAdmin(login_as(guarded, "reader"), timeout=LIMIT) as admin:
         yield admin
 
 

@@ -25,6 +25,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.logins import LOGIN
 from fixtures.pace import LIMIT, limit, until
 from fixtures.wire_server import WireServer
 
@@ -212,7 +213,7 @@ def test_a_session_is_renewed_on_its_connection_with_requests_in_flight(
     """KIP-368: over several session lifetimes no connection is replaced, unless the machine stands still for longer than the
     client's margin: a request then arrives when its session is over.
     """
-    login = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "writer", "sasl.password": USERS["writer"]}
+    login = {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}
     producer, topic = new_producer("SASL_PLAINTEXT", **login), new_name("topic")
     warm_topic(strict_host, topic)
     commit_one(producer, topic, b"0")

@@ -28,8 +28,9 @@ from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from fixtures.acls import Operation, Resource, grant, login
+from fixtures.acls import Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, started
+from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 
@@ -469,7 +470,7 @@ def test_a_missing_acl_is_reported_with_the_grant_that_is_needed(guarded: DevClu
     topic, group, kafka_id = new_name("topic"), new_name("group"), new_name("id")
     make_topic(guarded, topic)
     offsets = [ConsumedOffset(topic, 0, 5)]
-    producer = NativeProducer(KafkaConfig.of(login(guarded, "writer")), kafka_id)
+    producer = NativeProducer(KafkaConfig.of(login_as(guarded, "writer")), kafka_id)
     try:
         with pytest.raises(BrokerAuthorizationError, match="grant the principal Describe"):
             producer.init_transactions(timeout=LIMIT)

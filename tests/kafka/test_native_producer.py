@@ -27,7 +27,8 @@ from dualwrite.kafka.native.states import ProducerState
 from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from fixtures import pace
-from fixtures.broker import USERS, make_topic, read_topic
+from fixtures.broker import make_topic, read_topic
+from fixtures.logins import LOGINS, settings_for
 from fixtures.pace import LIMIT
 
 S = TransactionStatus
@@ -492,26 +493,15 @@ def test_both_producers_send_a_key_to_the_same_partition(
 
 # --- logins -----------------------------------------------------------------------------------------------------------
 
-LOGIN = {"sasl.username": "writer", "sasl.password": USERS["writer"]}
-LOGINS = {
-    "SASL PLAIN": ("SASL_PLAINTEXT", {"sasl.mechanism": "PLAIN", **LOGIN}),
-    "SCRAM-SHA-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256", **LOGIN}),
-    "SCRAM-SHA-512": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
-    "TLS": ("SSL", {}),
-    "SCRAM over TLS": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
-}
-
 
 @pytest.mark.parametrize("how", LOGINS)
 def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_name: NewName, how: str) -> None:
     """Large enough that answers arrive in parts, and one read returns several TLS records."""
     protocol, login = LOGINS[how]
-    settings = {"bootstrap.servers": strict_broker.listeners[protocol], "security.protocol": protocol, **login}
-    if protocol.endswith("SSL"):
-        settings["ssl.ca.location"] = str(strict_broker.tls_files.ca)  # type: ignore[attr-defined]  # see the fixture
     topic = new_name("topic")
     make_topic(strict_broker, topic, 2)
-    producer = NativeProducer(KafkaConfig.of(settings), new_name("id"), two_phase=True)
+    config = KafkaConfig.of(settings_for(strict_broker, protocol, **login))
+    producer = NativeProducer(config, new_name("id"), two_phase=True)
     sent = [b"%04d" % n + bytes(1_000) for n in range(5_000)]
     try:
         ready(producer)

@@ -25,9 +25,10 @@ from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import TransactionStatus
-from fixtures.acls import Names, Operation, Resource, grant, login
-from fixtures.broker import USERS, started
+from fixtures.acls import Names, Operation, Resource, grant
+from fixtures.broker import started
 from fixtures.capabilities import EVERYTHING
+from fixtures.logins import LOGIN, login_as, settings_for
 from fixtures.pace import LIMIT, until
 from fixtures.wire_server import WireServer, init_producer_id_answer
 
@@ -191,7 +192,7 @@ def probe_until(
 
 @pytest.mark.slow
 def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator: Coordinators) -> None:
-    name, settings = "orders#probe", login(guarded, "writer")
+    name, settings = "orders#probe", login_as(guarded, "writer")
 
     def grant_orders(operation: Operation) -> None:
         grant(guarded, "writer", operation, Resource.TRANSACTIONAL_ID, "orders", Names.PREFIXED)
@@ -224,13 +225,8 @@ def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator:
 
 
 def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
-    settings = {
-        "bootstrap.servers": strict_broker.listeners["SASL_PLAINTEXT"],
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "SCRAM-SHA-256",
-        "sasl.username": "writer",
-    }
-    assert probe({**settings, "sasl.password": USERS["writer"]}).two_phase
+    settings = settings_for(strict_broker, "SASL_PLAINTEXT", **{"sasl.mechanism": "SCRAM-SHA-256", **LOGIN})
+    assert probe(settings).two_phase
     with pytest.raises(BrokerAuthorizationError, match="writer"):
         probe({**settings, "sasl.password": "wrong"})
 

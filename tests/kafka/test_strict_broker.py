@@ -19,35 +19,21 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.broker import USERS, make_topic, read_topic
+from fixtures.broker import make_topic, read_topic
+from fixtures.logins import LOGIN, LOGINS, settings_for
 from fixtures.pace import LIMIT
 from fixtures.revocation import revocation_list
 from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
 NewCoordinator = Callable[..., WireTransactionCoordinator]
-LOGIN = {"sasl.username": "writer", "sasl.password": USERS["writer"]}
-SETTINGS = {
-    "SASL PLAIN": ("SASL_PLAINTEXT", {"sasl.mechanism": "PLAIN", **LOGIN}),
-    "SCRAM-SHA-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256", **LOGIN}),
-    "SCRAM-SHA-512": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
-    "TLS": ("SSL", {}),
-    "SCRAM over TLS": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}),
-}
 
 
-def settings_for(cluster: DevCluster, protocol: str, **more: Any) -> dict[str, Any]:
-    settings = {"bootstrap.servers": cluster.listeners[protocol], "security.protocol": protocol, **more}
-    if protocol.endswith("SSL"):
-        settings["ssl.ca.location"] = str(cluster.tls_files.ca)  # type: ignore[attr-defined]  # see the fixture
-    return settings
-
-
-@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("how", LOGINS)
 def test_a_whole_transaction_over_every_protocol(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName, how: str
 ) -> None:
-    protocol, login = SETTINGS[how]
+    protocol, login = LOGINS[how]
     config = KafkaConfig.of(settings_for(strict_broker, protocol, **login))
     topic = new_name("topic")
     make_topic(strict_broker, topic)
