@@ -153,10 +153,10 @@ def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> No
     transaction.commit()
 
 
-def test_migrations_run_through_pgbouncer(bouncer: PgBouncer, postgres_server: PostgresServer) -> None:
-    database = postgres_server.create_database("migrated_through_pgbouncer").rpartition("/")[2]
-    migration.upgrade(bouncer.url_of(database))
-    assert migration.current(bouncer.url_of(database)) == migration.newest()
+def test_migrations_run_through_pgbouncer(bouncer: PgBouncer) -> None:
+    url = bouncer.create_database("migrated_through_pgbouncer")
+    migration.upgrade(url)
+    assert migration.current(url) == migration.newest()
 
 
 # --- other modes, and what it refuses -----------------------------------------------------------------------------------------
