@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dualwrite import migration
-from fixtures.pace import LIMIT
+from fixtures.zookeeper_client import zookeeper_client
 
 CREATE = "CREATE TABLE events (writer varchar(80), number integer)"
 FAMILY = "events"
@@ -121,7 +121,7 @@ class ZooKeeperEvents(Events):
 
     def make_room(self) -> None:
         hosts, _, chroot = self.url.removeprefix("zookeeper://").partition("/")
-        with _zookeeper(hosts) as client:
+        with zookeeper_client(hosts) as client:
             client.ensure_path(f"/{chroot}{NODE}")
 
     @staticmethod
@@ -129,25 +129,10 @@ class ZooKeeperEvents(Events):
         db.create(f"{NODE}/{writer}:{number}", b"")
 
     def numbers(self, writer: str) -> list[int]:
-        with _zookeeper(self.url) as client:
+        with zookeeper_client(self.url) as client:
             client.sync(NODE)
             names = client.get_children(NODE)
         return sorted(int(name.partition(":")[2]) for name in names if name.partition(":")[0] == writer)
-
-
-class _zookeeper:  # noqa: N801  (a context manager, used like a function)
-    def __init__(self, url: str) -> None:
-        from kazoo.client import KazooClient  # noqa: PLC0415  (one database, one import)
-
-        self._client = KazooClient(url.removeprefix("zookeeper://"))
-
-    def __enter__(self) -> Any:
-        self._client.start(LIMIT)
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop()
-        self._client.close()
 
 
 def events_at(url: str) -> Events:

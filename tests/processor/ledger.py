@@ -6,12 +6,11 @@ from contextlib import closing
 from typing import Any
 
 import sqlalchemy as sa
-from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from rocksdict import AccessType, Options, Rdict
 
 from dualwrite import migration
-from fixtures.pace import LIMIT
+from fixtures.zookeeper_client import zookeeper_client
 
 TABLE = "CREATE TABLE ledger (group_id varchar(80), number integer)"
 FAMILY = "ledger"
@@ -26,7 +25,7 @@ def make_ledger(url: str) -> None:
         with closing(Rdict(_path(url), options)) as database:
             database.create_column_family(FAMILY, Options(raw_mode=True))
     elif url.startswith("zookeeper"):
-        with _Client(url) as client:
+        with zookeeper_client(url) as client:
             client.ensure_path(NODE)
     else:
         migration.upgrade(url)
@@ -59,7 +58,7 @@ def booked(url: str, group: str) -> list[int]:
     if url.startswith("rocksdb"):
         return sorted(_rocksdb(url, group))
     if url.startswith("zookeeper"):
-        with _Client(url) as client:
+        with zookeeper_client(url) as client:
             client.sync(NODE)
             names = [name for name in client.get_children(NODE) if name.startswith(f"{group}:")]
             counts = {int(name.partition(":")[2]): int(client.get(f"{NODE}/{name}")[0]) for name in names}
@@ -81,16 +80,3 @@ def _rocksdb(url: str, group: str) -> list[int]:
 
 def _path(url: str) -> str:
     return url.removeprefix("rocksdb:///")
-
-
-class _Client:
-    def __init__(self, url: str) -> None:
-        self._client = KazooClient(url.removeprefix("zookeeper://"))
-
-    def __enter__(self) -> KazooClient:
-        self._client.start(LIMIT)
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop()
-        self._client.close()

@@ -20,6 +20,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
+from fixtures.zookeeper_client import zookeeper_client
 from writer.scene import Scene
 
 
@@ -42,13 +43,9 @@ def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monk
 
 
 @pytest.fixture
-def zookeeper_client() -> Iterator[KazooClient]:
-    with ZooKeeperServer() as server:
-        client = KazooClient(server.hosts)
-        client.start()
+def users_zookeeper_client() -> Iterator[KazooClient]:
+    with ZooKeeperServer() as server, zookeeper_client(server.hosts) as client:
         yield client
-        client.stop()
-        client.close()
 
 
 @pytest.fixture(params=["sql", "rocksdb", "zookeeper"])
@@ -56,7 +53,7 @@ def users_store(request: pytest.FixtureRequest, sqlite_scene: Scene, tmp_path: A
     make: dict[str, Callable[[], TxnStateStore]] = {
         "sql": lambda: SqlStateStore(sqlite_scene.engine),
         "rocksdb": lambda: RocksDBStore(str(tmp_path / "rocks")),
-        "zookeeper": lambda: ZooKeeperStore(request.getfixturevalue("zookeeper_client")),
+        "zookeeper": lambda: ZooKeeperStore(request.getfixturevalue("users_zookeeper_client")),
     }
     store = make[request.param]()
     request.addfinalizer(store.close)  # noqa: PT021  (the store is made by a parameter)

@@ -14,6 +14,7 @@ from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
+from fixtures.zookeeper_client import zookeeper_client
 
 _chroots = itertools.count(1)
 
@@ -60,11 +61,8 @@ def rival(url: str) -> Iterator[ZooKeeperStore]:
 def plain(zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, chroot: str) -> Iterator[KazooClient]:
     """Another client on the same subtree."""
     store.check()  # creates the chroot
-    client = KazooClient(f"{zookeeper_server.hosts}{chroot}")
-    client.start()
-    yield client
-    client.stop()
-    client.close()
+    with zookeeper_client(f"{zookeeper_server.hosts}{chroot}") as client:
+        yield client
 
 
 @pytest.fixture
