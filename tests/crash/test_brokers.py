@@ -15,7 +15,7 @@ from crash.scene import Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
-from fixtures.broker import make_topic, started
+from fixtures.broker import make_topic
 from fixtures.leaders import coordinator_of, leader_of, move_leader
 from fixtures.pace import done, until
 from fixtures.tiers import thinned
@@ -28,12 +28,6 @@ MOMENTS = {
     "committed by the database": "after_db_commit",
 }
 ErrorClass = Callable[[DevCluster, Scene], Callable[[], None]]
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[DevCluster]:
-    with started(nodes=3) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -75,7 +69,7 @@ def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
 )
 def test_a_writer_continues_while_a_broker_fails(
     databases: Databases,
-    three: DevCluster,
+    three_brokers: DevCluster,
     monkeypatch: pytest.MonkeyPatch,
     trouble: ErrorClass,
     moment: str,
@@ -83,13 +77,13 @@ def test_a_writer_continues_while_a_broker_fails(
     lanes: str,
 ) -> None:
     monkeypatch.setenv("DUALWRITE_LANES", lanes)
-    scene = databases.scene("sqlite", three)
-    make_topic(three, scene.topic)
+    scene = databases.scene("sqlite", three_brokers)
+    make_topic(three_brokers, scene.topic)
     mend: list[Callable[[], None]] = []
     try:
         with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
             write_event(writer, scene.topic, 1)
-            once = failpoints.only_at(1, lambda: mend.append(trouble(three, scene)))
+            once = failpoints.only_at(1, lambda: mend.append(trouble(three_brokers, scene)))
             with failpoints.armed(MOMENTS[moment], once):
                 write_event(writer, scene.topic, 2)
             assert mend
@@ -104,10 +98,10 @@ def test_a_writer_continues_while_a_broker_fails(
 @pytest.mark.soak  # each of these kills alone: above; at random, under a pool: tests/pool/test_pool_soak.py
 @pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
 def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
-    databases: Databases, three: DevCluster, elsewhere: ThreadPoolExecutor, producer: str
+    databases: Databases, three_brokers: DevCluster, elsewhere: ThreadPoolExecutor, producer: str
 ) -> None:
-    scene = databases.scene("sqlite", three)
-    make_topic(three, scene.topic, partitions=3)
+    scene = databases.scene("sqlite", three_brokers)
+    make_topic(three_brokers, scene.topic, partitions=3)
     stop = False
     number = 0
 
@@ -128,8 +122,8 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
     try:
         goes_on()
         for node in (1, 2, 3):
-            three.kill(node)
-            three.start(node)
+            three_brokers.kill(node)
+            three_brokers.start(node)
             goes_on()
     finally:
         stop = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -10,16 +9,9 @@ import pytest
 from crash.cases import after_crash_at
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from fixtures.broker import started
 from fixtures.tiers import thinned
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("librdkafka")]  # the only producer that works with such a broker
-
-
-@pytest.fixture(scope="module")
-def old_broker() -> Iterator[DevCluster]:
-    with started(kafka_version="3.9.1") as cluster:
-        yield cluster
 
 
 DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_resolution"]
@@ -38,9 +30,9 @@ DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_resol
     ),
 )
 def test_a_crash_and_a_crash_of_its_recovery_leave_both_sides_alike(
-    databases: Databases, old_broker: DevCluster, point: str, dying: str
+    databases: Databases, broker_3_9: DevCluster, point: str, dying: str
 ) -> None:
-    scene, expected = databases.scene("postgresql", old_broker), after_crash_at(point)
+    scene, expected = databases.scene("postgresql", broker_3_9), after_crash_at(point)
     scene.write(1, 3, f"{point}#2=kill").killed()
     scene.recovery(f"{dying}=kill").end()  # may not be reached: EndTxn is sent only to commit (rule FA)
     report = scene.recover()
@@ -50,8 +42,8 @@ def test_a_crash_and_a_crash_of_its_recovery_leave_both_sides_alike(
     assert scene.agree() == [*expected, 9]
 
 
-def test_a_zombie_is_fenced(databases: Databases, old_broker: DevCluster) -> None:
-    scene = databases.scene("postgresql", old_broker)
+def test_a_zombie_is_fenced(databases: Databases, broker_3_9: DevCluster) -> None:
+    scene = databases.scene("postgresql", broker_3_9)
     zombie = scene.write(1, 3, "after_prepare#2=stop")
     zombie.wait_until_stopped()
     scene.write_here(100)

@@ -24,7 +24,6 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
-from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
 
@@ -42,13 +41,6 @@ STOPPED_AFTER = ["before_db_commit", "after_db_commit", "before_kafka_commit"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_two_phase_commit")]
 
 
-@pytest.fixture(scope="module")
-def impatient() -> Iterator[DevCluster]:
-    """A broker that checks for timed-out transactions continuously instead of every 10 s."""
-    with started(config=PROMPT_TIMEOUTS) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No two-phase commit, so that transactions can time out; one lane, so that the id is known."""
@@ -56,8 +48,8 @@ def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.
 
 
 @pytest.fixture
-def scene(databases: Databases, impatient: DevCluster) -> Scene:
-    return databases.scene("postgresql", impatient, **SHORT)
+def scene(databases: Databases, prompt_broker: DevCluster) -> Scene:
+    return databases.scene("postgresql", prompt_broker, **SHORT)
 
 
 @dataclass
@@ -87,7 +79,7 @@ class Left:
 
 
 @pytest.fixture(scope="module")
-def left(databases: Databases, impatient: DevCluster) -> Iterator[Callable[[str, str], Left]]:
+def left(databases: Databases, prompt_broker: DevCluster) -> Iterator[Callable[[str, str], Left]]:
     """The writer that was prepared for one of these tests, by producer."""
 
     def leave(scene: Scene, producer: str, what: str) -> Left:
@@ -102,7 +94,7 @@ def left(databases: Databases, impatient: DevCluster) -> Iterator[Callable[[str,
 
     with ThreadPoolExecutor(3) as pool:
         all_left = {
-            case: pool.submit(leave, databases.scene("postgresql", impatient, **SHORT), *case)
+            case: pool.submit(leave, databases.scene("postgresql", prompt_broker, **SHORT), *case)
             for case in product(PRODUCERS, [*KILLED, *STOPPED_BEFORE, *STOPPED_AFTER])
         }
         yield lambda producer, what: all_left[producer, what].result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.stores.base import LostKind, Resolution, StateRow
-from fixtures.broker import started
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -33,13 +31,6 @@ mostly_postgresql = pytest.mark.parametrize(
 )
 """That the cluster is read back from each store's row is shown by the tests with `each`."""
 native = pytest.mark.usefixtures("native")
-
-
-@pytest.fixture(scope="module")
-def other_broker() -> Iterator[DevCluster]:
-    """Another cluster, also with two-phase commit."""
-    with started() as cluster:
-        yield cluster
 
 
 @pytest.fixture(params=["sqlite"])

@@ -17,7 +17,6 @@ from dualwrite.errors import BatchRefusedError, DualWriteError, ProducerFencedEr
 from dualwrite.jobs.base import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import done, happened, limit
 from fixtures.tiers import thinned
 
@@ -30,13 +29,6 @@ DATABASE_KEPT = ("job_after_batch", "job_after_commit")
 TIMEOUT_MS = int(limit(2.5) * 1000)
 
 MakeScene = Callable[..., JobScene]
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[DevCluster]:
-    """A broker that can be restarted and checks for timed-out transactions very often."""
-    with started(config=PROMPT_TIMEOUTS) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -102,13 +94,13 @@ def driven_through(scene: JobScene, moment: str, trouble: Callable[[], object]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", thinned(["restarted", "killed"], kept=["killed"]))
 @pytest.mark.parametrize("moment", thinned(TASK_MOMENTS + COMMIT_MOMENTS, kept=BROKER_KEPT))
-def test_a_broker_outage(postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
-    scene = make_scene(postgres_url, fragile)
+def test_a_broker_outage(postgres_url: str, prompt_broker: DevCluster, make_scene: MakeScene, moment: str, way: str) -> None:
+    scene = make_scene(postgres_url, prompt_broker)
 
     def trouble() -> None:
         if way == "killed":
-            fragile.kill()
-        fragile.restart()
+            prompt_broker.kill()
+        prompt_broker.restart()
 
     failed = driven_through(scene, moment, trouble)
     scene.assert_holds([*ROWS, 100, 101])
@@ -173,10 +165,10 @@ def test_a_database_outage_beyond_the_time_limit(
     ),
 )
 def test_a_broker_that_times_transactions_out(
-    postgres_url: str, fragile: DevCluster, make_scene: MakeScene, moment: str
+    postgres_url: str, prompt_broker: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:
     """Without two-phase commit a transaction has a timeout: after it, nothing is committed on either side."""
-    scene = make_scene(postgres_url, fragile, two_phase=False)
+    scene = make_scene(postgres_url, prompt_broker, two_phase=False)
     patient = scene.site
     scene.site = replace(patient, kafka={**patient.kafka, "transaction.timeout.ms": TIMEOUT_MS})
     longer = failpoints.only_at(1, lambda: time.sleep(TIMEOUT_MS / 1000 + 1))

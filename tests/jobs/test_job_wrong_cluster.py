@@ -12,17 +12,10 @@ from dualwrite.errors import ClusterMismatchError
 from dualwrite.jobs.recovery import recover_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
-from fixtures.broker import started
 
 pytestmark = pytest.mark.slow
 
 PARTS = [[1, 2], [3, 4]]
-
-
-@pytest.fixture(scope="module")
-def other_broker() -> Iterator[DevCluster]:
-    with started() as cluster:
-        yield cluster
 
 
 @pytest.fixture

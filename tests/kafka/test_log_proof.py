@@ -17,7 +17,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import PreparedTxnState
-from fixtures.broker import make_topic, started, wait_for_markers
+from fixtures.broker import make_topic, wait_for_markers
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -27,12 +27,6 @@ NewName = Callable[[str], str]
 NATIVE, LIBRDKAFKA = "native", "librdkafka"
 ON_3_9, WITH_VERSION_1 = "librdkafka on 3.9.1", "librdkafka with transaction.version 1"
 CASES = (NATIVE, LIBRDKAFKA, ON_3_9, WITH_VERSION_1)
-
-
-@pytest.fixture(scope="module")
-def broker_3_9() -> Iterator[DevCluster]:
-    with started(kafka_version="3.9.1") as cluster:
-        yield cluster
 
 
 @pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA, ON_3_9], quick=[NATIVE, LIBRDKAFKA]))

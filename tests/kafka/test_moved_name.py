@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from dualwrite.devcluster import DevCluster
@@ -11,15 +9,8 @@ from dualwrite.errors import ClusterMismatchError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.testing.proxy import TcpProxy
-from fixtures.broker import started
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def other_broker() -> Iterator[DevCluster]:
-    with started() as cluster:
-        yield cluster
 
 
 def address_of(cluster: DevCluster) -> tuple[str, int]:

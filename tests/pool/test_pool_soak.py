@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +14,7 @@ from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.topics import read_committed
-from fixtures.broker import make_topic, started
+from fixtures.broker import make_topic
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
 from pool.pool_scene import MAYBE
@@ -24,12 +23,6 @@ from pool.soak_worker import PER_CALLER
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("producer")]
 
 CALLERS = 64
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[DevCluster]:
-    with started(nodes=3) as cluster:
-        yield cluster
 
 
 class Run:
@@ -75,9 +68,9 @@ class Run:
 
 # the number is also the seed: with the small one, a broker is killed, and then the process
 @pytest.mark.parametrize("units", thinned([1_220, 1_000_000], kept=[1_220]))
-def test_processes_and_brokers_are_killed_at_random(databases: Databases, three: DevCluster, units: int) -> None:
-    scene = databases.scene("postgresql", three)
-    make_topic(three, scene.topic, partitions=3)
+def test_processes_and_brokers_are_killed_at_random(databases: Databases, three_brokers: DevCluster, units: int) -> None:
+    scene = databases.scene("postgresql", three_brokers)
+    make_topic(three_brokers, scene.topic, partitions=3)
     chance = random.Random(units)
     runs: list[Run] = []
     kills = Counter[str]()
@@ -87,9 +80,9 @@ def test_processes_and_brokers_are_killed_at_random(databases: Databases, three:
             run.wait_for_more(chance.randint(1, min(units // 6, 50_000)))
             if chance.random() < 0.5:
                 node = chance.choice((1, 2, 3))
-                three.kill(node)
+                three_brokers.kill(node)
                 time.sleep(chance.random() * limit(1.0))
-                three.start(node)
+                three_brokers.start(node)
                 kills["broker"] += 1
         run.kill()
         kills["process"] += 1

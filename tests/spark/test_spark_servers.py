@@ -5,7 +5,7 @@ The same at more points, without Spark: tests/jobs/test_job_servers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -16,7 +16,6 @@ from spark_scene import LIMIT, SparkScene, await_end
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import limit, until
 from fixtures.tiers import thinned
 
@@ -27,19 +26,12 @@ TIMEOUT_MS = round(limit(6)) * 1000
 """A time-out that is to expire, after a write has come to its commit."""
 
 
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[DevCluster]:
-    """A broker that can be restarted and checks for timed-out transactions very often."""
-    with started(config=PROMPT_TIMEOUTS) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def on_fragile_broker(
-    make_scene: MakeScene, postgres_url: str, fragile: DevCluster, new_name: Callable[[str], str]
+def on_prompt_broker(
+    make_scene: MakeScene, postgres_url: str, prompt_broker: DevCluster, new_name: Callable[[str], str]
 ) -> SparkScene:
     """A job on a broker that may be killed."""
-    return make_scene(postgres_url, fragile, new_name("spark"))
+    return make_scene(postgres_url, prompt_broker, new_name("spark"))
 
 
 @pytest.fixture
@@ -77,18 +69,18 @@ def stopped_worker() -> psutil.Process:
 @pytest.mark.parametrize(
     "point", thinned(["job_after_batch", "job_after_prepare", "job_after_commit"], kept=["job_after_prepare"])
 )
-def test_a_broker_that_is_killed(on_fragile_broker: SparkScene, fragile: DevCluster, point: str) -> None:
-    on_fragile_broker.add_input(range(10))
-    on_fragile_broker.run()
+def test_a_broker_that_is_killed(on_prompt_broker: SparkScene, prompt_broker: DevCluster, point: str) -> None:
+    on_prompt_broker.add_input(range(10))
+    on_prompt_broker.run()
     for first in (10, 20):
-        on_fragile_broker.add_input(range(first, first + 10))
+        on_prompt_broker.add_input(range(first, first + 10))
 
     def trouble() -> None:
-        fragile.kill()
-        fragile.start()
+        prompt_broker.kill()
+        prompt_broker.start()
 
-    assert through(on_fragile_broker, point, trouble)
-    on_fragile_broker.assert_holds(range(30))
+    assert through(on_prompt_broker, point, trouble)
+    on_prompt_broker.assert_holds(range(30))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +110,8 @@ def test_a_database_that_crashes(on_own_database: SparkScene, own_postgres_serve
 
 
 @pytest.mark.soak  # in CI on the same steps without Spark: tests/jobs/test_job_servers.py
-def test_a_commit_past_the_timeout_of_its_transactions(on_fragile_broker: SparkScene) -> None:
-    scene = on_fragile_broker
+def test_a_commit_past_the_timeout_of_its_transactions(on_prompt_broker: SparkScene) -> None:
+    scene = on_prompt_broker
     bounded = {"twoPhase": "false", "kafka.transaction.timeout.ms": str(TIMEOUT_MS)}
     scene.fail_at("job_before_commit", f"sleep:{TIMEOUT_MS // 1000 + 1}")
     with pytest.raises(PySparkException, match=r"can't be committed within the time limit.*transaction\.timeout\.ms"):
