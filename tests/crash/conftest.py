@@ -1,5 +1,8 @@
 """Fixtures of the crash tests: databases, and the producers that a test asks for."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from crash.cases import PRODUCERS
@@ -31,3 +34,10 @@ def librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one lane, a transaction's row and Kafka id and the contents of a recovery report are known."""
     monkeypatch.setenv("DUALWRITE_LANES", "1")
+
+
+@pytest.fixture
+def writer_thread() -> Iterator[ThreadPoolExecutor]:
+    """Runs the writer: servers die with the thread that started them, so the test's main thread must start them."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool

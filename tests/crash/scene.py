@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ import sqlalchemy as sa
 import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.stores.base import StateRow
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
 from dualwrite.transactional_id import TransactionalId
@@ -197,6 +201,17 @@ class Scene:
         if self.events.one_process:
             return [report_of(self.recovery()), report_of(self.recovery())]
         return [report_of(w) for w in (self.recovery(), self.recovery())]
+
+    def row(self) -> StateRow:
+        """The row of the id. Read in this process, so no other may have the database."""
+        with dualwrite.store_from_url(self.url) as store:
+            row = store.read(self.transactional_id)
+        assert row is not None
+        return row
+
+    def coordinator(self) -> closing[WireTransactionCoordinator]:
+        """What the cluster knows about the id."""
+        return closing(WireTransactionCoordinator(KafkaConfig.of(self.bootstrap), timeout=LIMIT))
 
     def rows(self) -> list[int]:
         """The numbers in the database."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -28,13 +28,6 @@ MOMENTS = {
     "committed by the database": "after_db_commit",
 }
 ErrorClass = Callable[[DevCluster, Scene], Callable[[], None]]
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Runs the writer: brokers die with the thread that started them, so the test's main thread must start them."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
 
 
 def kill_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
@@ -98,7 +91,7 @@ def test_a_writer_continues_while_a_broker_fails(
 @pytest.mark.soak  # each of these kills alone: above; at random, under a pool: tests/pool/test_pool_soak.py
 @pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
 def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
-    databases: Databases, three_brokers: DevCluster, elsewhere: ThreadPoolExecutor, producer: str
+    databases: Databases, three_brokers: DevCluster, writer_thread: ThreadPoolExecutor, producer: str
 ) -> None:
     scene = databases.scene("sqlite", three_brokers)
     make_topic(three_brokers, scene.topic, partitions=3)
@@ -113,7 +106,7 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
                 number += 1
         return number
 
-    running = elsewhere.submit(stream)
+    running = writer_thread.submit(stream)
 
     def goes_on() -> None:
         before = number

@@ -164,22 +164,16 @@ def test_a_writer_waits_for_a_change_in_progress(scenes: dict[int, list[Scene]],
 
 def kafka_id(scene: Scene) -> str:
     """The only id of the scene that Kafka knows."""
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
-    try:
+    with scene.coordinator() as coordinator:
         (found,) = coordinator.list_transactions(f"{scene.transactional_id}#")
-    finally:
-        coordinator.close()
     return found.kafka_transactional_id
 
 
 def described(scene: Scene) -> TransactionDescription:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
-    try:
+    with scene.coordinator() as coordinator:
         found = coordinator.describe(kafka_id(scene))
-        assert found is not None
-        return found
-    finally:
-        coordinator.close()
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("rolled_back", [0, 1, 2, 3])

@@ -16,8 +16,6 @@ from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe import ownership
 from dualwrite.stores.base import LostTransaction
 from dualwrite.testing.topics import read_committed
@@ -50,11 +48,8 @@ def scene(databases: Databases, forgetful: DevCluster) -> Scene:
 
 
 def wait_until_forgotten(scene: Scene) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
-    try:
+    with scene.coordinator() as coordinator:
         until(lambda: not coordinator.list_transactions(scene.transactional_id), "the broker still knows the ids")
-    finally:
-        coordinator.close()
 
 
 def lost_entries(scene: Scene) -> list[LostTransaction]:

@@ -154,8 +154,5 @@ def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases
 
 
 def described(scene: Scene) -> Any:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
-    try:
+    with scene.coordinator() as coordinator:
         return coordinator.describe(scene.kafka_id())
-    finally:
-        coordinator.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +23,10 @@ from dualwrite.cli import db, status
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity, examine
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.copies import keep_store_id, new_store_id
 from dualwrite.state import TransactionStatus
-from dualwrite.stores.base import StateRow
 from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
@@ -42,22 +39,6 @@ CASES = [*(("native", database) for database in DATABASES), ("librdkafka", "sqli
 """Producer and database; what a store saves is the same for both producers."""
 
 native = pytest.mark.usefixtures("native")
-
-
-def stored_row(scene: Scene) -> StateRow:
-    with dualwrite.store_from_url(scene.url) as store:
-        row = store.read(scene.transactional_id)
-        assert row is not None
-        return row
-
-
-@contextmanager
-def coordinator_of(scene: Scene) -> Iterator[WireTransactionCoordinator]:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
-    try:
-        yield coordinator
-    finally:
-        coordinator.close()
 
 
 # --- one id in two databases --------------------------------------------------------------------------------------------------
@@ -85,7 +66,7 @@ def test_status_shows_what_another_database_has_open_under_the_id(databases: Dat
     staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
     crash_writer(production, "after_db_commit")
     staging.write_here(1)
-    row = stored_row(production)
+    row = production.row()
     asked = ["--url", staging.url, "--kafka", staging.bootstrap, "--prefix", staging.transactional_id]
     shown = CliRunner().invoke(status.app, asked)
     assert shown.exit_code == 0, shown.output
@@ -109,7 +90,7 @@ def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, br
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         with writer.transaction() as tx:
             tx.send("longest", "1")
-        row = stored_row(scene)
+        row = scene.row()
         assert len(row.kafka_id(row.generation)) > 255
     assert scene.recover()["error"] is None
 
@@ -145,7 +126,7 @@ def test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_updated(olde
     assert older.recover()["outcomes"] == ["NOTHING", "COMMITTED"]  # generation 0, whose id is the bare one; generation 1
     assert older.agree() == [1]
     older.write_here(2)
-    row = stored_row(older)
+    row = older.row()
     assert row.kafka_id(1) == f"{older.transactional_id}#1"
     assert (row.generation, row.named_from) == (2, 2)
     assert row.kafka_id(2) == f"{older.transactional_id}#{row.store_id}.2"
@@ -181,12 +162,12 @@ def original(databases: Databases, broker: DevCluster) -> Scene:
 @native
 def test_a_copied_file_is_refused_and_can_become_its_own_store(original: Scene, tmp_path: Path) -> None:
     copy = copied_file(original, tmp_path / "copy.db")
-    before = stored_row(copy)
+    before = copy.row()
     with pytest.raises(dualwrite.StoreCopiedError, match="new-store-id") as caught:
         copy.write_here(9)
     assert caught.value.store_id == before.store_id
     assert "StoreCopiedError" in copy.recover()["error"] or "copy" in copy.recover()["error"]
-    assert stored_row(copy) == before
+    assert copy.row() == before
     (finding,) = (f for f in examine(dualwrite.Settings(database_url=copy.url)).findings if "new-store-id" in str(f.change))
     assert finding.severity is Severity.BROKEN
 
@@ -194,7 +175,7 @@ def test_a_copied_file_is_refused_and_can_become_its_own_store(original: Scene, 
     assert made.exit_code == 0, made.output
     assert str(before.prepared_state) in made.output
     copy.write_here(9)
-    assert stored_row(copy).store_id != before.store_id
+    assert copy.row().store_id != before.store_id
     assert original.recover()["outcomes"] == ["COMMITTED"]
     original.write_here(3)
     assert (original.rows(), copy.rows()) == ([1, 2, 3], [1, 2, 9])
@@ -346,13 +327,13 @@ def test_transactions_found_open_during_a_takeover_are_reported_aborted(
 ) -> None:
     scene = databases.scene("sqlite", broker)
     scene.write_here(1)
-    row = stored_row(scene)
+    row = scene.row()
     assert not row.unresolved_generations
     kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to acquire
     foreign(scene, kafka_id)
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         assert [found.outcome.value for found in writer.recovery_report] == ["ABORTED"]
-        with coordinator_of(scene) as coordinator:
+        with scene.coordinator() as coordinator:
             described = coordinator.describe(kafka_id)
             assert described is not None
             assert described.status is not TransactionStatus.ONGOING
@@ -366,7 +347,7 @@ def test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy(
 ) -> None:
     scene = databases.scene("sqlite", broker)
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-        row = stored_row(scene)
+        row = scene.row()
         foreign(scene, row.kafka_id(row.generation))
         with pytest.raises(dualwrite.ProducerFencedError, match=r"copy of the database.*new-store-id"):
             worker.write_event(writer, scene.topic, 1)

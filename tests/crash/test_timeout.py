@@ -21,8 +21,6 @@ from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionStatus
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
@@ -65,16 +63,13 @@ class Left:
         if self.point == "after_send":  # librdkafka was stopped before it sent: the broker may know nothing
             time.sleep(max(0.0, self.since + TIMEOUT - time.monotonic()))
             return self.scene
-        coordinator = WireTransactionCoordinator(KafkaConfig.of(self.scene.bootstrap))
+        with self.scene.coordinator() as coordinator:
 
-        def aborted() -> bool:
-            found = coordinator.describe(self.scene.kafka_id())
-            return found is not None and found.status is TransactionStatus.COMPLETE_ABORT
+            def aborted() -> bool:
+                found = coordinator.describe(self.scene.kafka_id())
+                return found is not None and found.status is TransactionStatus.COMPLETE_ABORT
 
-        try:
             until(aborted, "the broker has aborted it", pause=0.1)
-        finally:
-            coordinator.close()
         return self.scene
 
 

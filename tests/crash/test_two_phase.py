@@ -14,8 +14,6 @@ from crash.cases import PRODUCERS, crash_writer
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 
@@ -45,21 +43,10 @@ def unhurried(databases: Databases, broker: DevCluster) -> Scene:
 
 
 def described(scene: Scene, generation: int = 1) -> TransactionDescription:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap))
-    try:
-        row = dualwrite.SqlStateStore(scene.engine).read(scene.transactional_id)
-        assert row is not None
-        found = coordinator.describe(row.kafka_id(generation))
-        assert found is not None
-        return found
-    finally:
-        coordinator.close()
-
-
-def generations(scene: Scene) -> int:
-    row = dualwrite.SqlStateStore(scene.engine).read(scene.transactional_id)
-    assert row is not None
-    return row.generation
+    with scene.coordinator() as coordinator:
+        found = coordinator.describe(scene.row().kafka_id(generation))
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +82,7 @@ def test_switching_two_phase_commit_starts_a_new_generation(unhurried: Scene, mo
         unhurried.write_here(number)
         expected.append(number)
     assert unhurried.agree() == expected
-    assert generations(unhurried) == 3
+    assert unhurried.row().generation == 3
 
 
 @pytest.mark.usefixtures("native")
@@ -104,7 +91,7 @@ def test_another_timeout_starts_a_new_generation(unhurried: Scene, monkeypatch: 
     for number, (timeout_ms, generation) in enumerate(((30_000, 1), (30_000, 1), (60_000, 2), (60_000, 2)), start=1):
         replace(unhurried, kafka={"transaction.timeout.ms": timeout_ms}).write_here(number)
         assert described(unhurried, generation).timeout_ms == timeout_ms
-        assert generations(unhurried) == generation
+        assert unhurried.row().generation == generation
     assert unhurried.agree() == [1, 2, 3, 4]
 
 

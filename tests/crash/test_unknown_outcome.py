@@ -87,13 +87,6 @@ def later() -> Iterator[Later]:
         joined(thread)
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Runs the writer: servers die with the thread that started them, so the test's main thread must start them."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
 class Proxied:
     """A scene whose writer connects through a proxy; the test's own checks bypass it."""
 
@@ -420,7 +413,7 @@ def test_a_transaction_without_messages_is_never_reported_rolled_back_if_there_i
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["answered", "before"])
 def test_the_server_is_killed_in_commit_and_restarts_while_the_writer_resolves(
-    proxied: Proxied, elsewhere: ThreadPoolExecutor, when: str
+    proxied: Proxied, writer_thread: ThreadPoolExecutor, when: str
 ) -> None:
     scene = proxied.scene
     crashed = threading.Event()
@@ -434,7 +427,7 @@ def test_the_server_is_killed_in_commit_and_restarts_while_the_writer_resolves(
         scene.write(writer, 1)
         proxied.engine.dispose()
         proxied.proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
-        writing = elsewhere.submit(scene.write, writer, 2)
+        writing = writer_thread.submit(scene.write, writer, 2)
         happened(crashed)
         time.sleep(0.7)
         assert not writing.done()
@@ -524,7 +517,7 @@ def wait_for_marker(scene: Scene) -> None:
 @pytest.mark.soak  # in CI: it stays down, or restarts after prepare
 @mostly_native
 def test_the_broker_is_killed_before_prepare_and_restarts(
-    frail: Scene, own_broker: DevCluster, elsewhere: ThreadPoolExecutor
+    frail: Scene, own_broker: DevCluster, writer_thread: ThreadPoolExecutor
 ) -> None:
     scene = frail
     crashed = threading.Event()
@@ -539,7 +532,7 @@ def test_the_broker_is_killed_before_prepare_and_restarts(
     with scene.connect() as writer:
         scene.write(writer, 1)
         wait_for_marker(scene)
-        writing = elsewhere.submit(write, writer)
+        writing = writer_thread.submit(write, writer)
         happened(crashed)
         time.sleep(0.5)
         own_broker.start(1)

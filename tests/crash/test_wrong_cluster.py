@@ -13,10 +13,8 @@ from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.cli import db
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import move_to_cluster
-from dualwrite.stores.base import LostKind, Resolution, StateRow
+from dualwrite.stores.base import LostKind, Resolution
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -44,13 +42,6 @@ def elsewhere(scene: Scene, other_broker: DevCluster) -> Scene:
     return replace(scene, bootstrap=other_broker.bootstrap_servers)
 
 
-def stored_row(scene: Scene) -> StateRow:
-    with dualwrite.store_from_url(scene.url) as store:
-        row = store.read(scene.transactional_id)
-        assert row is not None
-        return row
-
-
 def as_by_an_older_release(scene: Scene) -> None:
     """The row without a cluster."""
     with dualwrite.store_from_url(scene.url) as store:
@@ -58,19 +49,15 @@ def as_by_an_older_release(scene: Scene) -> None:
         store.record_resolution(claim, Resolution(cluster_id=""))
 
 
-def coordinator_of(scene: Scene) -> WireTransactionCoordinator:
-    return WireTransactionCoordinator(KafkaConfig.of(scene.bootstrap), timeout=LIMIT)
-
-
 @each
 def test_recovery_on_another_cluster_changes_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
-    before = stored_row(scene)
+    before = scene.row()
     assert before.prepared_state is not None
     report = elsewhere.recover()
     assert "the id is in use on cluster" in report["error"]
     assert (report["outcomes"], report["unacknowledged"]) == ([], [])
-    assert stored_row(scene) == before
+    assert scene.row() == before
     assert scene.recover()["outcomes"] == ["COMMITTED"]
     assert scene.agree() == [1, 2]
 
@@ -78,12 +65,12 @@ def test_recovery_on_another_cluster_changes_nothing(producer: str, scene: Scene
 @mostly_postgresql
 def test_opening_on_another_cluster_changes_nothing(producer: str, scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
-    before = stored_row(scene)
+    before = scene.row()
     with pytest.raises(dualwrite.ClusterMismatchError, match="move-cluster") as caught:
         elsewhere.write_here(9)
     assert (caught.value.stored_cluster_id, caught.value.transactional_id) == (before.cluster_id, scene.transactional_id)
     assert caught.value.seen_cluster_id not in ("", before.cluster_id)
-    assert stored_row(scene) == before
+    assert scene.row() == before
     scene.write_here(3)
     assert scene.agree() == [1, 2, 3]
 
@@ -113,7 +100,7 @@ def test_a_transaction_left_unverified_by_a_wrong_cluster_is_committed_on_the_ri
     report = scene.recover()
     assert (report["outcomes"], report["unacknowledged"]) == (["COMMITTED"], [])
     assert scene.agree() == [1, 2]
-    assert stored_row(scene).lost == ()
+    assert scene.row().lost == ()
     scene.write_here(3)
     assert scene.agree() == [1, 2, 3]
 
@@ -133,21 +120,21 @@ def test_a_generation_with_an_unverified_transaction_is_not_reused(scene: Scene,
     crash_writer(scene, "after_db_commit")
     as_by_an_older_release(scene)
     elsewhere.recover()
-    (unverified,) = stored_row(scene).lost
+    (unverified,) = scene.row().lost
     with dualwrite.connect(
         elsewhere.events.database, kafka=elsewhere.settings, transactional_id=scene.transactional_id, on_lost="report"
     ):
-        assert stored_row(scene).generation > unverified.generation
+        assert scene.row().generation > unverified.generation
 
 
 @native
 def test_an_id_moves_to_another_cluster_once_it_is_resolved(scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
-    before = stored_row(scene)
+    before = scene.row()
     arguments = ["move-cluster", "--url", scene.url, "--kafka", elsewhere.bootstrap, "--id", scene.transactional_id]
     refused = CliRunner().invoke(db.app, [*arguments, "--yes"])
     assert isinstance(refused.exception, dualwrite.NotResolvedError)
-    assert stored_row(scene) == before
+    assert scene.row() == before
     scene.recover()
     moved = CliRunner().invoke(db.app, [*arguments, "--yes"])
     assert moved.exit_code == 0, moved.output
@@ -162,9 +149,8 @@ def test_an_id_moves_to_another_cluster_once_it_is_resolved(scene: Scene, elsewh
 @native
 def test_a_transaction_given_up_on_a_cluster_is_recorded_and_found_there_later(scene: Scene, elsewhere: Scene) -> None:
     crash_writer(scene, "after_db_commit")
-    state = stored_row(scene).prepared_state
-    old, new = coordinator_of(scene), coordinator_of(elsewhere)
-    with dualwrite.store_from_url(scene.url) as store:
+    state = scene.row().prepared_state
+    with dualwrite.store_from_url(scene.url) as store, scene.coordinator() as old, elsewhere.coordinator() as new:
         with pytest.raises(dualwrite.NotResolvedError, match="give-up-prepared"):
             move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
         (move,) = move_to_cluster(store, new, [scene.transactional_id], give_up_prepared=True, timeout=LIMIT)
@@ -175,5 +161,3 @@ def test_a_transaction_given_up_on_a_cluster_is_recorded_and_found_there_later(s
         move_to_cluster(store, old, [scene.transactional_id], timeout=LIMIT)  # after all
     assert scene.recover()["outcomes"] == ["COMMITTED"]
     assert scene.agree() == [1, 2]
-    for coordinator in (old, new):
-        coordinator.close()

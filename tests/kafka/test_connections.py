@@ -90,7 +90,7 @@ def warm_topic(cluster: DevCluster, topic: str) -> None:
 
 
 def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
-    """Send the rest of the transaction, after the first message."""
+    """What was committed after the message of `warm_topic`."""
     warm, *found = [m.value() for m in read_topic(cluster.bootstrap_servers, topic)]
     assert warm == b"warm"
     return found

@@ -1,11 +1,13 @@
-"""A broker for tests that kill members of consumer groups, and databases."""
+"""Scenes of processors, and a broker for tests that kill members of consumer groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from processor_scene import ProcessorScene
 
+from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
 
@@ -24,3 +26,15 @@ BRISK = {
 def brisk() -> Iterator[DevCluster]:
     with started(config=BRISK) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def make_scene(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> Callable[[str], ProcessorScene]:
+    """Creates a processor on a kind of database."""
+    return lambda database: ProcessorScene(databases.scene(database, broker).events, broker, new_name)
+
+
+@pytest.fixture
+def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
+    """A processor on SQLite; a module may have one on another database."""
+    return make_scene("sqlite")

@@ -14,9 +14,7 @@ import pytest
 import sqlalchemy as sa
 from processor_scene import ProcessorScene
 
-from crash.databases import Databases
 from dualwrite import aio
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MessageFailedError, UsageError
 from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
@@ -28,8 +26,8 @@ FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
 
 
 @pytest.fixture
-def scene(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ProcessorScene:
-    return ProcessorScene(databases.scene("postgresql", broker).events, broker, new_name)
+def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
+    return make_scene("postgresql")
 
 
 @asynccontextmanager

@@ -14,9 +14,7 @@ from confluent_kafka import Producer
 from processor_scene import ProcessorScene
 
 import dualwrite
-from crash.databases import Databases
 from dualwrite import Topic
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MissingDependencyError
 from dualwrite.processor import DualProcessor, ProcessorOptions, to_arrow, to_pandas
 from fixtures.pace import LIMIT
@@ -25,11 +23,6 @@ pa = pytest.importorskip("pyarrow")
 
 FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01)
 WHEN = datetime(2026, 11, 23, 12, 30, 0, 250_000, tzinfo=UTC)
-
-
-@pytest.fixture
-def scene(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ProcessorScene:
-    return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
 
 
 def processed(scene: ProcessorScene, topic: str | Topic[Any, Any], look: Callable[[Any], Any]) -> list[Any]:

@@ -15,9 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from processor_scene import PARTITIONS, ProcessorScene, Running
 
 import dualwrite
-from crash.databases import Databases
 from dualwrite.cli import main
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     ConfigurationError,
     LogTruncatedError,
@@ -42,11 +40,6 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
     "consumer": {"group.protocol": "consumer", **dict.fromkeys(("session.timeout.ms", "heartbeat.interval.ms"))},
 }
-
-
-@pytest.fixture
-def scene(databases: Databases, broker: DevCluster, new_name: NewName) -> ProcessorScene:
-    return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
 
 
 @pytest.fixture

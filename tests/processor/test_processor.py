@@ -17,8 +17,6 @@ from confluent_kafka.admin import AdminClient
 from processor_scene import PARTITIONS, ProcessorScene
 
 import dualwrite
-from crash.databases import Databases
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     ConfigurationError,
     MessageFailedError,
@@ -36,11 +34,6 @@ from fixtures.tiers import thinned
 NewName = Callable[[str], str]
 PROTOCOLS = ["classic", "consumer"]
 FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
-
-
-@pytest.fixture
-def make_scene(databases: Databases, broker: DevCluster, new_name: NewName) -> Callable[[str], ProcessorScene]:
-    return lambda database: ProcessorScene(databases.scene(database, broker).events, broker, new_name)
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ class Checked(Base):
 
 
 @pytest.fixture
-def scene(databases: Databases, broker: DevCluster, new_name: NewName) -> ProcessorScene:
-    found = ProcessorScene(databases.scene("postgresql", broker).events, broker, new_name)
+def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
+    found = make_scene("postgresql")
     Base.metadata.create_all(found.events.database)
     return found
 

@@ -21,9 +21,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from processor_scene import ProcessorScene
 
 import dualwrite
-from crash.databases import Databases
 from dualwrite import Topic
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import SerializationError
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
@@ -108,11 +106,6 @@ KINDS: dict[str, tuple[Callable[[str, SchemaRegistryClient], Topic[Any, str]], A
     "protobuf": (protobuf, StringValue(value="lamp")),
     "pydantic": (pydantic_models, OrderModel(item="lamp", amount=2)),
 }
-
-
-@pytest.fixture
-def scene(databases: Databases, broker: DevCluster, new_name: NewName) -> ProcessorScene:
-    return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
 
 
 @pytest.fixture

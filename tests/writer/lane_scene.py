@@ -19,13 +19,9 @@ BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_reco
 PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
 
 
-def url_of(scene: Scene) -> str:
-    return scene.engine.url.render_as_string(hide_password=False)
-
-
 def start(scene: Scene, first: int, count: int, stop: str = "", lanes: int = 3, **environment: str) -> Worker:
     """A writer in a separate process."""
-    where = [url_of(scene), scene.servers, scene.transactional_id, scene.topic]
+    where = [scene.url, scene.servers, scene.transactional_id, scene.topic]
     return Worker(["write", *where, str(first), str(count)], stop, DUALWRITE_LANES=str(lanes), **environment)
 
 

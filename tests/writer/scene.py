@@ -69,6 +69,11 @@ class Scene:
     lanes: int | None = None
 
     @property
+    def url(self) -> str:
+        """The database, for another process."""
+        return self.engine.url.render_as_string(hide_password=False)
+
+    @property
     def topic(self) -> str:
         return f"events-{self.transactional_id}"
 

@@ -99,8 +99,7 @@ NOT_NEEDED = {"confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", 
 
 def test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses(postgres_scene: Scene) -> None:
     scene = postgres_scene
-    url = scene.engine.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-W", "ignore", "-c", WRITES, url, scene.servers, scene.transactional_id, scene.topic]
+    command = [sys.executable, "-W", "ignore", "-c", WRITES, scene.url, scene.servers, scene.transactional_id, scene.topic]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert not NOT_NEEDED & set(json.loads(done.stdout))

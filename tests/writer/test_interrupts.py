@@ -276,8 +276,7 @@ class Process:
     """Runs interrupted.py to its end under many SIGINTs."""
 
     def __init__(self, scene: Scene, interrupts: int) -> None:
-        url = scene.engine.url.render_as_string(hide_password=False)
-        arguments = [url, scene.servers, scene.transactional_id, scene.topic, str(interrupts)]
+        arguments = [scene.url, scene.servers, scene.transactional_id, scene.topic, str(interrupts)]
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "writer.interrupted", *arguments],
             env={**os.environ, "PYTHONPATH": str(TESTS)},

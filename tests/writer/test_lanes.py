@@ -33,7 +33,7 @@ from writer.cases import (
     producers_and_databases,
     three_lanes,
 )
-from writer.lane_scene import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT, url_of
+from writer.lane_scene import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT
 from writer.scene import Scene
 
 pytestmark = three_lanes
@@ -107,7 +107,7 @@ def test_messages_are_in_the_order_of_the_transactions_over_crashes(scene: Scene
         passage = 2 * dies_at if point == "after_send" else dies_at
         with ForkedProcess(
             "writer.ordered",
-            [url_of(scene), scene.servers, scene.transactional_id, scene.topic, str(first), "9"],
+            [scene.url, scene.servers, scene.transactional_id, scene.topic, str(first), "9"],
             failpoints=f"{point}#{passage}=kill",
             environment={**os.environ, "DUALWRITE_LANES": str(1 + run % 4)},
             stderr=subprocess.PIPE,

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import dualwrite
-from crash.scene import Worker
 from dualwrite import (
     ConcurrentUseError,
     DualWriteError,
@@ -32,15 +31,8 @@ from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.tiers import thinned
 from writer.cases import both_producers, producers_and_databases
+from writer.lane_scene import crash
 from writer.scene import Scene
-
-
-def crash(scene: Scene, point: str, number: int) -> None:
-    """A process that dies at `point` of its transaction."""
-    url = scene.engine.url.render_as_string(hide_password=False)
-    worker = Worker(["write", url, scene.servers, scene.transactional_id, scene.topic, str(number), "1"], f"{point}=kill")
-    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-
 
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
@@ -369,7 +361,7 @@ def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> Non
 )
 @producers_and_databases
 def test_opening_reports_what_it_resolved(scene: Scene, point: str, outcome: Outcome, left: list[int]) -> None:
-    crash(scene, point, 1)
+    crash(scene, point, 1, 1, lanes=1)
     with scene.connect() as writer:
         (found,) = writer.recovery_report
         assert (found.transactional_id, found.outcome) == (scene.transactional_id, outcome)
