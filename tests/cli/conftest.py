@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import pytest
 
-from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures import json_pages
 from fixtures.broker import make_topic, read_topic
+from fixtures.command import output_of
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended
 
@@ -35,14 +36,7 @@ def environment(trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def called(environment: None, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `dualwrite …`: the exit code, and what was printed."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_it
+    return partial(output_of, capsys)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from kafka.protocol.producer import InitProducerIdRequest
 from sqlalchemy import make_url
 
 from dualwrite import migration
-from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic
+from fixtures.command import output_of
 from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
@@ -30,14 +31,7 @@ def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def examined(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs the command; returns exit code, stdout and stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["doctor", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return partial(output_of, capsys, "doctor")
 
 
 Examined = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import dualwrite
-from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
@@ -23,6 +22,7 @@ from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
+from fixtures.command import output_of
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended
 from fixtures.terminal import Terminal
@@ -71,13 +71,6 @@ def three_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 def live_writer(scene: Scene) -> Iterator[dualwrite.DualWriter]:
     with dualwrite.connect(transactional_id="live") as writer:
         yield writer
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main(arguments)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:

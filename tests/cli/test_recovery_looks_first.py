@@ -14,7 +14,6 @@ import pytest
 
 import dualwrite
 from dualwrite import Timeouts
-from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.config import KafkaConfig
@@ -26,6 +25,7 @@ from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
+from fixtures.command import output_of
 from fixtures.pace import LIMIT
 
 NOBODY = "127.0.0.1:1"
@@ -102,13 +102,6 @@ def leave(transactional_id: str, topic: str, point: str) -> None:
     assert subprocess.run(command, timeout=LIMIT, check=False).returncode == failpoints.EXIT_CODE
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main(arguments)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 # --- a look before any claim --------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +126,7 @@ def test_the_command_with_kafka_unreachable_claims_no_id(
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
     before = rows_of(store)
-    code, out, err = run(capsys, "recover", "--kafka", NOBODY, "--yes")
+    code, out, err = output_of(capsys, "recover", "--kafka", NOBODY, "--yes")
     assert code == 1
     assert "NOT RECOVERED" in out
     assert NOBODY in err
@@ -203,13 +196,13 @@ def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
     assert [(found.transactional_id, found.decision) for found in plan] == [(name, decision)]
     assert [found.described for found in plan] == seen
     assert plan.ids[0].owner == rows[0].owner
-    code, out, _ = run(capsys, "recover", "--dry-run")
+    code, out, _ = output_of(capsys, "recover", "--dry-run")
     assert code == 0
     assert name in out
     assert decision.value in out
     assert REASONS[decision] in out
     assert out.endswith("Nothing was changed.\n")
-    code, out, _ = run(capsys, "recover", "--dry-run", "--json")
+    code, out, _ = output_of(capsys, "recover", "--dry-run", "--json")
     (one,) = json.loads(out)["ids"]
     assert code == 0
     assert [found["decision"] for found in one["generations"]] == [decision.value]
@@ -223,7 +216,7 @@ def test_a_dry_run_does_not_fence_a_live_writer(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
 ) -> None:
     before = rows_of(store)
-    code, out, _ = run(capsys, "recover", "--dry-run")
+    code, out, _ = output_of(capsys, "recover", "--dry-run")
     assert code == 0
     assert before[0].owner in out
     assert rows_of(store) == before
@@ -235,13 +228,13 @@ def test_a_dry_run_reports_that_kafka_is_unreachable(
     live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
-    code, _, err = run(capsys, "recover", "--dry-run", "--kafka", NOBODY)
+    code, _, err = output_of(capsys, "recover", "--dry-run", "--kafka", NOBODY)
     assert code == 1
     assert NOBODY in err
 
 
 def test_a_dry_run_refuses_options_that_change_something(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "recover", "--dry-run", "--acknowledge")
+    code, _, err = output_of(capsys, "recover", "--dry-run", "--acknowledge")
     assert code == 2
     assert "--acknowledge" in err
 

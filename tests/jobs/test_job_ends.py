@@ -32,12 +32,6 @@ from fixtures.pace import LIMIT, done, happened
 PARTS = [[1, 2], [3]]
 
 
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm()
-
-
 def decided_only(scene: JobScene, outcomes: list[TaskOutcome]) -> None:
     """A driver that dies right after the database commit."""
     with failpoints.armed("job_after_commit", failpoints.raises(FailpointError("dead"))), pytest.raises(FailpointError):

@@ -22,12 +22,6 @@ QUICK = Timeouts(claim=3, kafka=LIMIT, delivery=LIMIT)  # for a database that st
 COMMIT = b"COMMIT\0"
 
 
-@pytest.fixture(autouse=True)
-def _disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm()
-
-
 @pytest.fixture
 def postgres_scene(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[JobScene]:
     made = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), timeouts=PATIENT)

@@ -20,6 +20,7 @@ from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql.positions import SqlPositions
 from fixtures.broker import make_topic
+from fixtures.command import output_of
 from fixtures.pace import LIMIT, until
 
 NewName = Callable[[str], str]
@@ -46,11 +47,8 @@ def topic(broker: DevCluster, new_name: NewName) -> str:
 @pytest.fixture
 def run(url: str, broker: DevCluster, capsys: pytest.CaptureFixture[str]) -> Run:
     def run_it(*arguments: str, kafka: bool = True) -> tuple[int, str, str]:
-        capsys.readouterr()
         more = ("--kafka", broker.bootstrap_servers) if kafka else ()
-        code = main(["offsets", *arguments, "--url", url, *more])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return output_of(capsys, "offsets", *arguments, "--url", url, *more)
 
     return run_it
 
