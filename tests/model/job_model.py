@@ -39,7 +39,7 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
         else:
             yield f"describes id {p.id}: {k.status}{k.epoch}", go(s, n, "reread", seen=(k.status, k.epoch))
     elif p.pc in ("reread", "clear", "resolved") and not held:
-        yield f"{p.pc}: fence {k.fence} is not its {p.fence}", fenced(s, n)
+        yield f"{p.pc}: the fencing token is {k.fence}, not {p.fence}", fenced(s, n)
     elif p.pc == "reread":
         status, epoch = p.seen
         naive = scene.processes[n][0] == "abort" and not scene.has("rows-decide")
@@ -70,9 +70,9 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
             go(t, n, "resolved" if proven else "describe", epoch=epoch),
         )
     elif p.then == "start":
-        yield f"adopts epoch {p.epoch} of id {p.id}", go(s, n, "fence", seen=())
+        yield f"adopts epoch {p.epoch} of id {p.id}", go(s, n, "check", seen=())
     else:
-        yield f"notes that id {p.id} is resolved", go(with_id(s, p.id, resolved=True), n, p.then, seen=(), epoch=-1)
+        yield f"records that id {p.id} is resolved", go(with_id(s, p.id, resolved=True), n, p.then, seen=(), epoch=-1)
 
 
 def fenced(s: State, n: int) -> State:
@@ -110,29 +110,29 @@ def task_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  
         yield from _claim(scene, s, n)
     k = s.ids[p.id]
     held = k.fence == p.fence
-    if p.pc in ("take", "fence") and not held:
+    if p.pc in ("take", "check") and not held:
         if scene.has("start-fence") or p.pc == "take":
-            yield f"{p.pc}: fence {k.fence} is not its {p.fence}", go(s, n, "over")
+            yield f"{p.pc}: the fencing token is {k.fence}, not {p.fence}", go(s, n, "over")
         else:
-            yield "does not look at its fence", go(s, n, "write")
+            yield "does not check its fencing token again", go(s, n, "write")
     elif p.pc == "take":
         yield f"takes a generation of id {p.id}", go(with_id(s, p.id, resolved=False), n, "describe", then="start")
     elif p.pc == "create":
         if k.status == "N":
-            yield f"creates id {p.id} at Kafka", go(with_id(s, p.id, status="E", epoch=0), n, "fence", epoch=0)
+            yield f"creates id {p.id} at Kafka", go(with_id(s, p.id, status="E", epoch=0), n, "check", epoch=0)
         else:
             yield "creates nothing: Kafka knows the id", go(s, n, "take")
-    elif p.pc == "fence":
-        yield "reads its fence again", go(s, n, "write")
+    elif p.pc == "check":
+        yield "checks its fencing token again", go(s, n, "write")
     if p.pc in ("write", "staged"):
         yield _produced(s, n, rows, "ok" if p.pc == "staged" else "sent")
     if p.pc in ("write", "sent"):
         if held or not scene.has("stage-fence"):
             staged = tuple(sorted((*s.staged, *((p.id, p.fence, row) for row in rows))))
             t = go(s._replace(staged=staged), n, "ok" if p.pc == "sent" else "staged")
-            yield f"commits its staged rows ({p.id}, fence {p.fence})", t
+            yield f"commits its staged rows (id {p.id}, fencing token {p.fence})", t
         else:
-            yield f"may not stage: fence {k.fence} is not its {p.fence}", go(s, n, "ab" if p.pc == "sent" else "over")
+            yield f"may not stage: the fencing token is {k.fence}, not {p.fence}", go(s, n, "ab" if p.pc == "sent" else "over")
     if p.pc == "ab":
         yield f"aborts its own epoch {p.epoch}", go(end_txn(s, p.id, p.epoch, commit=False)[0], n, "over")
 
@@ -162,7 +162,7 @@ def _claim(scene: Scene, s: State, n: int) -> Steps:
         s = s._replace(violation=TAKEN)
     t = with_id(s, free[0], fence=k.fence + 1, token=token)
     pc = "take" if k.resolved else "describe"
-    yield f"claims id {free[0]}, fence {k.fence + 1}", go(t, n, pc, id=free[0], fence=k.fence + 1, then="take", runs=())
+    yield f"claims id {free[0]}, fencing token {k.fence + 1}", go(t, n, pc, id=free[0], fence=k.fence + 1, then="take", runs=())
 
 
 def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, State]:
@@ -204,7 +204,7 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
             t = go(with_id(t, i, fence=k.fence + 1), n, "describe", id=i, fence=k.fence + 1, then="next")
             if p.then == "next and see":
                 t = go(t, n, then="next and see")
-            yield f"claims id {i} to resolve it, fence {k.fence + 1}", t
+            yield f"claims id {i} to resolve it, fencing token {k.fence + 1}", t
         elif p.then == "next and see":
             yield f"finds id {i} claimed by another", go(t, n, "see rest", id=i)
         else:
@@ -237,7 +237,7 @@ def commit_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901  (as abo
             elif k.resolved:
                 yield f"finds id {i} resolved", t
             else:
-                yield f"completes id {i} under fence {fence}", go(t, n, "describe")
+                yield f"completes id {i} with fencing token {fence}", go(t, n, "describe")
     elif p.pc in ("see", "see rest"):
         waits = s.ids[p.id].stored is not None and scene.has("see-resolved")
         if not waits:
@@ -347,6 +347,6 @@ def id_step(_: Scene, s: State, n: int) -> Steps:
     for i, k in enumerate(s.ids):
         if k.fence:
             yield (
-                f"claims id {i}, fence {k.fence + 1}",
+                f"claims id {i}, fencing token {k.fence + 1}",
                 go(with_id(s, i, fence=k.fence + 1), n, "describe", id=i, fence=k.fence + 1, then="next"),
             )

@@ -32,7 +32,7 @@ def violated(scene: Scene, s: State) -> str:  # noqa: PLR0911  (a list)
     if min(s.table) != max(s.table):
         return "a part of the batch is in the table"
     if any(there > row for there, row in zip(s.topic, s.table, strict=True)):
-        return "a message is in the topic, its row is not in the table"
+        return "a message is in the topic, and its row is not in the table"
     may_be_lost = KAFKA_ABORTS in scene.budget
     if not may_be_lost and any(k.lost for k in s.ids):
         return "a message is reported as lost"

@@ -69,7 +69,7 @@ class State(NamedTuple):
     job: tuple[int, bool, tuple[int, ...]]  # token, whether it is open, earlier tokens
     marker: tuple[int, tuple[int, ...]] | None  # token, ids of the winners
     ids: tuple[Id, ...]
-    staged: tuple[tuple[int, int, int], ...]  # id, fence, row
+    staged: tuple[tuple[int, int, int], ...]  # id, fencing token, row
     table: tuple[int, ...]  # how many times each row is there
     topic: tuple[int, ...]
     processes: tuple[P, ...]

@@ -66,9 +66,9 @@ def environment(scene: Scene, s: State) -> Steps:
     for database, row in enumerate(s.rows):
         if row.pending is not None and row.lock is None and row.fence != row.pending_fence:
             t = with_row(s, database, row._replace(pending=None, pending_fence=-1))
-            yield f"the late record with COMMIT finds another fence in database {database}", t
+            yield f"the late record with COMMIT finds another fencing token in database {database}", t
         elif row.pending is not None:
-            yield f"the late COMMIT works in database {database}", _committed(s, database, row.pending)
+            yield f"the late COMMIT succeeds in database {database}", _committed(s, database, row.pending)
             yield (
                 f"the late COMMIT is lost in database {database}",
                 with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1)),
@@ -97,12 +97,12 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     if row.lock is not None and row.pending is None and again:
         return
     if row.lock is not None:
-        if row.pending is None:  # the process that holds it may be gone: the database ends the session one day
+        if row.pending is None:  # its holder may be gone: the database ends that session some time
             free = with_row(s, database, row._replace(lock=None))
             yield f"waits until the session of process {row.lock} is ended", free
         return
     if again and scene.has("F8") and row.fence != p.fence:
-        yield f"claims again only with fence {p.fence}, it is {row.fence}: in doubt", go(s, n, "over")
+        yield f"claims again only if the fencing token is {p.fence}, and it is {row.fence}: in doubt", go(s, n, "over")
         return
     if scene.has("CL") and row.cluster not in (None, cluster):
         yield f"refuses to claim: the row names cluster {row.cluster}", go(s, n, "over")
@@ -114,7 +114,7 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
         t = t._replace(denied=t.denied | {_txn(n, p.number - 1)})
     todo = to_look_at(scene, row)
     yield (
-        f"claims, fence {row.fence + 1}",
+        f"claims, fencing token {row.fence + 1}",
         go(t, n, "describe" if todo else "resolved", fence=row.fence + 1, todo=todo, stored=row.stored, taking=False),
     )
 
@@ -137,14 +137,14 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
             yield found, go(s, n, "reread", seen=(k.status, k.epoch, k.start, ""))
     elif p.pc == "reread":
         if scene.has("F1") and row.fence != p.fence:
-            yield f"reads again: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+            yield f"reads again: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
             return
         known = row if scene.has("F1") else row._replace(stored=p.stored)
         found, stored = decided(scene, known, generation, *p.seen[:3])
         pc = "end" if found == "commit" or (found == "abort" and (stored is None or not scene.has("SA"))) else "clear"
         if pc == "clear" and (stored is None or not scene.has("F7")):
             pc = "raise"
-        read = "reads S again" if scene.has("F1") else "goes by S as its claim read it"
+        read = "reads S again" if scene.has("F1") else "uses S as its claim read it"
         yield f"{read}: {_named(stored)}; decides: {found}", go(s, n, pc, seen=(*p.seen[:3], found), stored=stored)
     elif p.pc == "end":
         yield from _end_step(scene, s, n, i)
@@ -152,7 +152,7 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
         if row.lock not in (None, n):
             return
         if row.fence != p.fence:
-            yield f"may not resolve: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+            yield f"may not resolve: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
             return
         t = s
         if p.stored is not None:
@@ -173,10 +173,10 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
         else:
             yield from requested(scene, s, n, ("init", i, -1, None), after, "describe")
     elif row.fence != p.fence:
-        yield f"may not resolve: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+        yield f"may not resolve: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
     elif row.lock in (None, n):
         t = with_row(s, database, row._replace(resolved=max(row.resolved, row.generation), lock=None))
-        yield "notes that all is resolved", go(t, n, "take" if kind == "writer" else "over")
+        yield "records that everything is resolved", go(t, n, "take" if kind == "writer" else "over")
 
 
 def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
@@ -191,14 +191,14 @@ def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
         yield from requested(scene, s, n, ("end", i, epoch, (found == "commit", True)), after, "describe")
         return
     for what, t in requested(scene, s, n, ("end", i, epoch, (found == "commit", True)), after, "refused"):
-        if t.processes[n].pc == "refused":  # without F3: lost if it was to be committed, and gone if it was to be aborted
+        if t.processes[n].pc == "refused":  # without F3: lost if it was to be committed, or already aborted
             yield what, advanced(go(t, n, "clear", seen=(*p.seen[:3], "lost" if found == "commit" else found)), n, after)
         else:
             yield what, t
 
 
 def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
-    """To another step of recovery, or to what follows once a generation is done."""
+    """The state at another step of recovery, or after the generation."""
     p = s.processes[n]
     if after != "next":
         return go(s, n, after, epoch=epoch)
@@ -208,7 +208,7 @@ def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
 
 
 def requested(scene: Scene, s: State, n: int, request: tuple[Any, ...], proven: str, refused: str) -> Steps:
-    """A request is answered; or it is delayed, and its sender dies or sends it again."""
+    """The request is answered, or it is delayed and its sender dies or repeats it."""
     t, error, epoch = executed(scene, s, request)
     before = s.processes[n].epoch
     sent = f"sends {in_words(scene, request)}"
@@ -232,7 +232,7 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
     _, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     if row.fence != p.fence and p.pc in ("take", "verify"):
-        yield f"{p.pc}: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+        yield f"{p.pc}: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
     elif p.pc == "take":
         generation = row.generation if _reuses(scene, row) else row.generation + 1
         if row.lock is not None or generation == GENERATIONS:
@@ -251,11 +251,11 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
         i = scene.id_of(database, cluster, p.generation)
         yield from requested(scene, s, n, ("init", i, -1, None), "verify", "init")
     else:
-        yield f"goes on with epoch {p.epoch}", go(s, n, "begin", todo=(), seen=(), stored=None, taking=False)
+        yield f"continues with epoch {p.epoch}", go(s, n, "begin", todo=(), seen=(), stored=None, taking=False)
 
 
 def _reuses(scene: Scene, row: Row) -> bool:
-    """Whether a writer goes on with the newest generation."""
+    """Whether a writer continues with the newest generation."""
     if not row.generation or (not scene.is_native and scene.has("O2")):
         return False
     return not (scene.has("UG") and any(entry.generation == row.generation for entry in row.unverified))
@@ -276,7 +276,7 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if p.number == count:
             yield "is done", go(s, n, "over")
         elif scene.has("F2") and row.fence != p.fence:
-            yield f"begins nothing: fence {row.fence} is not its {p.fence}", go(s, n, "over")
+            yield f"begins nothing: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
         else:
             yield f"begins transaction {txn}", go(s, n, "produce" if scene.is_native else "add", start=-1)
     elif p.pc == "produce":
@@ -291,7 +291,7 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         yield f"prepares: {k.status}{k.epoch}", go(s, n, "record", start=k.start) if is_ours else go(s, n, "over")
     elif p.pc == "record":
         if row.fence != p.fence:
-            yield f"may not record: fence {row.fence} is not its {p.fence}", go(s, n, "abort")
+            yield f"may not record: the fencing token is {row.fence}, not {p.fence}", go(s, n, "abort")
         elif scene.is_merged:
             yield from _commit_merged(s, n, database)
         else:
@@ -321,7 +321,7 @@ def _commit_merged(s: State, n: int, database: int) -> Steps:
     if UNKNOWN in s.budget:
         late = row._replace(pending=stored, pending_fence=p.fence)
         t = with_row(without(s, UNKNOWN), database, late)
-        yield "sends its record with COMMIT, no answer comes", go(t, n, "claim again", number=p.number + 1)
+        yield "sends its record with COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
 
 
 def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
@@ -334,7 +334,7 @@ def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
         if found.pc in ("over", p.pc):  # delayed
             yield what, t
         elif found.pc == "refused" and is_commit and not scene.has("KU"):
-            yield f"{what}: taken for lost", go(t._replace(reported=t.reported | {_txn(n, p.number)}), n, "over")
+            yield f"{what}: reported as lost", go(t._replace(reported=t.reported | {_txn(n, p.number)}), n, "over")
         else:
             pc = "claim again" if found.pc == "refused" else found.pc
             yield what, go(t, n, pc, number=p.number + 1, repeated=False)
@@ -345,7 +345,7 @@ def _named(stored: Stored | None) -> str:
 
 
 def _is_of(stored: Stored | None, n: int, p: P) -> bool:
-    """Whether a state is that of the process's last transaction."""
+    """Whether a stored state is that of the process's last transaction."""
     return stored is not None and stored.txn == _txn(n, p.number - 1)
 
 
@@ -362,7 +362,7 @@ def _committed(s: State, database: int, stored: Stored) -> State:
 
 
 def violated(scene: Scene, s: State) -> str:
-    """The broken promise in one state; empty where it is kept. Recovery is tried after every state."""
+    """How a state violates the promise; empty if it does not. Recovery is tried after every state."""
     if found := _broken(s):
         return found
     if s.denied & s.committed:
@@ -375,8 +375,8 @@ def violated(scene: Scene, s: State) -> str:
 
 @lru_cache(maxsize=100_000)
 def _violated_after_recovery(scene: Scene, s: State) -> str:
-    """The same where all processes are gone: many states come to this one."""
-    for _ in "again":
+    """The same once all processes are gone: many states lead to the same one."""
+    for _ in range(5):  # late requests arrive after a recovery, and the next one must cope with them
         s = _recovered(scene, s)
         for request in s.late:
             s = executed(scene, s, request).state
@@ -386,7 +386,7 @@ def _violated_after_recovery(scene: Scene, s: State) -> str:
 
 def _broken(s: State) -> str:
     if s.visible - s.committed:
-        return "a message is visible, its row is not committed"
+        return "a message is visible, and its row is not committed"
     if (s.aborted & s.committed) - s.timed_out:
         return "a committed transaction is aborted without a timeout"
     if s.reported & s.visible:
@@ -413,7 +413,7 @@ def _after_recovery(scene: Scene, s: State) -> str:
 
 
 def _recovered(scene: Scene, s: State) -> State:
-    """A recovery that nobody disturbs, on the cluster that each row names, or else on the usual one."""
+    """The state after an undisturbed recovery, on the cluster that each row names, or else on cluster 0."""
     for i in range(len(s.ids)):
         s = completed(s, i)
     for database, row in enumerate(s.rows):

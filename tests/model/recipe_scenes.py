@@ -91,7 +91,7 @@ class Need:
 
 _ABORTED: Final = "a committed transaction is aborted without a timeout"
 _MISSING: Final = "after recovery a message is missing, and it is not reported"
-_PHANTOM: Final = "a message is visible, its row is not committed"
+_PHANTOM: Final = "a message is visible, and its row is not committed"
 _FALSE_LOST: Final = "a transaction is reported as lost, and its messages are visible"
 
 NEEDS: Final = {

@@ -19,7 +19,7 @@ RULES: Final = {
     "F9": "librdkafka: a new session after an EndTxn that was repeated",
     "FA": "broker without EndTxn v5: abort by InitProducerId, never by EndTxn v4",
     "O2": "librdkafka: a new Kafka transactional id for every claim",
-    "KU": "an answer but NONE to the writer's own commit is an unknown outcome: claim again, recover",
+    "KU": "after an answer other than NONE to the writer's own commit, its outcome is unknown: claim again, recover",
     "SA": "clear S before aborting a later transaction",
     "CL": "the row keeps its cluster; another one is refused before anything is claimed",
     "ST": "the id that Kafka sees names the database",
@@ -64,7 +64,7 @@ class Stored(NamedTuple):
     generation: int
     epoch: int
     txn: int
-    start: int = -1  # librdkafka keeps one epoch over many transactions: the start time tells them apart
+    start: int = -1  # librdkafka keeps one epoch over many transactions: the start time distinguishes them
 
 
 class Row(NamedTuple):
@@ -77,8 +77,8 @@ class Row(NamedTuple):
     unverified: tuple[Stored, ...] = ()
     cluster: int | None = None
     lock: int | None = None  # the process between record and the end of its COMMIT
-    pending: Stored | None = None  # what a COMMIT on its way will store; the lock is its own then, if it was recorded before
-    pending_fence: int = -1  # the fence that a record on its way with its COMMIT requires
+    pending: Stored | None = None  # what a delayed COMMIT will store; it holds the lock if the state was recorded before
+    pending_fence: int = -1  # the fencing token that a delayed record with its COMMIT requires
     number: int = -1  # the newest claim's last committed transaction
 
 
@@ -186,7 +186,7 @@ OLDER: Final = Stored(1, 0, 100)
 
 
 def first_state(scene: Scene) -> State:
-    """Nothing has happened yet, but for the row that a crashed writer or an older release may have left."""
+    """The initial state: nothing has happened, except that a crashed writer or an older release may have left a row."""
     rows = [Row() for _ in range(scene.databases)]
     ids = [Id() for _ in range(scene.databases * scene.clusters * GENERATIONS)]
     committed: frozenset[int] = frozenset()
@@ -291,7 +291,7 @@ def _ending(scene: Scene, s: State, i: int, k: Id, *, commit: bool) -> State:
 
 
 def completed(s: State, i: int) -> State:
-    """With the markers written of what one id's coordinator is ending."""
+    """The state after the markers of an id's ending transaction have been written."""
     k = s.ids[i]
     if k.status not in ("PC", "PA"):
         return s
@@ -301,7 +301,7 @@ def completed(s: State, i: int) -> State:
 
 
 def timed_out(scene: Scene, s: State, i: int) -> State:
-    """With the ongoing transaction of one id aborted by its timeout."""
+    """The state after an id's ongoing transaction has been aborted by its timeout."""
     k = s.ids[i]
     s = s._replace(timed_out=s.timed_out | set(k.sent))
     return _ending(scene, s, i, k._replace(epoch=k.epoch + 1), commit=False)
@@ -326,7 +326,7 @@ def decided(scene: Scene, row: Row, generation: int, status: str, epoch: int, st
 
 
 def names(scene: Scene, stored: Stored, status: str, epoch: int, start: int) -> bool:
-    """Whether a state is the name of what is described."""
+    """Whether a stored state names the described transaction."""
     if status in ("N", "E"):
         return False
     if scene.is_native:
@@ -341,40 +341,40 @@ def _has_passed(scene: Scene, stored: Stored, status: str, epoch: int, start: in
 
 
 def to_look_at(scene: Scene, row: Row) -> tuple[int, ...]:
-    """The generations on which something may be open, or is recorded as UNVERIFIED."""
+    """The generations in which a transaction may be open or is recorded as UNVERIFIED."""
     again = {entry.generation for entry in row.unverified} if scene.has("UC") else set()
     return tuple(sorted({*range(row.resolved + 1, row.generation + 1), *again}))
 
 
 def resolved(row: Row, stored: Stored, found: str) -> Row:
-    """The row once the outcome of a state is known, or given up."""
+    """The row after a state has been resolved, or recorded as UNVERIFIED."""
     left = tuple(entry for entry in row.unverified if entry != stored)
     if found == "unverified":
         left = (*left, stored)
     return row._replace(stored=None if row.stored == stored else row.stored, unverified=left)
 
 
-# --- small changes ------------------------------------------------------------------------------------------------------------
+# --- changed copies -----------------------------------------------------------------------------------------------------------
 
 
 def with_row(s: State, database: int, row: Row) -> State:
-    """With another row."""
+    """The state with a changed row."""
     return s._replace(rows=(*s.rows[:database], row, *s.rows[database + 1 :]))
 
 
 def with_id(s: State, i: int, k: Id) -> State:
-    """With another coordinator's entry."""
+    """The state with a changed coordinator's entry of an id."""
     return s._replace(ids=(*s.ids[:i], k, *s.ids[i + 1 :]))
 
 
 def go(s: State, n: int, pc: str, **changes: Any) -> State:
-    """With a process elsewhere."""
+    """The state with a process at another program counter."""
     p = END if pc == "over" else s.processes[n]._replace(pc=pc, **changes)
     return s._replace(processes=(*s.processes[:n], p, *s.processes[n + 1 :]))
 
 
 def without(s: State, budget: str) -> State:
-    """With a part of the budget spent."""
+    """The state with a part of the budget spent."""
     left = list(s.budget)
     left.remove(budget)
     return s._replace(budget=tuple(left))

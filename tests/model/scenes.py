@@ -66,7 +66,7 @@ class Need:
 _OPEN: Final = "after manual recovery a transaction is open"
 _NOT_IN_BOTH: Final = "commit() returns, and the batch is not in both"
 _LOST: Final = "a message is reported as lost"
-_NO_ROW: Final = "a message is in the topic, its row is not in the table"
+_NO_ROW: Final = "a message is in the topic, and its row is not in the table"
 _alone: Final = Scene((_FIRST, _COMMITS[0], _ABORT), numbers=1)
 
 NEEDS: Final = {

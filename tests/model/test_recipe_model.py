@@ -42,7 +42,7 @@ def test_a_change_that_was_tried_does_not_replace_the_rule(change: str) -> None:
 
 
 def test_what_no_timeout_has_aborted_is_not_reported_as_lost() -> None:
-    """On this, callers rely that are told at the database's COMMIT. No scene above breaks it; without a rule it is broken."""
+    """Callers with `acknowledge="decided"` rely on this. No scene above breaks it; without rule UG it breaks."""
     reported = "a transaction is reported as lost, and no timeout has aborted it"
     assert search(NEEDS["UG"].without("UG"), wanted=reported).violation == reported
 
