@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from fixtures.acls import AUTHORIZED
 from fixtures.broker import USERS, make_topic, started
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 
 Opener = Callable[..., Producer]
@@ -103,26 +105,16 @@ def new_native(
         yield new
 
 
-def open_transaction(servers: str, transactional_id: str, topic: str, value: bytes = b"v") -> Producer:
-    """A transaction of a plain client with one stored message, left ongoing."""
-    producer = Producer({"bootstrap.servers": servers, "transactional.id": transactional_id, "linger.ms": 0})
-    producer.init_transactions(LIMIT)
-    producer.begin_transaction()
-    producer.produce(topic, value)
-    assert producer.flush(LIMIT) == 0
-    return producer
-
-
 @pytest.fixture
 def ongoing(broker: DevCluster) -> Opener:
-    """Begins a transaction on `broker` for (transactional id, topic, value) and leaves it ongoing."""
-    return lambda *what: open_transaction(broker.bootstrap_servers, *what)
+    """Begins a transaction on `broker` for a transactional id and a topic, with one message, and leaves it open."""
+    return partial(left_open, broker.bootstrap_servers)
 
 
 @pytest.fixture
 def ongoing_v4(broker_v4: DevCluster) -> Opener:
     """The same on `broker_v4`."""
-    return lambda *what: open_transaction(broker_v4.bootstrap_servers, *what)
+    return partial(left_open, broker_v4.bootstrap_servers)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
     coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, committed: Committed
 ) -> None:
     name, topic = new_name("id"), new_name("topic")
-    ongoing(name, topic, b"kept")
+    ongoing(name, topic, value=b"kept")
     assert committed(topic) == []
     found = coordinator.describe(name)
     assert found is not None

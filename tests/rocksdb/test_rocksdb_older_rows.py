@@ -9,7 +9,7 @@ from rocksdb_scene import ID, STATE_FAMILY
 from rocksdict import Options, Rdict
 
 from dualwrite.stores.rocksdb import RocksDBStore
-from fixtures.older import OLDER_ROW, see_it_move_on
+from fixtures.older import OLDER_ROW, assert_still_usable
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -20,7 +20,7 @@ def test_a_row_of_an_older_release_is_read_and_updated(path: Path, raw: bool) ->
     family.close()
     rdict.close()
     with RocksDBStore(path) as store:
-        see_it_move_on(store, ID)
+        assert_still_usable(store, ID)
         row, identity = store.read(ID), store.identity()
     with RocksDBStore(path) as store:
         assert (store.read(ID), store.identity()) == (row, identity)

@@ -17,7 +17,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import lease_table
 from dualwrite.testing.mariadb import MariaDBServer
-from fixtures.older import see_it_move_on
+from fixtures.older import assert_still_usable
 
 OLDER = (
     "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
@@ -45,7 +45,7 @@ def test_a_row_of_an_older_release_is_read_and_updated(older_url: str) -> None:
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:
         store.check()
-        claim = see_it_move_on(store, ID)
+        claim = assert_still_usable(store, ID)
     migration.downgrade(older_url, "0003")
     migration.upgrade(older_url)
     with SqlStateStore.from_url(older_url) as store:

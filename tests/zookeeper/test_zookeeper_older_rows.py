@@ -8,13 +8,13 @@ from zookeeper_scene import ID
 
 from dualwrite.errors import UsageError
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from fixtures.older import OLDER_ROW, see_it_move_on
+from fixtures.older import OLDER_ROW, assert_still_usable
 
 
 def test_a_row_of_an_older_release_is_read_and_updated(store: ZooKeeperStore, plain: KazooClient) -> None:
     store.check()
     plain.create(f"/kafka_transaction_state/{ID}", OLDER_ROW.encode(), makepath=True)
-    see_it_move_on(store, ID)
+    assert_still_usable(store, ID)
 
 
 def test_a_block_may_not_write_the_identity_node(store: ZooKeeperStore) -> None:
