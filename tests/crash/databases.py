@@ -61,7 +61,7 @@ class Databases:
         """With a pool: a writer in this process would spend most of its time on new connections."""
         events = SqlEvents(server.create_database("crash"), sa.QueuePool)
         self._servers.callback(events.engine.dispose)
-        events.make_room()
+        events.create()
         return events
 
     def __enter__(self) -> Self:
@@ -80,5 +80,5 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
 
 def _ready(url: str) -> Events:
     events = events_at(url)
-    events.make_room()
+    events.create()
     return events

@@ -38,7 +38,7 @@ class Events(ABC):
         return self.url
 
     @abstractmethod
-    def make_room(self) -> None:
+    def create(self) -> None:
         """Create what the first event needs, and the store's table if it has one."""
 
     @staticmethod
@@ -68,7 +68,7 @@ class SqlEvents(Events):
     def database(self) -> sa.Engine:
         return self.engine
 
-    def make_room(self) -> None:
+    def create(self) -> None:
         migration.upgrade(self.engine)
         with self.engine.begin() as connection:
             connection.execute(sa.text(CREATE))
@@ -89,7 +89,7 @@ class RocksEvents(Events):
     one_process = True
     locks_rows = False
 
-    def make_room(self) -> None:
+    def create(self) -> None:
         from rocksdict import Options, Rdict  # noqa: PLC0415  (one database, one import)
 
         options = Options(raw_mode=True)
@@ -119,7 +119,7 @@ class RocksEvents(Events):
 class ZooKeeperEvents(Events):
     """Nodes below one."""
 
-    def make_room(self) -> None:
+    def create(self) -> None:
         hosts, _, chroot = self.url.removeprefix("zookeeper://").partition("/")
         with zookeeper_client(hosts) as client:
             client.ensure_path(f"/{chroot}{NODE}")

@@ -236,7 +236,7 @@ def test_a_file_moved_to_another_disk_can_be_declared_the_original(original: Sce
 def test_a_database_made_from_a_template_is_a_copy(broker: DevCluster, postgres_server: PostgresServer) -> None:
     """Like a restored dump: another database on the server. A physical replica would count as the same database."""
     original = Scene(events_at(postgres_server.create_database("original")), broker.bootstrap_servers)
-    original.events.make_room()
+    original.events.create()
     crash_writer(original, "after_db_commit")
     original.engine.dispose()
     name = "copied"
@@ -267,7 +267,7 @@ def test_a_replica_that_takes_over_is_used_with_a_warning(
 ) -> None:
     """A replica of MariaDB or MySQL has its own identifier, so it can't be distinguished from a copy."""
     scene = Scene(events_at(mariadb_server.create_database("replica")), broker.bootstrap_servers)
-    scene.events.make_room()
+    scene.events.create()
     crash_writer(scene, "after_db_commit")
     with dualwrite.store_from_url(scene.url) as store:
         identity = store.identity()

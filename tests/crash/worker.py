@@ -57,7 +57,7 @@ def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
 
 
 def as_json(report: dualwrite.RecoveryReport) -> dict[str, Any]:
-    """What became of the id, over all its lanes."""
+    """The report on the id, over all its lanes."""
     return {
         "outcomes": [o.outcome.value for o in report],
         "unacknowledged": [[lost.kind.value, str(lost.state)] for _, lost in report.unacknowledged],

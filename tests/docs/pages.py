@@ -179,7 +179,7 @@ def compile_all(text: str, name: str) -> None:
 
 
 def mistakes(text: str) -> list[str]:
-    """Marks and fences that look as if they did something, and don't: what is overlooked would never fail."""
+    """Marks and fences that look as if they had an effect, but have none: a page with one would never fail."""
     found = []
     inside: str | None = None
     for fence in _FENCE.finditer(text):
@@ -248,7 +248,7 @@ def messages_before(broker: DevCluster, topic: str, committed: Callable[[str], l
 
 
 def run_program(text: str, folder: Path, *, name: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run a page's program in a folder, and give what it prints.
+    """Run a page's program in a folder, and return what it prints.
 
     Args:
         text: The page, with the test's servers.
@@ -300,7 +300,7 @@ def check(
 
 
 def rows(url: str, query: str, folder: Path) -> list[list[Any]]:
-    """What a query gives; a relative path of SQLite is one in the folder."""
+    """The rows of a query; a relative path of SQLite is one in the folder."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() == "sqlite":
         assert (folder / str(parsed.database)).exists(), f"the page made no {parsed.database}"

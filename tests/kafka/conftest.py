@@ -40,7 +40,7 @@ def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator
 
 @pytest.fixture
 def trusting(trusting_broker: DevCluster) -> DevCluster:
-    """Where transactions can be made to hang; a module may have one of another release."""
+    """A broker on which transactions can be made to hang; a module may have one of another release."""
     return trusting_broker
 
 

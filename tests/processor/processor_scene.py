@@ -69,7 +69,7 @@ class ProcessorScene:
         options: ProcessorOptions | None = None,
         **settings: Any,
     ) -> Iterator[Running]:
-        """A processor in a thread of its own; its error is raised at the end, unless it was looked at."""
+        """A processor in a thread of its own; its error is raised at the end, unless the test has read it."""
         with self.writer(name) as writer:
             processor = DualProcessor(
                 writer, self.settings(**settings), [self.source], handle=handle or self.book, options=options

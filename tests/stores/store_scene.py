@@ -64,7 +64,7 @@ def execute_past_the_guard(transaction: StoreTransaction, statement: str) -> Non
 
 
 def recorded(store: SqlStateStore, claim: Claim, record: str = "record") -> StoreTransaction:
-    """The claim's first transaction, which has inserted an order and recorded the state; or is to, by `record_at_commit`."""
+    """The claim's first transaction, with an order and the state, which `record_at_commit` may write only in COMMIT."""
     transaction = store.begin(claim)
     transaction.handle.execute(insert(orders).values(id=1, item="chair"))
     getattr(transaction, record)(STATE, generation=0, transaction_number=1)

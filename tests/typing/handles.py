@@ -1,4 +1,4 @@
-"""Checked by mypy, and never run: what is an error says so behind `# E:`; everything else must be right."""
+"""Checked by mypy, and never run: a line with an error says so after `# E:`; everything else must pass."""
 
 from typing import assert_type
 
