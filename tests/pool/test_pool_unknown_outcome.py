@@ -107,7 +107,7 @@ def pool(proxied: Proxied, claim: float) -> Iterator[WriterPool[Any]]:
 # --- the connection breaks, and the database can be asked -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("claim", [LIMIT])
+@pytest.mark.parametrize("claim", [LIMIT], ids=["patient"])
 @pytest.mark.parametrize("fails", [False, True], ids=["hopeful", "careful"])
 @pytest.mark.parametrize(
     ("handle", "when"),
@@ -134,7 +134,7 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterP
 # --- the database stays away ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("claim", [1.0])
+@pytest.mark.parametrize("claim", [1.0], ids=["impatient"])
 @pytest.mark.parametrize(
     ("handle", "when"),
     thinned(
