@@ -29,7 +29,7 @@ from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
-from fixtures.broker import read_topic, started
+from fixtures.broker import read_values, started
 from fixtures.leaders import coordinator_of
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
@@ -79,7 +79,7 @@ def without_leader(cluster: DevCluster, node: int, *topics: str) -> Iterator[Non
 
 
 def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None]:
-    return [message.value() for message in read_topic(scene.bootstrap, scene.topic, isolation=isolation)]
+    return read_values(scene.bootstrap, scene.topic, isolation=isolation)
 
 
 @pytest.mark.soak

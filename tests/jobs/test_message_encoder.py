@@ -16,7 +16,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
-from fixtures.broker import make_topic, read_topic
+from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -74,7 +74,7 @@ def test_each_row_is_sent_to_its_topic_in_order(broker: DevCluster, producer: An
     assert send(producer, batch.slice(0, 1000), batch.slice(1000)) == count
     for number, name in enumerate(topics):
         expected = [str(i).encode() for i in range(count) if i * i % 3 == number]
-        assert [message.value() for message in read_topic(broker.bootstrap_servers, name)] == expected
+        assert read_values(broker.bootstrap_servers, name) == expected
 
 
 def test_the_option_takes_precedence_over_the_column(broker: DevCluster, topic: str, producer: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_row_without_a_topic_is_named_and_nothing_of_its_batch_is_sent(broker:
         encoder.send(pa.record_batch({"topic": [topic, None], "value": ["second", "third"]}, schema), producer)
     assert raised.value.row == 3
     producer.commit_transaction(timeout=LIMIT)
-    assert [message.value() for message in read_topic(broker.bootstrap_servers, topic)] == [b"first"]
+    assert read_values(broker.bootstrap_servers, topic) == [b"first"]
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
-from fixtures.broker import USERS, make_topic, read_topic, started
+from fixtures.broker import USERS, make_topic, read_values, started
 from fixtures.logins import LOGIN
 from fixtures.pace import LIMIT, limit, until
 from fixtures.wire_server import WireServer
@@ -91,7 +91,7 @@ def warm_topic(cluster: DevCluster, topic: str) -> None:
 
 def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
     """What was committed after the message of `warm_topic`."""
-    warm, *found = [m.value() for m in read_topic(cluster.bootstrap_servers, topic)]
+    warm, *found = read_values(cluster.bootstrap_servers, topic)
     assert warm == b"warm"
     return found
 
@@ -120,7 +120,7 @@ def test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coord
         assert len(established(broker.bootstrap_servers) - before) == 1
     assert established(broker.bootstrap_servers) <= before
     engine.dispose()
-    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [*(b"%d" % n for n in range(7)), b"last"]
+    assert read_values(broker.bootstrap_servers, topic) == [*(b"%d" % n for n in range(7)), b"last"]
 
 
 def test_an_abort_does_not_wait_for_requests_in_flight_on_a_shared_connection(broker: DevCluster, new_name: NewName) -> None:
@@ -169,7 +169,7 @@ def test_a_connection_found_broken_by_another_call_loses_no_message_of_a_lane_wi
         lane.commit_transaction(timeout=LIMIT)
     lane.close()
     coordinator.close()
-    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == sent
+    assert read_values(broker.bootstrap_servers, topic) == sent
 
 
 def test_closing_a_lane_keeps_the_connection_of_the_others(broker: DevCluster, new_name: NewName) -> None:
@@ -303,7 +303,7 @@ def test_a_producer_is_refused_in_a_forked_child_and_works_in_its_parent(
     assert in_child(use) == str([True] * 4)
     producer.send(topic, b"parent")
     producer.commit_transaction(timeout=LIMIT)
-    assert [m.value() for m in read_topic(broker.bootstrap_servers, topic)] == [b"parent", b"parent"]
+    assert read_values(broker.bootstrap_servers, topic) == [b"parent", b"parent"]
 
 
 @forks

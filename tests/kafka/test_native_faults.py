@@ -29,7 +29,7 @@ from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from fixtures.acls import Operation, Resource, grant
-from fixtures.broker import make_topic, read_topic, started
+from fixtures.broker import make_topic, read_topic, read_values, started
 from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
@@ -71,10 +71,6 @@ def paused(cluster: DevCluster) -> Iterator[None]:
         cluster.resume()
 
 
-def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
-    return [message.value() for message in read_topic(cluster.bootstrap_servers, topic)]
-
-
 def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
     producer.begin_transaction()
     producer.send(topic, value)
@@ -110,7 +106,7 @@ def test_a_full_buffer_blocks_until_the_delivery_timeout_and_holds_no_more_than_
             producer.prepare_transaction(timeout=LIMIT)
     producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"after")
-    assert sorted(value or b"" for value in values(frail, topic)) == [b"after", b"before"]
+    assert sorted(value or b"" for value in read_values(frail.bootstrap_servers, topic)) == [b"after", b"before"]
 
 
 def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be_aborted(
@@ -126,7 +122,7 @@ def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be
             producer.prepare_transaction(timeout=0.5)
     producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"after")
-    assert values(frail, topic) == [b"before", b"after"]
+    assert read_values(frail.bootstrap_servers, topic) == [b"before", b"after"]
 
 
 def test_a_topic_that_cannot_be_looked_up_fails_the_message_but_not_the_transaction(
@@ -140,8 +136,8 @@ def test_a_topic_that_cannot_be_looked_up_fails_the_message_but_not_the_transact
         producer.send(other, b"not taken")
     producer.send(other, b"taken")
     producer.commit_transaction(timeout=LIMIT)
-    assert values(frail, topic) == [b"before", b"kept"]
-    assert values(frail, other) == [b"taken"]
+    assert read_values(frail.bootstrap_servers, topic) == [b"before", b"kept"]
+    assert read_values(frail.bootstrap_servers, other) == [b"taken"]
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -166,7 +162,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
     producer.commit_transaction(timeout=LIMIT)
     assert not producer.must_be_replaced
     commit_one(producer, topic, b"next")
-    assert values(frail, topic) == [b"v", b"next"]
+    assert read_values(frail.bootstrap_servers, topic) == [b"v", b"next"]
 
 
 def test_a_transaction_whose_abort_was_not_answered_cannot_be_committed(
@@ -184,7 +180,7 @@ def test_a_transaction_whose_abort_was_not_answered_cannot_be_committed(
         producer.commit_transaction(timeout=LIMIT)
     producer.abort_transaction(timeout=LIMIT)
     commit_one(producer, topic, b"next")
-    assert values(frail, topic) == [b"next"]
+    assert read_values(frail.bootstrap_servers, topic) == [b"next"]
 
 
 # --- every call in every state ------------------------------------------------------------------------------------------
@@ -342,7 +338,7 @@ def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_commi
         if interrupt.place is None:
             break
     assert refused
-    seen = values(frail, topic)
+    seen = read_values(frail.bootstrap_servers, topic)
     for before, during in expected:
         mine, seen = split_off(seen, before[0].split()[0] + b" ")
         assert mine[: len(before)] == before
@@ -394,7 +390,7 @@ def test_an_interrupt_at_any_moment_of_ending_leaves_a_correct_state(
             expected += sent
         if interrupt.place is None:
             break
-    assert values(frail, topic) == expected
+    assert read_values(frail.bootstrap_servers, topic) == expected
 
 
 # --- a broker that dies -------------------------------------------------------------------------------------------------
@@ -425,7 +421,7 @@ def test_a_broker_that_is_killed_while_messages_are_sent_gets_each_of_them_once(
     killing.join()
     assert producer.prepare_transaction(timeout=LIMIT) is not None
     producer.commit_transaction(timeout=LIMIT)
-    found = [int((value or b"").partition(b"\0")[0]) for value in values(guarded, topic)]
+    found = [int((value or b"").partition(b"\0")[0]) for value in read_values(guarded.bootstrap_servers, topic)]
     assert found == [*range(0, number, 3), *range(1, number, 3), *range(2, number, 3)]
 
 
@@ -510,4 +506,4 @@ def test_a_missing_acl_is_reported_with_the_grant_that_is_needed(guarded: DevClu
         until_granted(whole_transaction)
     finally:
         producer.close()
-    assert values(guarded, topic) == [b"seen"]
+    assert read_values(guarded.bootstrap_servers, topic) == [b"seen"]

@@ -27,7 +27,7 @@ from dualwrite.kafka.native.states import ProducerState
 from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from fixtures import pace
-from fixtures.broker import make_topic, read_topic
+from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.logins import LOGINS, settings_for
 from fixtures.pace import LIMIT
 
@@ -512,7 +512,7 @@ def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_
         producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
-    found = [message.value() for message in read_topic(strict_broker.bootstrap_servers, topic)]
+    found = read_values(strict_broker.bootstrap_servers, topic)
     assert found == sent[::2] + sent[1::2]
 
 

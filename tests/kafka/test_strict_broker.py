@@ -19,7 +19,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.broker import make_topic, read_topic
+from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.logins import LOGIN, LOGINS, settings_for
 from fixtures.pace import LIMIT
 from fixtures.revocation import revocation_list
@@ -50,7 +50,7 @@ def test_a_whole_transaction_over_every_protocol(
         ).proven
     finally:
         producer.close()
-    assert [message.value() for message in read_topic(strict_broker.bootstrap_servers, topic)] == [how.encode()]
+    assert read_values(strict_broker.bootstrap_servers, topic) == [how.encode()]
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -187,6 +187,6 @@ def test_an_unknown_topic_is_reported_within_seconds_and_the_transaction_can_be_
         producer.commit_transaction(timeout=LIMIT)
     finally:
         producer.close()
-    assert [message.value() for message in read_topic(strict_broker.bootstrap_servers, there)] == [b"v"]
+    assert read_values(strict_broker.bootstrap_servers, there) == [b"v"]
     assert read_topic(strict_broker.bootstrap_servers, missing) == []
     assert len(read_topic(strict_broker.bootstrap_servers, there)) == 1

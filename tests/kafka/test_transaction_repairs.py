@@ -20,7 +20,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
-from fixtures.broker import TRUSTING, read_topic, started, wait_for_markers
+from fixtures.broker import TRUSTING, read_values, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
@@ -48,10 +48,6 @@ def hang(servers: str, topic: str, producer_id: int = PRODUCER_ID, epoch: int = 
     return write_behind_the_coordinator(servers, topic, producer_id, epoch, int(time.time() * 1000))
 
 
-def values(servers: str, topic: str) -> list[bytes | None]:
-    return [message.value() for message in read_topic(servers, topic)]
-
-
 def found(examined: Examined | None) -> Examined:
     assert examined is not None
     return examined
@@ -65,12 +61,12 @@ def test_a_hanging_transaction_is_aborted_and_consumers_continue(
 ) -> None:
     offset = hang(servers, topic)
     left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
-    assert values(servers, topic) == []
+    assert read_values(servers, topic) == []
     (hanging,) = admin.find_hanging(topic=topic, max_transaction_timeout=0).hanging
     examined = found(admin.examine(topic, 0, start_offset=offset))
     assert (examined.verdict, examined.hangs, examined.was_committed) == (hanging, True, False)
     admin.abort(examined)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
     assert admin.find_hanging(topic=topic, max_transaction_timeout=0).open == 0
     assert admin.examine(topic, 0, start_offset=offset) is None
     with pytest.raises(TransactionChangedError, match="has ended in the meantime"):
@@ -113,7 +109,7 @@ def test_a_transaction_that_its_coordinator_will_end_is_not_aborted(
             admin.abort(examined, force=force)
     assert "force-terminate" in str(refused.value)
     producer.commit_transaction(LIMIT)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
 
 
 def test_a_missing_partition(admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
@@ -134,7 +130,7 @@ def test_a_transaction_that_no_longer_hangs_is_not_aborted(
     with pytest.raises(RepairRefusedError, match="does not hang: its coordinator will end it"):
         admin.abort(stale)
     producer.commit_transaction(LIMIT)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
 
 
 OPENED = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
@@ -236,7 +232,7 @@ def test_an_open_transaction_is_aborted_and_its_producer_fenced(
     with pytest.raises(KafkaException) as fenced:
         producer.commit_transaction(LIMIT)
     assert fenced.value.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.INVALID_TXN_STATE)
-    assert values(servers, topic) == []
+    assert read_values(servers, topic) == []
     with pytest.raises(TransactionChangedError, match="it is in state"):
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
 
@@ -252,7 +248,7 @@ def test_the_transaction_of_a_successor_is_not_aborted(
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
     assert "nothing was done" in str(refused.value)
     successor.commit_transaction(LIMIT)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
     del producer
 
 
@@ -273,7 +269,7 @@ def test_a_transaction_that_changes_between_check_and_request(
     with pytest.raises(TransactionChangedError, match="Kafka returned"):
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
     successor.commit_transaction(LIMIT)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
     del producer
 
 
@@ -292,7 +288,7 @@ def test_a_prepared_transaction_is_aborted(
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
         wait_for_markers(servers)
         assert described(admin, name).status is TransactionStatus.COMPLETE_ABORT
-    assert values(servers, topic) == []
+    assert read_values(servers, topic) == []
 
 
 def test_an_unknown_id(admin: TransactionAdmin, new_name: NewName) -> None:
@@ -337,5 +333,5 @@ def test_a_successor_that_begins_between_abort_and_fencing_is_not_fenced(
         monkeypatch.setattr(WireTransactionCoordinator, "end_transaction", ended)
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
     successors[0].commit_transaction(LIMIT)
-    assert values(servers, topic) == [b"v"]
+    assert read_values(servers, topic) == [b"v"]
     del producer

@@ -13,7 +13,7 @@ import dualwrite
 from crash.events import Events
 from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from fixtures.broker import make_topic, read_topic
+from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT, until_recorded
 
 PARTITIONS = 4
@@ -108,7 +108,7 @@ class ProcessorScene:
     def letter(self, topic: str, value: bytes) -> Any:
         """The only message of a dead-letter topic, once it is there."""
         servers = self.broker.bootstrap_servers
-        until_recorded(lambda: [message.value() for message in read_topic(servers, topic)], [value])
+        until_recorded(lambda: read_values(servers, topic), [value])
         (found,) = read_topic(servers, topic)
         return found
 
