@@ -23,6 +23,7 @@ def test_this_checkout_is_compared_with_another_one(databases: Databases, broker
         assert re.search(rf"\| {writers} \| \d+ µs \| [\d.]+ \([\d. to]+\) \| \d+ \| [\d.]+ \(", done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_without_the_code_is_refused(tmp_path: Path) -> None:
     done = run_benchmark("direct.py", "--other", tmp_path)
     assert (done.returncode, "has no src/dualwrite" in done.stderr) == (2, True)

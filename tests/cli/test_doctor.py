@@ -125,6 +125,7 @@ def test_a_missing_topic_is_broken_if_the_broker_does_not_create_topics(
     assert f"BROKEN  topic {missing}" in out
 
 
+@pytest.mark.slow
 def test_the_database_is_examined_while_the_cluster_is_unreachable(examined: Examined, sqlite_url: str) -> None:
     arguments = ("--kafka", "127.0.0.1:1", "--url", sqlite_url, "--timeout", "0.5")
     code, report = as_json(examined, *arguments)

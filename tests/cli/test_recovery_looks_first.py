@@ -105,6 +105,7 @@ def leave(transactional_id: str, topic: str, point: str) -> None:
 # --- a look before any claim --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_recover_with_kafka_unreachable_does_not_claim_the_id_of_a_live_writer(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, new_name: Callable[[str], str]
 ) -> None:
@@ -180,6 +181,7 @@ def test_opening_checks_every_lane_in_kafka_before_it_claims_one(
 # --- --dry-run ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "decision"), [("after_db_commit", Decision.COMMIT), ("after_prepare", Decision.ABORT)])
 def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
     store: TxnStateStore,
@@ -239,6 +241,7 @@ def test_a_dry_run_refuses_options_that_change_something(url: str, capsys: pytes
     assert "--acknowledge" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_an_unknown_id_is_reported_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
     """In its own process, where logging is not configured."""

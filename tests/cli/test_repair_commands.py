@@ -35,6 +35,7 @@ def hanging(trusting_broker: DevCluster, topic: str) -> str:
 # --- of ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_transaction_of_a_record(
     trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_transaction_of_a_record_with_the_database(crashed: Crash, url: str,
 # --- abort ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
     where = ("abort", "--topic", hanging, "--partition", "0")
     code, out, err = run(*where, "--start-offset", "0")
@@ -84,6 +86,7 @@ def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
     assert "has no such open transaction" in err
 
 
+@pytest.mark.slow
 def test_abort_accepts_the_arguments_of_apaches_tool(hanging: str, json_of: JsonOf) -> None:
     producer = ("--producer-id", str(PRODUCER_ID), "--producer-epoch", "0", "--coordinator-epoch", "0")
     code, found = json_of("abort", "--topic", hanging, "--partition", "0", *producer, "--yes")
@@ -107,6 +110,7 @@ def test_abort_refuses_a_transaction_that_does_not_hang(
     assert committed_count(trusting_broker, topic) == 1
 
 
+@pytest.mark.slow
 @every_database
 def test_abort_refuses_a_transaction_committed_in_the_database(
     trusting_broker: DevCluster, crashed: Crash, topic: str, url: str, run: Run

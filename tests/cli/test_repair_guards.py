@@ -152,6 +152,7 @@ def test_a_writer_that_reopens_during_the_prompt_continues(
     assert committed_count(trusting_broker, left.topic) == 1
 
 
+@pytest.mark.slow
 def test_another_transaction_than_the_one_shown_is_not_ended(
     trusting_broker: DevCluster,
     crashed: Crash,
@@ -220,6 +221,7 @@ def strayed(trusting_broker: DevCluster, crashed: Crash, topic: str) -> Crashed:
     return left
 
 
+@pytest.mark.slow
 def test_abort_asks_for_the_database_of_an_id(strayed: Crashed, topic: str, url: str, other_url: str, run: Run) -> None:
     where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
     code, _, err = run(*where)
@@ -231,6 +233,7 @@ def test_abort_asks_for_the_database_of_an_id(strayed: Crashed, topic: str, url:
     assert run(*where, "--url", url)[0] == 0
 
 
+@pytest.mark.slow
 def test_abort_without_a_database(strayed: Crashed, topic: str, other_url: str, run: Run, tmp_path: Path) -> None:
     where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--without-database")
     code, _, err = run(*where)
@@ -292,6 +295,7 @@ def test_the_prompt_warns_that_no_database_was_checked(
 # --- what the database does not know ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("later", "why"), [(5, "does not know generation"), (0, "has resolved generation")])
 def test_a_transaction_open_on_a_generation_unknown_to_the_database(
     trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, topic: str, later: int, why: str
@@ -313,6 +317,7 @@ def test_a_transaction_open_on_a_generation_unknown_to_the_database(
     del producer
 
 
+@pytest.mark.slow
 def test_a_transaction_committed_in_the_database_is_not_aborted_under_another_id(
     trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
 ) -> None:
@@ -340,6 +345,7 @@ def lose(url: str, name: str, lost: PreparedTxnState) -> None:
 # --- everything again after the question ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_abort_checks_the_database_again(
     trusting_broker: DevCluster,
     topic: str,

@@ -74,6 +74,7 @@ def test_the_screen_of_a_transaction(left: Crashed, called: Run, url: str, comma
     assert shown(left, out) == screen_of(command)
 
 
+@pytest.mark.slow
 def test_the_screen_of_a_hanging_transaction(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(trusting_broker, topic)
@@ -140,6 +141,7 @@ def test_the_screen_of_force_terminate(called: Run, trusting_broker: DevCluster,
     del producer
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("yes")
 def test_the_screen_of_abort(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")

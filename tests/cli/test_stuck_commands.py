@@ -42,6 +42,7 @@ def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
 # --- stuck ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
     code, out, err = called("stuck", "--topic", opened, "--longer-than", "0")
     assert (code, err) == (1, "")
@@ -56,6 +57,7 @@ def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
     assert (code, out, err) == (0, "No consumer waits in 1 partition for a transaction older than 600 s.\n", "")
 
 
+@pytest.mark.slow
 def test_stuck_on_a_hanging_transaction(
     trusting_broker: DevCluster, called: Run, called_json: JsonOf, new_name: NewName
 ) -> None:

@@ -132,6 +132,7 @@ def test_describe_with_the_database(
     assert (one["database"]["decision"], one["database"]["prepared_state"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_the_database_is_compared_with_kafka_once(
     json_of: JsonOf, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_an_unreachable_broker(opened: str, run: Run) -> None:
 # --- find-hanging -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_find_hanging(opened: str, hanging: str, run: Run, json_of: JsonOf) -> None:
     code, out, err = run("find-hanging", "--topic", hanging)
     assert (code, err) == (1, "")
@@ -294,6 +296,7 @@ def test_a_refusal_with_json_is_a_document(opened: str, run: Run) -> None:
     assert "add --yes" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["list", "describe", "describe-producers", "find-hanging"])
 def test_every_documented_field_is_present(opened: str, hanging: str, run: Run, command: str) -> None:
     """Those of errors and the database are compared above, of brokers that are down and of missing ACLs in tests/kafka."""

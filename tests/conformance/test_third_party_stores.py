@@ -43,6 +43,7 @@ def suite(folder: Path, source: str, *options: str) -> subprocess.CompletedProce
 # --- the suite --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_suite(tmp_path: Path) -> None:
     done = suite(tmp_path, SOURCE)
     assert done.returncode == 0, done.stdout
@@ -141,6 +142,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_found_by_its_scheme_and_loaded_lazily(tmp_path: Path) -> None:
     """Installed by pip from a wheel, with the entry points of the example's own pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -173,6 +173,7 @@ def test_the_answer_to_commit_is_lost(proxied: Proxied, cut: Callable[[Link], No
         assert_committed(scene, writer)
 
 
+@pytest.mark.slow
 def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
     """A deferred trigger makes COMMIT slow. A plain read would say "not committed" and be wrong half a second later."""
     scene = proxied.scene
@@ -219,6 +220,7 @@ def test_the_outcome_of_a_transaction_without_messages_is_found(proxied: Proxied
     scene.assert_resolved()
 
 
+@pytest.mark.slow
 @mostly_native
 @pytest.mark.parametrize("direction", ["server_to_client", pytest.param("client_to_server", marks=pytest.mark.slow)])
 def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
@@ -260,6 +262,7 @@ def test_a_silent_connection_that_resumes(proxied: Proxied, later: Later) -> Non
         assert_committed(scene, writer)
 
 
+@pytest.mark.slow
 @mostly_native
 def test_the_database_is_unreachable_and_returns(own_server: PostgresServer, broker: DevCluster) -> None:
     """In doubt: the outcome is not guessed, nothing is open twice, and the next transaction resolves it."""
@@ -319,6 +322,7 @@ def test_a_writer_in_doubt_that_closes_resolves_first(own_server: PostgresServer
 # --- a successor claims between the lost COMMIT and the writer's claim: rule F8 -----------------------------------------
 
 
+@pytest.mark.slow
 def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
     """The writer can't know: in doubt, never "rolled back", and the successor's transactions are its own."""
     scene = proxied.scene
@@ -350,6 +354,7 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
     scene.assert_resolved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", thinned([False, True], quick=[True]), ids=["idle", "inside a transaction"])
 def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer: str, busy: bool) -> None:
     """The successor's commit of Kafka proves the commit of the database: the block succeeds, and the writer is fenced.

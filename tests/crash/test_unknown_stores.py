@@ -162,6 +162,7 @@ def test_the_commit_never_arrives_at_mariadb_on_a_connection_that_stays(proxied_
     assert scene.agree() == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", thinned(["cut before it arrives", "cut when it was answered"], kept=["cut when it was answered"])
 )

@@ -81,6 +81,7 @@ def with_what_is_left(databases: list[str], points: Sequence[str], elsewhere: Se
     return pytest.mark.parametrize(("producer", "database", "left", "point"), thinned(cases, kept=kept), indirect=["producer"])
 
 
+@pytest.mark.slow
 @with_producers(["postgresql", "mariadb", "zookeeper"], ROW_NOT_LOCKED)
 def test_a_writer_stopped_where_it_holds_no_lock_is_fenced(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
@@ -105,6 +106,7 @@ def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
     assert scene.agree() == [1, 100, 101]
 
 
+@pytest.mark.slow
 @with_producers(["postgresql"], ROW_LOCKED, producers=["native"])
 def test_postgresql_locks_the_row_only_in_the_commit(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
@@ -113,6 +115,7 @@ def test_postgresql_locks_the_row_only_in_the_commit(
     fenced_before_the_commit_point(databases.scene(database, broker), point)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("producer", "database", "point"),
     thinned(

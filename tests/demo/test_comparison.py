@@ -65,6 +65,7 @@ def test_a_perfect_run_agrees(made: list[tuple[bool, str]]) -> None:
     assert found.agree
 
 
+@pytest.mark.slow
 @given(flights.filter(lambda made: any(flies for flies, _ in made)), st.data())
 def test_each_lost_and_duplicated_message_and_each_phantom_is_counted(
     made: list[tuple[bool, str]], data: st.DataObject

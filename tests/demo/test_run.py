@@ -166,6 +166,7 @@ def test_missing_flights(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not state_dir.exists()
 
 
+@pytest.mark.slow
 def test_unreachable_kafka(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualwrite.demo.places._ADMIN_TIMEOUT", 1.0)
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1\b"):

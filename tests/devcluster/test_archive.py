@@ -106,6 +106,7 @@ def test_only_one_of_several_processes_creates_the_archive(cache: Path, tmp_path
     assert {path.suffix for path in cache.iterdir()} <= {".jsa", ".crc32", ".lock"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut off", "a wrong byte", "no file"])
 def test_a_damaged_archive_is_not_used_but_recreated(
     cache: Path, class_list: Path, damage: str, caplog: pytest.LogCaptureFixture

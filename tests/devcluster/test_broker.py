@@ -31,6 +31,7 @@ def commit_one(cluster: DevCluster, *, value: str = "v") -> None:
     producer.commit_transaction(LIMIT)
 
 
+@pytest.mark.slow
 def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
     status = cluster.status()
     assert status.ready
@@ -64,6 +65,7 @@ def test_two_phase_commit_is_on(cluster: DevCluster) -> None:
         assert answer.error_code == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
     before = cluster.status()

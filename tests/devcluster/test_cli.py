@@ -11,6 +11,7 @@ import pytest
 from dualwrite.cli import main
 
 
+@pytest.mark.slow
 def test_a_cluster_from_the_command_line(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "up", "--name", "c", "--config", "num.partitions=3"]) == 0
     assert "c: Kafka" in capsys.readouterr().out

@@ -39,6 +39,7 @@ def test_cached_jars_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert jars.classpath(DEFAULT_KAFKA_VERSION) == first
 
 
+@pytest.mark.slow
 def test_an_unreachable_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
     monkeypatch.setattr(jgo.util.http, "request", offline)

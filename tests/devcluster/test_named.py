@@ -22,6 +22,7 @@ def pretend_reboot(cluster: DevCluster) -> None:
     record.save(cluster.data_dir)
 
 
+@pytest.mark.slow
 def test_up_is_idempotent_and_down_keeps_the_data(state_dir: Path) -> None:
     cluster = DevCluster("mine")
     first = cluster.up()
@@ -88,6 +89,7 @@ def test_a_name_cannot_leave_its_directory(state_dir: Path) -> None:
         DevCluster("../../etc")
 
 
+@pytest.mark.slow
 def test_a_bad_property_is_reported_with_the_error_of_kafka(state_dir: Path) -> None:
     with pytest.raises(BrokerExitedError, match=r"broker\.heartbeat\.interval\.ms"):
         DevCluster("c", config={"broker.heartbeat.interval.ms": "often"}).up()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fixtures.pace import limit
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +16,7 @@ BUILD = "import gc, sys; gc.set_threshold(50_000); from sphinx.cmd.build import 
 """`python -m sphinx`, with fewer collections of garbage, which take a third of its time: it makes many objects that stay."""
 
 
+@pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, "-q", "-W", "--keep-going", "docs", str(tmp_path / "html")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(240), check=False)

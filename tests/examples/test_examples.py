@@ -69,6 +69,7 @@ def plain(topic: str, instance: int, instances: int, lines: str, failpoint: str 
     return subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.slow
 def test_the_plain_service_takes_each_order_once(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
@@ -80,6 +81,7 @@ def test_the_plain_service_takes_each_order_once(
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failpoint", "taken"),
     thinned(
@@ -99,6 +101,7 @@ def test_the_plain_service_recovers_itself_after_a_crash(
     assert committed(topic) == [b'{"id": "1", "item": "lamp"}', b'{"id": "2", "item": "chair"}']
 
 
+@pytest.mark.slow
 def test_the_plain_service_recovers_dead_instances_but_not_live_ones(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_writer_whose_id_was_recovered_reopens_it(shop: tuple[TestClient, str]
     assert set(codes[:4]) <= {201, 500}
 
 
+@pytest.mark.slow
 def test_the_service_resolves_its_transactions_and_closes_its_writers(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]]
 ) -> None:

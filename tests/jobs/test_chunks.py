@@ -66,6 +66,7 @@ def test_an_attempt_continues_where_the_previous_one_failed(job: ChunkScene) -> 
     assert job.found() == (ROWS, ROWS)
 
 
+@pytest.mark.slow
 def test_a_partition_in_one_transaction(job: ChunkScene) -> None:
     job.rows_per_transaction = None
     with pytest.raises(WorkerDiedError):
@@ -88,6 +89,7 @@ def test_partitions_that_start_at_once(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
+@pytest.mark.slow
 def test_a_forgotten_job_is_written_again(job: ChunkScene) -> None:
     job.attempt(ROWS[:15])
     assert job.forget() == 2
@@ -97,6 +99,7 @@ def test_a_forgotten_job_is_written_again(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
+@pytest.mark.slow
 def test_jobs_are_independent(job: ChunkScene, new_name: Callable[[str], str]) -> None:
     job.attempt(ROWS[:10])
     first, job.job_id = job.job_id, f"{job.job_id}.0/é Ü"
@@ -109,6 +112,7 @@ def test_jobs_are_independent(job: ChunkScene, new_name: Callable[[str], str]) -
 # --- two at once --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "where"),
     # SQLite has one transaction at a time: within one, the later attempt waits for it
@@ -148,6 +152,7 @@ def test_the_later_of_two_attempts_takes_over(job: ChunkScene, where: str) -> No
 # --- other rows ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "chunk", "rows"),
     [
@@ -172,6 +177,7 @@ def test_a_frame_with_different_rows_is_refused(
     assert job.attempt(ROWS).rows == 15
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_within_a_chunk_does_not_matter(job: ChunkScene) -> None:
     with pytest.raises(WorkerDiedError):
         job.attempt(ROWS, job.put_until(chunk=1))
@@ -179,6 +185,7 @@ def test_the_order_of_rows_within_a_chunk_does_not_matter(job: ChunkScene) -> No
     assert job.found() == (ROWS, ROWS)
 
 
+@pytest.mark.slow
 def test_a_job_with_other_chunks_is_refused(job: ChunkScene) -> None:
     job.partitions = 8
     job.attempt(ROWS[:10])

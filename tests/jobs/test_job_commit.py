@@ -22,6 +22,7 @@ def test_a_batch(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
+@pytest.mark.slow
 def test_batch_after_batch(scene: JobScene) -> None:
     for batch in range(4):
         first = 10 * batch
@@ -30,6 +31,7 @@ def test_batch_after_batch(scene: JobScene) -> None:
     scene.assert_holds([0, 10, 11, 12, 20, 30, 31, 32])
 
 
+@pytest.mark.slow
 def test_an_abort(scene: JobScene) -> None:
     run = scene.run()
     outcomes = scene.write(run, PARTS)
@@ -73,6 +75,7 @@ def test_a_missing_task(postgres_scene: JobScene) -> None:
     scene.assert_holds([])
 
 
+@pytest.mark.slow
 def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     run = scene.run()
@@ -83,6 +86,7 @@ def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3])
 
 
+@pytest.mark.slow
 def test_attempts_with_the_same_number(postgres_scene: JobScene) -> None:
     """As when Spark reruns a stage while tasks of its first attempt are still running."""
     scene = postgres_scene
@@ -95,6 +99,7 @@ def test_attempts_with_the_same_number(postgres_scene: JobScene) -> None:
     assert scene.store.list(scene.prefix) == [f"{scene.prefix}.0.{attempt}" for attempt in range(3)]
 
 
+@pytest.mark.slow
 def test_a_winner_that_was_fenced(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
@@ -143,6 +148,7 @@ def test_a_batch_before_the_newest(postgres_scene: JobScene) -> None:
     scene.assert_holds([1])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_replaced(scene: JobScene) -> None:
     old = scene.run()
     outcomes = scene.write(old, PARTS)
@@ -174,12 +180,14 @@ def test_a_prefix_belongs_to_one_job(scene: JobScene) -> None:
     scene.assert_holds([1])
 
 
+@pytest.mark.slow
 def test_a_batch_write_releases_its_prefix(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
     scene.commit(scene.write(scene.run(job_id="two", keeps_lease=False), [[2]]))
     scene.assert_holds([1, 2])
 
 
+@pytest.mark.slow
 def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
     dead = scene.write(scene.run(job_id="dead", keeps_lease=False), [[1], [2]])
     scene.commit(scene.write(scene.run(job_id="next", keeps_lease=False), [[3]]))
@@ -188,6 +196,7 @@ def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
     scene.assert_holds([3])
 
 
+@pytest.mark.slow
 def test_prefixes_with_a_common_beginning(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     longer = f"{scene.prefix}.eu"
@@ -198,6 +207,7 @@ def test_prefixes_with_a_common_beginning(postgres_scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4])
 
 
+@pytest.mark.slow
 def test_runs_with_fewer_and_more_tasks(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), [[1], [2]]))

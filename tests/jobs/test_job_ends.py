@@ -59,6 +59,7 @@ def test_a_task_that_starts_after_the_abort_of_an_unopened_run(scene: JobScene) 
     scene.assert_holds([1, 2, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "error"),
     [
@@ -86,6 +87,7 @@ def test_a_run_that_is_ended_once_its_last_task_has_prepared(postgres_scene: Job
     postgres_scene.assert_holds([])
 
 
+@pytest.mark.slow
 def test_staged_rows_locked_by_another_transaction(scene: JobScene) -> None:
     """They are left to the next cleanup; this is not an error."""
     outcomes = scene.write(scene.run(), PARTS)
@@ -104,6 +106,7 @@ def test_a_sink_that_loses_a_row(postgres_scene: JobScene, monkeypatch: pytest.M
         postgres_scene.task(postgres_scene.run(), 0, [1, 2])
 
 
+@pytest.mark.slow
 def test_a_task_that_opened_the_run_and_died_before_cleanup(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(), [[1], [2], [3], [4]])  # by a driver that died
@@ -114,6 +117,7 @@ def test_a_task_that_opened_the_run_and_died_before_cleanup(postgres_scene: JobS
     scene.assert_holds([1, 2, 3, 4])
 
 
+@pytest.mark.slow
 def test_commit_waits_for_the_recoverer_of_a_winner_of_the_previous_run(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     decided_only(scene, scene.write(scene.run(), PARTS))
@@ -144,6 +148,7 @@ def test_commit_waits_for_the_recoverer_of_a_winner_of_the_previous_run(postgres
     scene.assert_holds([1, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
     scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
     outcomes = scene.write(scene.run(), PARTS)

@@ -76,6 +76,7 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedPr
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "nth"),
     thinned(
@@ -94,6 +95,7 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
     assert set(JOB_POINTS) <= {*TASK_POINTS, *COMMIT_POINTS, *ABORT_POINTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     thinned(
@@ -111,6 +113,7 @@ def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str)
     postgres_scene.assert_holds(all_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", thinned(ABORT_POINTS, quick=["job_after_abort"]))
 def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path)
@@ -156,6 +159,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
     postgres_scene.assert_holds(all_rows(batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=PAUSED_AT, quick=["job_before_staged"]))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A driver is paused in a task and replaced by the next one; then it continues."""
@@ -181,6 +185,7 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
         ended(zombie)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     thinned(

@@ -111,6 +111,7 @@ def test_the_database_crashes_while_a_task_runs(fragile: tuple[JobScene, Postgre
     scene.assert_holds([1, 2, 3, 4, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("producer", ["native", "librdkafka"])
 def test_a_job_that_exceeds_the_transaction_timeout(
     postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], producer: str

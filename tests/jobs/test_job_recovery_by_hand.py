@@ -22,6 +22,7 @@ def run(scene: JobScene, *arguments: str) -> Result:
     return CliRunner().invoke(recover.app, ["--url", scene.url, "--kafka", scene.servers, *arguments])
 
 
+@pytest.mark.slow
 def test_a_driver_that_never_returns(scene: JobScene) -> None:
     outcomes = scene.write(scene.run(), PARTS)
     assert len(scene.open_ids()) == 3
@@ -34,6 +35,7 @@ def test_a_driver_that_never_returns(scene: JobScene) -> None:
     scene.assert_holds([])
 
 
+@pytest.mark.slow
 def test_with_kafka_unreachable_recovery_leaves_a_running_job(
     postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def parsed(kind: str, value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_each_row_survives_a_round_trip(data: st.DataObject) -> None:

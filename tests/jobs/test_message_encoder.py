@@ -60,6 +60,7 @@ def test_keys_values_and_tombstones(broker: DevCluster, topic: str, producer: An
     assert found == {b"a": b"1", b"b": None, None: b"", "ž".encode(): b"\xff"}
 
 
+@pytest.mark.slow
 def test_each_row_is_sent_to_its_topic_in_order(broker: DevCluster, producer: Any, new_name: Callable[[str], str]) -> None:
     topics = [new_name("topic") for _ in range(3)]
     for name in topics:

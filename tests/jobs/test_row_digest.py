@@ -30,6 +30,7 @@ def test_the_order_of_rows_does_not_matter(rows: list[tuple[Any, ...]], random: 
     assert table_digest(table(rows)) == table_digest(table(shuffled))
 
 
+@pytest.mark.slow
 @given(ROWS, ROWS)
 def test_different_rows_have_different_digests(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> None:
     def order(row: tuple[Any, ...]) -> str:

@@ -239,6 +239,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 rows = st.tuples(st.none() | texts, st.none() | st.binary(max_size=30), st.none() | st.floats(allow_nan=False))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows, min_size=1, max_size=20), st.integers(0, 5))
 def test_any_rows_arrive_on_postgresql(postgres: sa.Engine, given_rows: list[Any], offset: int) -> None:
@@ -559,6 +560,7 @@ def test_a_missing_privilege_is_reported_with_the_sql_to_run(postgres: sa.Engine
         execute(postgres, "DROP OWNED BY clerk", "DROP ROLE clerk")
 
 
+@pytest.mark.slow
 def test_a_crash_of_postgresql_empties_it(own_postgres_server: PostgresServer) -> None:
     engine = sa.create_engine(own_postgres_server.url)
     execute(engine, "CREATE TABLE t (n integer)")

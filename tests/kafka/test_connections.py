@@ -99,6 +99,7 @@ def values(cluster: DevCluster, topic: str) -> list[bytes | None]:
 # --- how many ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coordinator(
     broker: DevCluster, new_name: NewName, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_closing_a_lane_keeps_the_connection_of_the_others(broker: DevCluster, n
 # --- idle, expired, broken -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_connection_closed_by_the_broker_is_noticed_before_anything_is_sent(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_connection_closed_by_the_broker_is_noticed_before_anything_is_sent(
     assert values(strict_host, topic) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_a_session_is_renewed_on_its_connection_with_requests_in_flight(
     strict_host: DevCluster, new_producer: NewProducer, new_name: NewName
 ) -> None:

@@ -243,6 +243,7 @@ def test_the_longest_timeout_of_the_broker_is_read(coordinator: WireTransactionC
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_unreachable_broker_is_named_with_the_setting_within_the_time_limit(free_port: int) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.2)
     for ask in (
@@ -285,6 +286,7 @@ def test_a_closed_coordinator_reconnects_on_use(broker: DevCluster, new_name: Ne
     coordinator.close()
 
 
+@pytest.mark.slow
 def test_several_threads_may_call_at_once(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
     topic = new_name("topic")
     names = [new_name("id") for _ in range(4)]

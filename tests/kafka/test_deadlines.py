@@ -197,6 +197,7 @@ def test_every_request_keeps_to_its_limit(black_hole: int, ask: str) -> None:
     coordinator.close()
 
 
+@pytest.mark.slow
 def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=5)
 
@@ -214,6 +215,7 @@ def test_another_threads_call_counts_against_the_limit(black_hole: int) -> None:
     joined(asking)
 
 
+@pytest.mark.slow
 def test_a_server_that_drops_packets_does_not_prevent_requests_to_others(broker: DevCluster, black_hole: int) -> None:
     servers = f"127.0.0.1:{black_hole},{broker.bootstrap_servers}"
     config = KafkaConfig.of({"bootstrap.servers": servers, **TEN_MINUTES})
@@ -381,6 +383,7 @@ def test_many_messages_to_a_leader_that_drops_packets_share_one_limit(
     assert left[-1] < LIMIT / 2
 
 
+@pytest.mark.slow
 def test_a_leader_that_drops_packets_does_not_block_other_partitions(
     black_hole: int, new_producer: Callable[..., NativeProducer]
 ) -> None:
@@ -397,6 +400,7 @@ def test_a_leader_that_drops_packets_does_not_block_other_partitions(
         assert b"second" in b"".join(map(bytes, stored))
 
 
+@pytest.mark.slow
 def test_prepare_of_librdkafka_keeps_to_its_limit_with_a_coordinator_that_drops_packets(
     broker: DevCluster, black_hole: int, new_name: Callable[[str], str]
 ) -> None:

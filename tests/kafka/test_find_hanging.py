@@ -118,6 +118,7 @@ def scene(trusting: DevCluster) -> Iterator[Scene]:
 # --- find-hanging ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: TransactionAdmin) -> None:
     search = admin.find_hanging()
     assert scene.of(search) == HANGING
@@ -133,6 +134,7 @@ def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: Transac
     assert elsewhere.description.partitions == {(scene.topic("elsewhere.also"), 0)}
 
 
+@pytest.mark.slow
 def test_an_old_transaction_alone_does_not_hang(scene: Scene, admin: TransactionAdmin) -> None:
     assert scene.of(admin.find_hanging(max_transaction_timeout=0)) == HANGING
     assert admin.find_hanging(max_transaction_timeout=2 * HOUR_MS / 1000).hanging == ()
@@ -166,6 +168,7 @@ def test_transactions_that_come_and_go_during_the_search_do_not_hang(
     assert all(search.hanging == () and search.complete for search in searches)
 
 
+@pytest.mark.slow
 def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> None:
     search = admin.find_hanging(topic=scene.topic("unknown"), partitions=[0], broker=1)
     assert (scene.of(search), search.searched) == ({"unknown": Reason.UNKNOWN_PRODUCER}, 1)

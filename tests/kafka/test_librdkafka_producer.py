@@ -219,6 +219,7 @@ def test_a_transaction_aborted_from_outside_cannot_be_prepared(
     assert producer.must_be_replaced
 
 
+@pytest.mark.slow
 def test_a_transaction_past_its_timeout_is_not_prepared(new_producer: NewProducer, new_name: NewName) -> None:
     producer = new_producer(**{"transaction.timeout.ms": 1000})
     producer.begin_transaction()

@@ -80,6 +80,7 @@ def commit_one(producer: NativeProducer, topic: str, value: bytes) -> None:
 # --- a broker that does not answer ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("timeouts", "partitions"),
     thinned(product(["patient", "impatient"], [1, 100]), kept=[], quick=[("impatient", 1)]),
@@ -125,6 +126,7 @@ def test_a_prepare_that_is_not_answered_fails_in_time_and_the_transaction_can_be
     assert read_values(frail.bootstrap_servers, topic) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_a_topic_that_cannot_be_looked_up_fails_the_message_but_not_the_transaction(
     frail: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_topic_that_cannot_be_looked_up_fails_the_message_but_not_the_transact
     assert read_values(frail.bootstrap_servers, other) == [b"taken"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
     frail: DevCluster, new_native: NewProducer, new_name: NewName, arrives: bool
@@ -165,6 +168,7 @@ def test_a_commit_whose_answer_is_lost_is_proven_by_the_same_commit(
     assert read_values(frail.bootstrap_servers, topic) == [b"v", b"next"]
 
 
+@pytest.mark.slow
 def test_a_transaction_whose_abort_was_not_answered_cannot_be_committed(
     frail: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:

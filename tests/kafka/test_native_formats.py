@@ -104,6 +104,7 @@ def all_kinds() -> list[Record]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [None, 9])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_a_broker_accepts_a_batch_and_a_consumer_reads_its_records(

@@ -410,6 +410,7 @@ def test_an_unreachable_broker_is_named_with_the_setting(free_port: int) -> None
 # --- settings, end to end ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_compression_arrives(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed, compression: str
@@ -494,6 +495,7 @@ def test_both_producers_send_a_key_to_the_same_partition(
 # --- logins -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LOGINS)
 def test_a_whole_transaction_over_every_protocol(strict_broker: DevCluster, new_name: NewName, how: str) -> None:
     """Large enough that answers arrive in parts, and one read returns several TLS records."""

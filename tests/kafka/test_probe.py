@@ -91,6 +91,7 @@ def switched_off() -> Iterator[DevCluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_a_broker_with_two_phase_commit_switched_off(switched_off: DevCluster, new_coordinator: Coordinators) -> None:
     found = probe(switched_off.bootstrap_servers)
     assert found.native
@@ -234,6 +235,7 @@ def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
 # --- unreachable brokers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_unreachable_or_silent_broker_is_named_by_its_address(free_port: int, silent_server: int) -> None:
     for port in (free_port, silent_server):
         with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{port}"):

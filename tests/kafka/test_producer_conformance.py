@@ -114,6 +114,7 @@ class Conformance(ProducerConformance):
             consumer.close()
 
 
+@pytest.mark.slow
 class TestLibrdkafkaProducer(Conformance):
     capabilities = LIBRDKAFKA
 
@@ -126,6 +127,7 @@ class TestLibrdkafkaProducer(Conformance):
         return LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)
 
 
+@pytest.mark.slow
 class TestNativeProducer(Conformance):
     capabilities = NATIVE
 

@@ -60,6 +60,7 @@ def by_partition(broker: DevCluster, topic: str) -> dict[int, list[tuple[bytes |
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -29,6 +29,7 @@ NewName = Callable[[str], str]
 NewCoordinator = Callable[..., WireTransactionCoordinator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LOGINS)
 def test_a_whole_transaction_over_every_protocol(
     strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName, how: str
@@ -154,6 +155,7 @@ def test_a_mechanism_that_the_broker_does_not_offer_is_an_error_that_names_those
             new_coordinator(config).describe("x")
 
 
+@pytest.mark.slow
 def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
     strict_broker: DevCluster, new_coordinator: NewCoordinator
 ) -> None:

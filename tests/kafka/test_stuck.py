@@ -66,6 +66,7 @@ def test_nothing_is_stuck_without_an_open_transaction(
     assert (found.partitions, found.searched, found.complete) == ((), 1, True)
 
 
+@pytest.mark.slow
 def test_an_open_transaction_blocks_its_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
     wait_for_markers(servers)
@@ -89,12 +90,14 @@ def test_an_open_transaction_blocks_its_partition(servers: str, admin: Transacti
     assert admin.stuck(topic=topic).partitions == ()
 
 
+@pytest.mark.slow
 def test_a_hanging_transaction_blocks_its_partition_forever(servers: str, admin: TransactionAdmin, topic: str) -> None:
     write_behind_the_coordinator(servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
     holder = only(admin.stuck(topic=topic, longer_than=3599)).holder
     assert (holder.transactional_id, holder.hanging) == (None, Reason.UNKNOWN_PRODUCER)
 
 
+@pytest.mark.slow
 def test_the_oldest_of_several_transactions_blocks(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -106,6 +109,7 @@ def test_the_oldest_of_several_transactions_blocks(
         wait_for_markers(servers)
 
 
+@pytest.mark.slow
 def test_groups_that_wait_are_listed(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     left_open(servers, new_name("first"), topic, messages=2).commit_transaction(LIMIT)
     wait_for_markers(servers)
@@ -123,6 +127,7 @@ def test_groups_that_wait_are_listed(servers: str, admin: TransactionAdmin, topi
     del producer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_without_committed_offsets_that_waits(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, protocol: str
@@ -193,6 +198,7 @@ def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin
     assert admin.stuck(group=group).partitions == ()
 
 
+@pytest.mark.slow
 def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     """A position that was sent without the coordinator's knowledge: the group's members wait forever."""
     group = new_name("group")
@@ -217,6 +223,7 @@ def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionA
     assert admin.stuck(group=group).partitions == ()
 
 
+@pytest.mark.slow
 def test_the_whole_cluster(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     producer = left_open(servers, new_name("id"), topic)
     search = admin.stuck()

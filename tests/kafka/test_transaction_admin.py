@@ -85,6 +85,7 @@ def with_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_filters_give_the_same_result_with_and_without_broker_support(
     broker: DevCluster, scene: Scene, with_version: int
 ) -> None:
@@ -141,6 +142,7 @@ def test_invalid_filters_are_refused(admin: TransactionAdmin) -> None:
 # --- describe -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ids_are_described_in_their_order(admin: TransactionAdmin, scene: Scene, new_name: NewName) -> None:
     unknown = new_name("unknown")
     names = [scene.name("prepared"), unknown, scene.name("open"), scene.name("committed"), scene.name("open")]
@@ -155,6 +157,7 @@ def test_ids_are_described_in_their_order(admin: TransactionAdmin, scene: Scene,
     assert committed.description.partitions == frozenset()
 
 
+@pytest.mark.slow
 def test_more_ids_than_fit_into_a_request(admin: TransactionAdmin, scene: Scene) -> None:
     names = [f"{scene.prefix}.no{number}" for number in range(1_200)]
     names[600] = scene.name("open")
@@ -163,6 +166,7 @@ def test_more_ids_than_fit_into_a_request(admin: TransactionAdmin, scene: Scene)
     assert [one.transactional_id for one in found if not one.is_unknown] == [scene.name("open")]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_ids(admin: TransactionAdmin, new_name: NewName) -> None:
     prefix = new_name("many")
 
@@ -184,6 +188,7 @@ def test_memory_does_not_grow_with_the_number_of_ids(admin: TransactionAdmin, ne
 # --- brokers that are down ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_reachable_broker(free_port: int) -> None:
     with TransactionAdmin(f"127.0.0.1:{free_port}", timeout=0.5) as admin:
         with pytest.raises(BrokerUnavailableError):

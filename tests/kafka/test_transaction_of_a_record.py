@@ -22,6 +22,7 @@ from fixtures.raw_producer import write_behind_the_coordinator
 NewName = Callable[[str], str]
 
 
+@pytest.mark.slow
 def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     plain = Producer({"bootstrap.servers": servers, "enable.idempotence": False})
     plain.produce(topic, b"v")  # 0
@@ -63,6 +64,7 @@ def test_a_committed_transaction_after_an_open_one(
     del producer
 
 
+@pytest.mark.slow
 def test_a_hanging_transaction(servers: str, admin: TransactionAdmin, topic: str) -> None:
     offset = write_behind_the_coordinator(servers, topic, 4_000_000, 0, int(time.time() * 1000))
     found = admin.transaction_of(topic, 0, offset)
@@ -102,6 +104,7 @@ def test_a_record_deleted_during_the_search(
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_an_end_that_cannot_be_read(servers: str, topic: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is what happened, not a guess."""
     left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)

@@ -56,6 +56,7 @@ def found(examined: Examined | None) -> Examined:
 # --- abort ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hanging_transaction_is_aborted_and_consumers_continue(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_hanging_transaction_is_aborted_and_consumers_continue(
         admin.abort(examined)
 
 
+@pytest.mark.slow
 def test_a_hanging_transaction_can_be_named_by_its_producer(servers: str, admin: TransactionAdmin, topic: str) -> None:
     hang(servers, topic, epoch=3)
     assert admin.examine(topic, 0, producer_id=PRODUCER_ID, epoch=2) is None
@@ -81,6 +83,7 @@ def test_a_hanging_transaction_can_be_named_by_its_producer(servers: str, admin:
     assert admin.find_hanging(topic=topic, max_transaction_timeout=0).open == 0
 
 
+@pytest.mark.slow
 def test_a_marker_of_an_older_coordinator_is_refused(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
 ) -> None:
@@ -97,6 +100,7 @@ def test_a_marker_of_an_older_coordinator_is_refused(
     assert admin.examine(topic, 0, producer_id=described.producer_id) is not None
 
 
+@pytest.mark.slow
 def test_a_transaction_that_its_coordinator_will_end_is_not_aborted(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -237,6 +241,7 @@ def test_an_open_transaction_is_aborted_and_its_producer_fenced(
         admin.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
 
 
+@pytest.mark.slow
 def test_the_transaction_of_a_successor_is_not_aborted(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -252,6 +257,7 @@ def test_the_transaction_of_a_successor_is_not_aborted(
     del producer
 
 
+@pytest.mark.slow
 def test_a_transaction_that_changes_between_check_and_request(
     servers: str,
     admin: TransactionAdmin,
@@ -296,6 +302,7 @@ def test_an_unknown_id(admin: TransactionAdmin, new_name: NewName) -> None:
         admin.force_terminate(new_name("unknown"), producer_id=1, epoch=0)
 
 
+@pytest.mark.slow
 def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
 ) -> None:
@@ -315,6 +322,7 @@ def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     del producer, successor
 
 
+@pytest.mark.slow
 def test_a_successor_that_begins_between_abort_and_fencing_is_not_fenced(
     broker_v4: DevCluster, new_name: NewName, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def test_without_a_rule_the_promise_is_broken(rule: str) -> None:
     assert search(need.without(rule, need.spare), wanted=need.violation).violation == need.violation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in RULES if NEEDS[rule].spare])
 def test_of_two_rules_that_guard_the_same_each_is_enough(rule: str) -> None:
     need = NEEDS[rule]

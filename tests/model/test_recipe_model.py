@@ -15,6 +15,7 @@ from model.recipe_state import RULES, TRIED
 TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_no_interleaving_breaks_the_promise(name: str) -> None:
     found = search(SMALL[name])

@@ -109,6 +109,7 @@ def test_a_unit_that_has_started_is_finished_even_if_its_coroutine_is_cancelled(
     assert scene.agree() == [1]
 
 
+@pytest.mark.slow
 def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
     def slow(tx: Transaction) -> int:
         time.sleep(limit(0.6))

@@ -181,6 +181,7 @@ def test_a_statement_in_the_event_loops_thread_is_refused(scene: Scene) -> None:
 # --- the session ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"])
 def test_a_session(scene: Scene, database: str) -> None:  # noqa: PLR0915  (one line for each method)
     del database
@@ -243,6 +244,7 @@ def test_a_session(scene: Scene, database: str) -> None:  # noqa: PLR0915  (one 
     assert scene.messages() == [1]
 
 
+@pytest.mark.slow
 def test_the_session_class_of_the_user(scene: Scene) -> None:
     committed: list[str] = []
     sessions = sessionmaker(expire_on_commit=False)

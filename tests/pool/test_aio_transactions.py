@@ -165,6 +165,7 @@ def test_a_timeout_names_what_holds_the_writer(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
+@pytest.mark.slow
 def test_closing_the_pool_cancels_a_block_that_does_not_end(scene: Scene) -> None:
     async def stuck(pool: Pool, begun: asyncio.Event) -> None:
         async with pool.transaction(timeout=LIMIT) as tx:
@@ -204,6 +205,7 @@ async def in_a_transaction(pool: Pool, scene: Scene, begun: asyncio.Event) -> No
         await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the coroutine, which is never continued
 @pytest.mark.parametrize("code", [in_a_unit, in_a_transaction])
 def test_a_loop_closed_during_a_transaction(scene: Scene, code: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,7 @@ def test_a_unit_runs_in_the_task_of_its_caller(scene: Scene) -> None:
     in_loop(main())
 
 
+@pytest.mark.slow
 def test_the_event_loop_runs_during_a_statement(scene: Scene) -> None:
     async def unit(tx: aio.AsyncTransaction) -> int:
         ticks = 0
@@ -149,6 +150,7 @@ def test_a_unit_may_run_again(scene: Scene) -> None:
     assert scene.agree() == [0, 2]
 
 
+@pytest.mark.slow
 def test_messages_are_checked_at_once_and_sent_in_order(scene: Scene) -> None:
     async def unit(tx: aio.AsyncTransaction) -> None:
         tx.send(scene.topic, "1", key="k")
@@ -228,6 +230,7 @@ def test_a_unit_cancelled_at_any_await_is_rolled_back_alone(scene: Scene) -> Non
     assert len([number for number in ended if number not in told]) == 1, "cancelled while the group committed"
 
 
+@pytest.mark.slow
 def test_many_coroutines_cancelled_at_random(scene: Scene) -> None:
     """Units of both kinds and transactions of their own; each reported outcome is right, and both sides agree."""
     chance = random.Random(4711)
@@ -267,6 +270,7 @@ def test_many_coroutines_cancelled_at_random(scene: Scene) -> None:
     assert found - told <= {*ended, 999}
 
 
+@pytest.mark.slow
 def test_a_cancelled_statement_ends_before_the_unit_continues(scene: Scene) -> None:
     """So a time limit inside the unit leaves the transaction in a known state."""
 
@@ -344,6 +348,7 @@ def test_a_timeout_names_the_coroutine_that_was_waited_for(scene: Scene) -> None
     assert scene.agree() == [1]
 
 
+@pytest.mark.slow
 def test_closing_the_pool_cancels_a_coroutine_that_does_not_end(scene: Scene) -> None:
     async def stuck(tx: aio.AsyncTransaction, begun: asyncio.Event) -> None:
         await both_here(tx, scene, 1)
@@ -362,6 +367,7 @@ def test_closing_the_pool_cancels_a_coroutine_that_does_not_end(scene: Scene) ->
     assert scene.agree() == []
 
 
+@pytest.mark.slow
 def test_closing_the_pool_abandons_a_coroutine_that_ignores_cancellation(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
     seen: list[type] = []

@@ -120,6 +120,7 @@ def test_a_commit_that_hangs_in_kafka(scene: Scene) -> None:
     assert assert_reports_true(scene) == {1}
 
 
+@pytest.mark.slow
 def test_a_long_queue_is_finished(scene: Scene) -> None:
     """By default the limit is for a pool that does not get on."""
 
@@ -185,6 +186,7 @@ def stuck_program(scene: Scene, end: str, number: signal.Signals | None = None) 
     )
 
 
+@pytest.mark.slow
 def test_a_program_with_a_stuck_unit_ends(scene: Scene) -> None:
     ended = stuck_program(scene, "")
     assert ended.returncode == 0
@@ -193,6 +195,7 @@ def test_a_program_with_a_stuck_unit_ends(scene: Scene) -> None:
     assert assert_reports_true(scene) == {1}
 
 
+@pytest.mark.slow
 def test_sigterm_with_a_handler_that_exits(scene: Scene) -> None:
     ended = stuck_program(scene, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", signal.SIGTERM)
     assert ended.returncode == 3
@@ -200,6 +203,7 @@ def test_sigterm_with_a_handler_that_exits(scene: Scene) -> None:
     assert assert_reports_true(scene) == {1}
 
 
+@pytest.mark.slow
 def test_sigterm_without_a_handler(scene: Scene) -> None:
     """The process ends at once, as by SIGKILL: what the database has not committed is rolled back."""
     ended = stuck_program(scene, "", signal.SIGTERM)

@@ -279,12 +279,14 @@ def check(pool: WriterPool[Any], scene: Scene, among: Sequence[Any], data: st.Da
     assert set(scene.rows()) - before == told
 
 
+@pytest.mark.slow
 @with_and_without_policy
 def test_both_sides_hold_exactly_the_reported_outcomes(pool: WriterPool[Any], scene: Scene) -> None:
     check(pool, scene, BEHAVIOURS)
     assert scene.agree()
 
 
+@pytest.mark.slow
 @with_and_without_policy
 def test_both_sides_hold_exactly_the_reported_outcomes_with_pipelined_answers(
     psycopg_pool: WriterPool[Any], scene: Scene

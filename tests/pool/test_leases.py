@@ -94,6 +94,7 @@ def test_pools_of_one_prefix_use_different_ids(scene: Scene) -> None:
     assert scene.agree() == list(range(60))
 
 
+@pytest.mark.slow
 @every_database
 def test_closing_releases_the_ids(scene: Scene) -> None:
     with open_pool(scene) as first, open_pool(scene) as second:
@@ -124,6 +125,7 @@ def test_pools_that_start_at_once_in_threads(scene: Scene) -> None:
     assert scene.agree() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @shared_databases
 def test_processes_that_start_at_once(scene: Scene) -> None:
     workers = [pool_worker(scene, first, 20) for first in (0, 100, 200)]
@@ -136,6 +138,7 @@ def test_processes_that_start_at_once(scene: Scene) -> None:
     assert len(scene.agree()) == 60
 
 
+@pytest.mark.slow
 def test_ids_whose_leases_have_ended_are_leased_again(scene: Scene) -> None:
     """An id whose lease has ended is leased again: opening it recovers it."""
     dies = pool_worker(scene, 0, 60, "after_db_commit#3=kill", LEASE="0.5")
@@ -151,6 +154,7 @@ def test_ids_whose_leases_have_ended_are_leased_again(scene: Scene) -> None:
 # --- processes that die -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @shared_databases
 def test_a_live_pool_recovers_the_transactions_of_a_dead_one(scene: Scene) -> None:
     """The database has committed, Kafka's transaction is prepared: a read_committed consumer waits for a live pool."""
@@ -174,6 +178,7 @@ def readable(scene: Scene) -> list[int]:
         return []
 
 
+@pytest.mark.slow
 def test_ids_of_pools_without_leases_are_recovered(scene: Scene) -> None:
     """An id with something open on it that was never leased: from an earlier release."""
     left = f"{scene.transactional_id}.4"
@@ -230,6 +235,7 @@ def test_pools_killed_repeatedly(scene: Scene) -> None:
 PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_units", "after_db_commit"), ("used", "recovered")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("database", "point", "ids_are"),
     thinned(
@@ -302,6 +308,7 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
     assert leases(scene) == []
 
 
+@pytest.mark.slow
 def test_a_unit_that_was_fenced_runs_again(scene: Scene) -> None:
     """`transactional(attempts=…)`: both sides were rolled back, and the pool has another id, or the same one again."""
     with open_pool(scene, options=SHORT) as pool:
@@ -313,6 +320,7 @@ def test_a_unit_that_was_fenced_runs_again(scene: Scene) -> None:
     assert scene.agree() == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_writer_without_a_lease_keeps_its_claimed_id(scene: Scene) -> None:
     """The pool uses another one: it does not take the id back from it."""
     name = f"{scene.transactional_id}.1"
@@ -331,6 +339,7 @@ def test_a_writer_without_a_lease_keeps_its_claimed_id(scene: Scene) -> None:
 # --- the database is away -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [False, True], ids=["nobody took the ids", "another pool took the ids"])
 def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: bool, caplog: pytest.LogCaptureFixture) -> None:
     address = sa.make_url(scene.url)
@@ -373,6 +382,7 @@ def test_a_database_without_the_lease_table(tmp_path: Any) -> None:
 # --- another size -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_database
 def test_the_size_changes_while_the_pool_is_used(scene: Scene) -> None:
     total = 400
@@ -405,6 +415,7 @@ def test_a_smaller_pool_waits_for_transactions(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_size_that_cannot_be_reached_is_reported(scene: Scene) -> None:
     with open_pool(scene, options=PoolOptions(timeout=limit(1), max_size=3)) as pool:
         with pool.transaction(), pool.transaction(), pytest.raises(PoolTimeoutError, match="No writer of the pool was free"):

@@ -172,6 +172,7 @@ def test_the_name_of_a_call_of_a_partial() -> None:
 # --- ordering -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
     """Also over groups that are committed at the same time by different writers."""
     keys, count = 5, 30
@@ -219,6 +220,7 @@ def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
+@pytest.mark.slow
 def test_a_unit_that_has_started_is_waited_for(scene: Scene) -> None:
     """Its outcome would be unknown otherwise."""
 

@@ -26,6 +26,7 @@ KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS
 """Each point with one combination of database and producer, and each combination with one or two points."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("database", "producer", "point"),
     thinned(
@@ -56,6 +57,7 @@ WAYS = {
 """Ways in which a group runs, by the worker's variables."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "point"),
     thinned(
@@ -92,6 +94,7 @@ ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_r
 """The coroutines' part is over at the second; at the others the recipe is where it is for threads."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("database", "point"),
     thinned(
@@ -112,6 +115,7 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
     assert set(scene.agree()) == {*kept, *range(UNITS, 2 * UNITS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("database", "point"),
     thinned(
@@ -139,6 +143,7 @@ def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(sc
     assert fenced | reported_committed(zombie) == set(range(UNITS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
 def test_kills_at_random_moments(scene: Scene, database: str) -> None:
     """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""

@@ -65,6 +65,7 @@ def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, top
     assert scene.agree() == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
 def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
     def ends(tx: Transaction) -> None:
@@ -115,6 +116,7 @@ def test_callers_share_no_exception(scene: Scene) -> None:
     assert scene.agree() == []
 
 
+@pytest.mark.slow
 def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
     """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
     with open_pool(scene) as pool:
@@ -128,6 +130,7 @@ def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
     assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
 
 
+@pytest.mark.slow
 def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Scene) -> None:
     left = f"{scene.transactional_id}.4"
     crashed = dataclasses.replace(scene, transactional_id=left)

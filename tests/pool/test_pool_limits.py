@@ -62,6 +62,7 @@ def test_the_timeout_applies_while_no_writer_is_free(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
+@pytest.mark.slow
 def test_the_timeout_applies_while_another_unit_of_the_group_runs(scene: Scene) -> None:
     with open_pool(scene, size=1) as pool, ThreadPoolExecutor(1) as threads:
         with stuck_in_a_group(
@@ -89,6 +90,7 @@ def test_a_call_that_timed_out_releases_its_key(scene: Scene) -> None:
     assert scene.agree() == [3]
 
 
+@pytest.mark.slow
 def test_a_unit_runs_unless_its_call_timed_out(scene: Scene) -> None:
     """Cancelled by another thread at the moment when it may begin: one of the two happens, never both, never none."""
     ran: list[int] = []
@@ -261,6 +263,7 @@ def test_the_timeout_applies_to_coroutines(scene: Scene) -> None:
     assert scene.agree() == [2]
 
 
+@pytest.mark.slow
 def test_the_timeout_applies_to_coroutines_while_another_unit_of_the_group_runs(scene: Scene) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

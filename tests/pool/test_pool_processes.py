@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from crash.scene import Scene
 from pool.pool_scene import program, scene_rows_are_clear
 
 
+@pytest.mark.slow
 def test_queued_calls_are_finished_at_the_end_of_the_program(scene: Scene) -> None:
     """Nobody has called close()."""
     ended = program("futures = [pool.submit(unit, number, 0.01) for number in range(50)]", scene)
@@ -16,6 +19,7 @@ def test_queued_calls_are_finished_at_the_end_of_the_program(scene: Scene) -> No
     scene_rows_are_clear(scene)
 
 
+@pytest.mark.slow
 def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
     """By `sys.exit()`, as in any program: what was submitted is finished."""
     ended = program(
@@ -36,6 +40,7 @@ def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
     scene_rows_are_clear(scene)
 
 
+@pytest.mark.slow
 def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
     """The unit that has begun is committed; the one that has not does not run."""
     ended = program(
@@ -61,6 +66,7 @@ def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
+@pytest.mark.slow
 def test_a_forked_child_must_create_its_own_pool(scene: Scene) -> None:
     ended = program(
         """

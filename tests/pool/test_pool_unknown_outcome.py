@@ -134,6 +134,7 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterP
 # --- the database stays away ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", [1.0], ids=["impatient"])
 @pytest.mark.parametrize(
     ("handle", "when"),

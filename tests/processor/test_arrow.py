@@ -57,6 +57,7 @@ def produce(scene: ProcessorScene, values: list[bytes | None]) -> None:
     assert producer.flush(LIMIT) == 0
 
 
+@pytest.mark.slow
 def test_a_table_has_the_fields_of_the_messages(scene: ProcessorScene) -> None:
     produce(scene, [b"\0lamp", None, b"chair"])
     table = pa.concat_tables(processed(scene, scene.source, to_arrow))
@@ -77,6 +78,7 @@ def test_a_table_has_the_fields_of_the_messages(scene: ProcessorScene) -> None:
     assert table["headers"].to_pylist() == [[], [], [{"name": "a", "value": b"1"}, {"name": "a", "value": None}]]
 
 
+@pytest.mark.slow
 def test_deserialized_values_are_structs(scene: ProcessorScene) -> None:
     produce(scene, [json.dumps({"item": "lamp", "amount": amount}).encode() for amount in range(3)])
     topic: Topic[dict[str, Any], bytes] = Topic(scene.source, value_deserializer=lambda content, _: json.loads(content))
@@ -84,6 +86,7 @@ def test_deserialized_values_are_structs(scene: ProcessorScene) -> None:
     assert table["value"].combine_chunks().field("amount").to_pylist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_frame(scene: ProcessorScene) -> None:
     produce(scene, [b"lamp", b"table", b"chair"])
     frames = processed(scene, scene.source, to_pandas)
@@ -102,6 +105,7 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch, function: Callable[[An
         function([])
 
 
+@pytest.mark.slow
 def test_a_table_is_written_as_one_statement(scene: ProcessorScene) -> None:
     """What tables are for."""
     produce(scene, [b"1", b"2", b"3"])

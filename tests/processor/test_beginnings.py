@@ -95,6 +95,7 @@ def produce_until(scene: ProcessorScene, numbers: Iterator[int], happened: Calla
 # --- start="latest" ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offsets", "protocol"),
     thinned(
@@ -122,6 +123,7 @@ def test_messages_after_the_first_start_are_kept_for_the_next_start(scene: Proce
     assert scene.agree() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offsets", RECIPES)
 def test_messages_before_the_first_start_are_never_processed(scene: ProcessorScene, offsets: Any) -> None:
     """Nothing has come in three of the partitions when it starts for the second time."""
@@ -137,6 +139,7 @@ def test_messages_before_the_first_start_are_never_processed(scene: ProcessorSce
     assert not set(range(8)) & set(scene.agree())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offsets", RECIPES)
 def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
     """Neither takes the partitions of the other for some that were added."""
@@ -152,6 +155,7 @@ def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
     assert scene.agree() == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offsets", "protocol"),
     thinned(
@@ -182,6 +186,7 @@ def test_an_added_partition_begins_at_its_first_message(
 # --- positions that are removed, and other recipes --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
 def test_positions_forgotten_while_the_processor_runs(scene: ProcessorScene, positions: Positions, *, is_busy: bool) -> None:
@@ -197,6 +202,7 @@ def test_positions_forgotten_while_the_processor_runs(scene: ProcessorScene, pos
     assert scene.agree() == list(range(8))
 
 
+@pytest.mark.slow
 def test_switching_where_positions_are_stored(scene: ProcessorScene, new_name: NewName) -> None:
     """To Kafka and back; the group's offsets at Kafka are never those that monitors have seen last."""
     url = scene.events.database.url.render_as_string(hide_password=False)
@@ -228,6 +234,7 @@ def put_back(scene: ProcessorScene, offset: int = 0) -> None:
 # --- recreated topics -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(
     ("offsets", "protocol", "messages"),
@@ -257,6 +264,7 @@ def test_a_topic_recreated_while_the_processor_runs(scene: ProcessorScene, offse
     assert len(set(found)) == len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_recreated_topic_is_read_from_its_first_message(
     scene: ProcessorScene, looks_often: list[Mapping[Partition, int]], protocol: str
@@ -278,6 +286,7 @@ def test_a_recreated_topic_is_read_from_its_first_message(
 # --- messages that are deleted ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offsets", RECIPES)
 def test_messages_deleted_before_the_start(scene: ProcessorScene, offsets: Any) -> None:
     options = replace(FAST, offsets=offsets)
@@ -295,6 +304,7 @@ def test_messages_deleted_before_the_start(scene: ProcessorScene, offsets: Any) 
     assert scene.agree() == [*range(8), *range(12, 16)]
 
 
+@pytest.mark.slow
 def test_messages_beyond_the_offset_of_an_earlier_consumer(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     put_back(scene)
@@ -306,6 +316,7 @@ def test_messages_beyond_the_offset_of_an_earlier_consumer(scene: ProcessorScene
     assert scene.agree() == list(range(4, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(
     ("on_gap", "protocol"),
@@ -334,6 +345,7 @@ def test_a_position_out_of_range_while_the_processor_runs(
     assert scene.agree() == sorted([*range(16), 4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])
 def test_a_log_that_ends_before_the_position_in_the_database(scene: ProcessorScene, positions: Positions, on_gap: Any) -> None:
     scene.produce(range(8))
@@ -354,6 +366,7 @@ def test_a_log_that_ends_before_the_position_in_the_database(scene: ProcessorSce
 # --- transactional input ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("offsets", RECIPES)
 def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets: Any, new_name: NewName) -> None:
@@ -384,6 +397,7 @@ def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets
     assert scene.agree() == list(range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 def test_the_end_is_not_committed_while_messages_are_retried(scene: ProcessorScene) -> None:
     """It has read to the end, and is stopped before the messages have taken effect."""

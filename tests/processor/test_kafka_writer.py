@@ -90,6 +90,7 @@ def test_each_message_is_processed_once(scene: KafkaScene, producer: Any) -> Non
     assert scene.answers() == list(range(70))
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_processed(scene: KafkaScene) -> None:
     """What its batch has sent is aborted."""
     scene.produce(range(8))
@@ -144,6 +145,7 @@ def test_the_broker_is_killed_during_the_commit(
     assert "not known whether the transaction committed" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_another_process_with_the_same_id_fences_it(scene: KafkaScene, producer: Any) -> None:
     scene.produce(range(10))

@@ -64,6 +64,7 @@ def test_each_message_is_processed_once(make_scene: Callable[[str], ProcessorSce
     assert scene.agree() == list(range(110))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> None:
     """Rebalances while messages are processed: the second joins, the first leaves."""
@@ -81,6 +82,7 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
     assert scene.agree() == list(range(250))
 
 
+@pytest.mark.slow
 def test_committed_offsets_show_the_progress(scene: ProcessorScene) -> None:
     """The group's offsets at Kafka follow, also while nothing more comes and when it stops."""
     with scene.running(options=FAST):
@@ -93,6 +95,7 @@ def test_committed_offsets_show_the_progress(scene: ProcessorScene) -> None:
     assert scene.shown() == dict.fromkeys(range(PARTITIONS), 6)
 
 
+@pytest.mark.slow
 def test_committed_offsets_are_updated_when_partitions_are_revoked(scene: ProcessorScene) -> None:
     scene.produce(range(40))
     with scene.running(options=FAST) as first:
@@ -103,6 +106,7 @@ def test_committed_offsets_are_updated_when_partitions_are_revoked(scene: Proces
             until_recorded(scene.shown, dict.fromkeys(range(PARTITIONS), 10), pause=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
     scene.produce(range(200))
@@ -119,6 +123,7 @@ def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
     assert scene.agree() == list(range(200))
 
 
+@pytest.mark.slow
 def test_processors_share_a_commit(scene: ProcessorScene) -> None:
     """Units of both are in one transaction of the database, and so in one of Kafka: they share a writer."""
     found: dict[str, set[int]] = {}
@@ -152,6 +157,7 @@ def test_processors_share_a_commit(scene: ProcessorScene) -> None:
     assert len(found) < len(numbers)
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_processed_stops_the_processor(scene: ProcessorScene) -> None:
     scene.produce(range(8))
 
@@ -172,6 +178,7 @@ def test_a_message_that_cannot_be_processed_stops_the_processor(scene: Processor
     assert scene.agree() == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
     dead = new_name("dead")
     make_topic(scene.broker, dead)
@@ -190,6 +197,7 @@ def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, n
     assert (headers["dualwrite.attempts"], headers["dualwrite.error"]) == (b"2", b"ValueError")
 
 
+@pytest.mark.slow
 def test_a_refused_dead_letter_stops_the_processor(scene: ProcessorScene, new_name: NewName) -> None:
     """Nothing is lost: the message stays where it is, and goes to a topic that takes it."""
     small, dead = new_name("small"), new_name("dead")
@@ -212,6 +220,7 @@ def test_a_refused_dead_letter_stops_the_processor(scene: ProcessorScene, new_na
     assert letter.value() == b"bad"
 
 
+@pytest.mark.slow
 def test_batches(scene: ProcessorScene) -> None:
     scene.produce(range(100))
     sizes = []
@@ -229,6 +238,7 @@ def test_batches(scene: ProcessorScene) -> None:
     assert max(sizes) <= FAST.batch
 
 
+@pytest.mark.slow
 def test_a_paused_consumer_cannot_commit(scene: ProcessorScene) -> None:
     """It loses its partitions while it works on a batch: what it has written is rolled back."""
     scene.produce(range(PARTITIONS))
@@ -249,6 +259,7 @@ def test_a_paused_consumer_cannot_commit(scene: ProcessorScene) -> None:
     assert scene.agree() == list(range(4 * PARTITIONS))
 
 
+@pytest.mark.slow
 def test_a_recreated_topic_is_detected(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     with scene.running(options=FAST):
@@ -265,6 +276,7 @@ def test_a_recreated_topic_is_detected(scene: ProcessorScene) -> None:
     assert scene.agree() == list(range(16))
 
 
+@pytest.mark.slow
 def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> None:
     """Forwards: what is in between is never processed. Backwards, while nothing comes: it is processed again."""
     scene.produce(range(8))
@@ -281,6 +293,7 @@ def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> Non
     assert scene.agree() == expected
 
 
+@pytest.mark.slow
 def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     with scene.writer("operator") as operator, scene.running(options=FAST):
@@ -300,6 +313,7 @@ def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene)
     assert {number: times for number, times in found.items() if times > 1} == {0: 2, 4: 2}
 
 
+@pytest.mark.slow
 def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails, as if the database had gone away just then; the next attempt looks again."""
     scene.produce([0, 4, 8])
@@ -327,6 +341,7 @@ def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch
     assert next(failures, None) is None
 
 
+@pytest.mark.slow
 def test_a_database_outage(scene: ProcessorScene) -> None:
     scene.produce(range(20))
     with scene.running(options=FAST):

@@ -105,6 +105,7 @@ def too_slow(scene: ProcessorScene, number: int, tx: Any) -> None:
 POISON = [flush, deferred, swallowed, too_slow]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("poison", "runner"),
     thinned(
@@ -209,6 +210,7 @@ def cut_before_the_flush(scene: ProcessorScene, tx: Any) -> None:
 TRANSIENT = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped, cut_before_the_flush]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "runner"),
     thinned(

@@ -56,6 +56,7 @@ class Reading:
         monkeypatch.setattr(StoredProgress, "begin", away)
 
 
+@pytest.mark.slow
 def test_a_processor_can_be_stopped_while_positions_cannot_be_read(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_single_message_that_takes_too_long_for_offsets_at_kafka(scene: Proces
     assert scene.agree() == []
 
 
+@pytest.mark.slow
 def test_offsets_of_a_consumer_without_a_membership_are_refused(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +201,7 @@ def test_offsets_of_a_consumer_without_a_membership_are_refused(
     assert "no member of the group" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_unknown_topic_is_named(scene: ProcessorScene, new_name: NewName, caplog: pytest.LogCaptureFixture) -> None:
     """And read as soon as it exists."""
     known, scene.source = scene.source, new_name("later")

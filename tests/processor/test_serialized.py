@@ -113,6 +113,7 @@ def registry(new_name: NewName) -> SchemaRegistryClient:
     return SchemaRegistryClient.new_client({"url": f"mock://{new_name('registry')}"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_serialized_messages_are_read_back(scene: ProcessorScene, registry: SchemaRegistryClient, kind: str) -> None:
     make, order = KINDS[kind]
@@ -159,6 +160,7 @@ def test_a_serializer_that_fails_fails_its_unit_only(scene: ProcessorScene, regi
     assert sorted(order.amount for order in values) == written
 
 
+@pytest.mark.slow
 def test_an_undeserializable_message_goes_to_the_dead_letter_topic_unchanged(
     scene: ProcessorScene, registry: SchemaRegistryClient, new_name: NewName
 ) -> None:
@@ -185,6 +187,7 @@ def test_an_undeserializable_message_goes_to_the_dead_letter_topic_unchanged(
     assert dict(letter.headers())["dualwrite.error"] == b"DeserializationError"
 
 
+@pytest.mark.slow
 def test_an_unreachable_registry_costs_no_attempt(scene: ProcessorScene) -> None:
     """A stand-in for its client: nothing listens there for a while."""
     refused = iter([ConnectionRefusedError("nobody listens")] * 5)

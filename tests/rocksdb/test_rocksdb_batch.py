@@ -162,6 +162,7 @@ def test_a_raw_batch_behaves_like_a_dict(raw_scene: Scene, script: list[Any]) ->
     raw_scene.run(script)
 
 
+@pytest.mark.slow
 @_SETTINGS
 @given(script=steps(KEYS, VALUES))
 def test_a_typed_batch_behaves_like_a_dict(typed_scene: Scene, script: list[Any]) -> None:

@@ -31,6 +31,7 @@ def test_a_claim_times_out_and_names_the_blocker(store: RocksDBStore, rival: Roc
     assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
 
 
+@pytest.mark.slow
 def test_every_write_of_a_row_times_out(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
     transaction = recorded(store, claim)
     blocked = rival.begin(claim)

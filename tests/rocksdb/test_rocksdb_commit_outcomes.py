@@ -88,6 +88,7 @@ def test_after_an_io_error_the_outcome_is_unknown_until_the_next_claim(fresh: Ro
     assert stored(fresh) == b"1"
 
 
+@pytest.mark.slow
 def test_a_claim_retries_until_the_disk_has_room(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     commit_on_a_full_disk(fresh, fresh_claim)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -152,6 +153,7 @@ def test_a_database_of_the_user_is_not_reopened(path: Path) -> None:
 # --- interrupts -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_an_interrupt_at_any_moment_the_row_shows_the_outcome(fresh: RocksDBStore, fresh_claim: Claim) -> None:
     """Real signals, from a timer, during record and commit; then the row shows the outcome, and no lock is left behind."""
     interrupted = committed = 0

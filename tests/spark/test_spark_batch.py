@@ -31,6 +31,7 @@ def test_a_frame_is_written(scene: SparkScene) -> None:
     scene.assert_holds(range(1500))
 
 
+@pytest.mark.slow
 def test_state_tables_in_another_schema(scene: SparkScene) -> None:
     scene.execute("DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own")
     migration.upgrade(scene.url, schema="own")
@@ -129,6 +130,7 @@ def test_an_upsert_that_is_ambiguous(scene: SparkScene) -> None:
     scene.assert_holds([])
 
 
+@pytest.mark.slow
 def test_a_row_that_the_table_refuses(scene: SparkScene) -> None:
     scene.write(scene.orders([1, 2]))
     told = refused(scene, scene.orders([2, 3]))

@@ -54,6 +54,7 @@ def old_java(tmp_path: Path) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_there_is_no_java(run: Run) -> None:
     told = run()
     assert NO_JAVA in told
@@ -84,6 +85,7 @@ def test_a_java_that_is_too_old(run: Run, old_java: Path) -> None:
         assert f"Spark will not start: {old_java / 'bin' / 'java'} is Java 11." in run(**environment)
 
 
+@pytest.mark.slow
 def test_the_java_of_these_tests(run: Run, spark_environment: dict[str, str]) -> None:
     assert run(JAVA_HOME=spark_environment["JAVA_HOME"]) == ""
 

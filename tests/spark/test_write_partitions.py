@@ -157,6 +157,7 @@ def frame_with_rows_in_one(spark: SparkSession) -> DataFrame:
 ALL = (list(range(COUNT)), list(range(COUNT)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrow", thinned([False, True], quick=[True]))
 def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
     report = job.run(frame(spark), arrow=arrow)

@@ -56,6 +56,7 @@ def is_stopped(pid: int | None) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("find", "make"),
     [
@@ -87,6 +88,7 @@ def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Any]
     server.stop()
 
 
+@pytest.mark.slow
 def test_pausing_postgresql_stops_all_of_its_processes() -> None:
     with PostgresServer() as server, psycopg.connect(conninfo(server.url)) as connection:
         server.pause()
@@ -99,6 +101,7 @@ def test_pausing_postgresql_stops_all_of_its_processes() -> None:
         assert connection.execute("SELECT 2").fetchone() == (2,)
 
 
+@pytest.mark.slow
 def test_a_paused_mariadb_does_not_answer_on_an_open_connection() -> None:
     with MariaDBServer() as server:
         address = sa.make_url(server.url)
@@ -109,12 +112,14 @@ def test_a_paused_mariadb_does_not_answer_on_an_open_connection() -> None:
                 cursor.execute("SELECT 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_paused_server_can_be_removed(kind: Kind) -> None:
     with kind.server() as server:
         server.pause()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_does_not_start_shows_its_log(kind: Kind) -> None:
     server = kind.server(settings=kind.refused)
@@ -124,6 +129,7 @@ def test_a_server_that_does_not_start_shows_its_log(kind: Kind) -> None:
     assert server._folder is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_ends_with_its_parent(kind: Kind) -> None:
     made = kind.server

@@ -45,6 +45,7 @@ def test_settings_of_a_connection_are_seen(postgres_url: str) -> None:
     assert (found["synchronous_commit"], found["transaction_read_only"]) == ("off", "on")
 
 
+@pytest.mark.slow
 def test_settings_of_the_server_are_seen() -> None:
     with (
         PostgresServer(settings={"fsync": "off", "full_page_writes": "off"}) as server,

@@ -127,6 +127,7 @@ def test_a_deadlock_that_the_block_swallowed_is_found(mariadb_store: SqlStateSto
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state is None
 
 
+@pytest.mark.slow
 def test_a_lock_wait_timeout_rolls_back_its_statement_only(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
     with mariadb_store.engine.begin() as connection:
         connection.execute(insert(orders).values(id=1, item="chair"))
@@ -185,6 +186,7 @@ def test_a_newer_claim_than_the_snapshot_is_found(mariadb_url: str, mariadb_stor
         assert_nothing_is_checked_out(store)
 
 
+@pytest.mark.slow
 def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
     mariadb_url: str, mariadb_store: SqlStateStore
 ) -> None:

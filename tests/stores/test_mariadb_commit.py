@@ -49,6 +49,7 @@ def commits_held_back(store: SqlStateStore) -> Iterator[sa.Connection]:
 # --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_commit_that_waited_too_long_for_a_backup_lock(
     mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:

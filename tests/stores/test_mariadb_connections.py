@@ -117,6 +117,7 @@ def test_session_variables_are_restored(mariadb_url: str, autocommit: bool) -> N
         assert session() == before
 
 
+@pytest.mark.slow
 def test_session_variables_are_restored_after_a_claim_timeout(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with store_on_engine(mariadb_url, pool_size=1, max_overflow=0) as store:
         claim = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
@@ -162,6 +163,7 @@ def test_a_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> N
 # --- waiting --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None:
     mariadb_store.check()
     with mariadb_store.engine.connect() as connection:
@@ -172,6 +174,7 @@ def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None
     assert mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
 
 
+@pytest.mark.slow
 def test_a_claim_timeout_names_the_privilege_that_would_show_the_holder(
     mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
 ) -> None:
@@ -198,6 +201,7 @@ def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str = "ALL ON
             connection.exec_driver_sql("DROP USER weak@'127.0.0.1'")
 
 
+@pytest.mark.slow
 def test_a_paused_claimer_does_not_block_others_forever(
     mariadb_store: SqlStateStore, mariadb_claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,12 +236,14 @@ def test_a_server_that_hangs_during_connect(own_mariadb_server: MariaDBServer) -
         assert store.read(ID) is None
 
 
+@pytest.mark.slow
 def test_the_connect_timeout_does_not_apply_to_statements(mariadb_url: str) -> None:
     with SqlStateStore.from_url(mariadb_url, connect_timeout=1) as store, store.engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT SLEEP(1.5)")) == 0
         assert connection.exec_driver_sql("SELECT @@lock_wait_timeout").scalar() == 30
 
 
+@pytest.mark.slow
 def test_a_read_timeout_of_the_user_is_kept(mariadb_url: str) -> None:
     with (
         SqlStateStore.from_url(f"{mariadb_url}&read_timeout=1") as store,
@@ -327,6 +333,7 @@ def test_a_claim_waits_while_there_are_too_many_connections() -> None:
                 assert done(claiming).fence == 1
 
 
+@pytest.mark.slow
 def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlStateStore) -> None:
     """With InnoDB's default isolation, INSERT … SELECT would also wait for the rows next to those it reads."""
     user_metadata.create_all(mariadb_store.engine)
@@ -343,6 +350,7 @@ def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlState
     assert rows(mariadb_store.engine) == 1
 
 
+@pytest.mark.slow
 def test_statement_based_binary_logging() -> None:
     """It refuses writes of READ COMMITTED transactions (error 1665)."""
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:

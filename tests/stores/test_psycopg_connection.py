@@ -167,6 +167,7 @@ def test_a_failed_commit_leaves_the_source_usable(any_source: SqlStateStore, dsn
     assert count(dsn) == 1
 
 
+@pytest.mark.slow
 def test_a_transaction_is_not_garbage_collected_while_its_handle_is_used(any_source: SqlStateStore, dsn: str) -> None:
     """Its end, a rollback, would wait for psycopg's lock, which the statement that runs holds: forever, in one thread."""
     store = any_source
@@ -520,6 +521,7 @@ def test_claims_run_on_connections_with_the_same_parameters(mine: SqlStateStore,
     assert shown.name == "the user's"
 
 
+@pytest.mark.slow
 def test_a_password_is_used_and_never_shown(own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)

@@ -16,6 +16,7 @@ from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
 
 
+@pytest.mark.slow
 def test_a_claim_times_out_and_names_the_blocker(store: SqlStateStore, rival: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     transaction.record(STATE, generation=0, transaction_number=1)
@@ -134,6 +135,7 @@ def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
         proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
 
 
+@pytest.mark.slow
 def test_a_claim_gives_up_on_an_unreachable_database(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     postgres_proxy.refuse()
     with pytest.raises(StoreUnavailableError) as caught:

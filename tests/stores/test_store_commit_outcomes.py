@@ -231,6 +231,7 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
     assert_outcome(postgres_store, postgres_claim, committed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "server", "when"),
     thinned(

@@ -80,6 +80,7 @@ def test_an_interrupt_while_opening_leaves_nothing_open(
     store.begin(claim).rollback()
 
 
+@pytest.mark.slow
 def test_a_dead_connection_in_the_pool_is_replaced_silently(
     own_postgres_server: PostgresServer,
 ) -> None:

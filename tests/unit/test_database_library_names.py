@@ -38,6 +38,7 @@ def engine() -> Iterator[sa.Engine]:
 # --- SQLAlchemy ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sqlalchemy_a_connection_asks_its_listeners_by_has_events(engine: sa.Engine) -> None:
     """GuardedConnection sets `_has_events`; the engine's own events fire all the same."""
     heard: list[str] = []

@@ -36,6 +36,7 @@ def test_no_messages_give_no_delivery() -> None:
     assert Delivery.parse("") is None
 
 
+@pytest.mark.slow
 @given(st.lists(places, min_size=MAX_PLACES + 1, max_size=3 * MAX_PLACES))
 def test_long_lists_of_places_are_shortened_but_keep_the_count_and_a_proof(listed: list[Place]) -> None:
     made = Delivery.of(listed)

@@ -159,6 +159,7 @@ def test_failpoints_are_armed_in_it_alone(server: ForkServer) -> None:
     assert ended(forked(code, server))[:2] == (0, "alive\n")
 
 
+@pytest.mark.slow
 def test_a_module_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
@@ -175,6 +176,7 @@ def test_a_module_that_cannot_be_imported_is_reported(server: ForkServer) -> Non
     assert ended(forked("print('next')", server))[1] == "next\n"
 
 
+@pytest.mark.slow
 def test_all_end_with_the_server_and_the_next_one_is_started() -> None:
     server = ForkServer()
     process = forked("import time; print('up', flush=True); time.sleep(1000)", server)

@@ -58,6 +58,7 @@ def test_the_thread_ends_with_the_last_writer_and_starts_again(idle_thread: Idle
         assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_an_unclosed_writer_is_not_kept_alive(idle_thread: IdleThread) -> None:
     before = threading.active_count()
     writer = Writer()

@@ -41,6 +41,7 @@ def test_importing_dualwrite_loads_no_library_at_all() -> None:
     assert not imported_by("import dualwrite") & LATER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["dualwrite.connect", "from dualwrite import *", "dualwrite.recover"])
 def test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic(statement: str) -> None:
     assert not imported_by(f"import dualwrite\n{statement}") & {"alembic", "confluent_kafka"}

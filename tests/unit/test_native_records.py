@@ -119,12 +119,14 @@ def test_a_batch_has_the_bytes_of_kafka_python(given_records: list[Record], give
     assert builder.size >= len(batch) - BATCH_OVERHEAD
 
 
+@pytest.mark.slow
 @given(records)
 @settings(deadline=None)
 def test_a_batch_survives_a_round_trip(given_records: list[Record]) -> None:
     assert read_back(filled(given_records).build(**SOME_IDS, compression=NONE)) == given_records
 
 
+@pytest.mark.slow
 def test_more_records_than_the_table_has_numbers() -> None:
     many: list[Record] = [(b"%d" % n, b"v", [], 1_700_000_000_000 + n) for n in range(SMALL + 100)]
     assert filled(many).build(**SOME_IDS, compression=NONE) == kafka_pythons(many, SOME_IDS)
@@ -269,6 +271,7 @@ def test_a_batch_is_split_into_its_records_in_order(name: str, given_records: li
     assert sequence == 11 + len(given_records)
 
 
+@pytest.mark.slow
 @given(small_records.filter(lambda found: len(found) > 1), st.integers(2, 7))
 @settings(deadline=None)
 def test_several_records_are_always_split(given_records: list[Record], into: int) -> None:

@@ -168,6 +168,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pyt
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-n", "0"), ("-n", "1")], ids=["one process", "xdist"])
 def test_a_test_that_fails_by_a_time_limit_runs_once_more_and_is_reported(
     run: Run, pytester: pytest.Pytester, options: tuple[str, ...]
@@ -264,6 +265,7 @@ def test_fixtures_are_set_up_again_for_the_second_run(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_runs_once_more_with_a_time_limit_of_its_own(run: Run) -> None:
     result = run(
         """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 
@@ -29,6 +31,7 @@ def entry(kind: LostKind, generation: int) -> LostTransaction:
     return LostTransaction(kind, PreparedTxnState(1, 2), generation, NOW)
 
 
+@pytest.mark.slow
 def test_resolved_generations_are_not_examined_again() -> None:
     """Rule SG; rule UC looks again where something is UNVERIFIED."""
     assert row(generation=1000, resolved=998).generations_to_recover == (999, 1000)

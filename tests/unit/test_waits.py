@@ -75,6 +75,7 @@ def wrong_waits(tree: ast.Module) -> list[int]:
     return [one.lineno for one in found if calls(one) & readers(tree)]
 
 
+@pytest.mark.slow
 def test_records_are_not_waited_for_by_equality() -> None:
     files = {str(file.relative_to(TESTS)): file.read_text(encoding="utf-8") for file in TESTS.rglob("*.py")}
     found = {file: wrong_waits(ast.parse(text)) for file, text in files.items() if "until(" in text}

@@ -19,16 +19,19 @@ def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.slow
 def test_the_rest_needs_no_spark() -> None:
     done = run("import dualwrite, dualwrite.cli.recover, dualwrite.migration, dualwrite.jobs.recovery", *SPARKS)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_dualwrite_loads_nothing_of_spark() -> None:
     done = run(f"import dualwrite, dualwrite.cli.recover; print([name for name in {SPARKS!r} if name in sys.modules])")
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_data_source_does_not_import_pandas() -> None:
     """Spark imports it in a new process for each plan and each commit."""
     done = run("import dualwrite.spark.source; print('pandas' in sys.modules)")

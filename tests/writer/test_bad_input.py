@@ -86,6 +86,7 @@ def live(scene: Scene) -> Iterator[DualWriter]:
 # --- addresses ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @producers_and_databases
 def test_kafka_is_unreachable(scene: Scene, live: DualWriter, nobody: str) -> None:
 
@@ -95,6 +96,7 @@ def test_kafka_is_unreachable(scene: Scene, live: DualWriter, nobody: str) -> No
     assert_refused(scene, live, opens, BrokerUnavailableError, nobody, "bootstrap.servers", "DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
 
 
+@pytest.mark.slow
 @both_producers
 def test_kafka_never_answers(sqlite_scene: Scene, silent: str) -> None:
     scene = sqlite_scene
@@ -248,6 +250,7 @@ def test_an_id_is_in_use(scene: Scene, live: DualWriter) -> None:
     assert scene.agree() == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("producer", [LIBRDKAFKA])  # under two-phase commit the row is locked only in the COMMIT itself
 def test_an_id_is_locked(postgres_scene: Scene) -> None:
     scene = postgres_scene

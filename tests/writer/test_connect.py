@@ -97,6 +97,7 @@ NOT_NEEDED = {"confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", 
 """Must not be loaded. kafka-python's admin and consumer are not listed, because its package always imports them."""
 
 
+@pytest.mark.slow
 def test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses(postgres_scene: Scene) -> None:
     scene = postgres_scene
     command = [sys.executable, "-W", "ignore", "-c", WRITES, scene.url, scene.servers, scene.transactional_id, scene.topic]

@@ -90,6 +90,7 @@ def write_in_doubt(scene: Scene, writer: DualWriter, number: int) -> None:
 # --- at each failpoint --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lanes", "producer", "database"),
     thinned(
@@ -122,6 +123,7 @@ def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[Ba
     scene.assert_resolved()
 
 
+@pytest.mark.slow
 @everywhere
 def test_closing_right_after_an_interrupt_resolves(scene: Scene) -> None:
     expected = []
@@ -135,6 +137,7 @@ def test_closing_right_after_an_interrupt_resolves(scene: Scene) -> None:
         scene.assert_resolved()
 
 
+@pytest.mark.slow
 @everywhere
 def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
     """The first interrupt is past the commit point, the second while the writer finds out the outcome."""
@@ -154,6 +157,7 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
     scene.assert_resolved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "kind", "lanes", "producer", "database"),
     thinned(
@@ -187,6 +191,7 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
         fresh.assert_resolved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "lanes", "producer"),
     thinned(
@@ -209,6 +214,7 @@ def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str
         fresh.assert_resolved()
 
 
+@pytest.mark.slow
 @everywhere
 def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
     with scene.connect() as writer:

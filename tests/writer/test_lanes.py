@@ -79,6 +79,7 @@ def test_a_rolled_back_transaction_uses_up_its_turn(sqlite_scene: Scene) -> None
     scene.assert_resolved()
 
 
+@pytest.mark.slow
 @producers_and_databases
 def test_messages_are_in_the_order_of_the_transactions(scene: Scene) -> None:
     with scene.connect() as writer:

@@ -40,6 +40,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:Depre
 # --- closing ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @producers_and_databases
 def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scene) -> None:
     writer = scene.connect()

@@ -155,6 +155,7 @@ def sasl_server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_sasl(sasl_server: ZooKeeperServer) -> None:
     url = sasl_server.url.replace("://", "://alice:wonderland@") + "?sasl_mechanism=DIGEST-MD5&acl=creator"
     with ZooKeeperStore.from_url(url) as store:
@@ -207,6 +208,7 @@ def tls_server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) 
         yield server, port
 
 
+@pytest.mark.slow
 def test_tls(tls_server: tuple[ZooKeeperServer, int], authority: trustme.CA, tmp_path: Path) -> None:
     server, port = tls_server
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -218,6 +220,7 @@ def test_tls(tls_server: tuple[ZooKeeperServer, int], authority: trustme.CA, tmp
         assert plain.list() == [ID]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tls_without_trust(tls_server: tuple[ZooKeeperServer, int], caplog: pytest.LogCaptureFixture) -> None:
     """Kazoo leaves the socket of a failed handshake to the garbage collector, and keeps it in its log records."""
@@ -255,6 +258,7 @@ def test_one_of_several_servers_is_enough(zookeeper_server: ZooKeeperServer, chr
         assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer(own_server: ZooKeeperServer) -> None:
     waits = {"session_timeout": limit(1), "connect_timeout": limit(2), "request_timeout": limit(1)}
     with ZooKeeperStore.from_url(own_server.url, **waits) as store:

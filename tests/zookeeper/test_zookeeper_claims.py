@@ -26,6 +26,7 @@ def test_a_claim_does_not_wait_for_transactions(store: ZooKeeperStore, rival: Zo
     assert rival.read_claimed(theirs).prepared_state is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [0, 1.2], ids=["between two attempts", "in an attempt"])
 def test_a_claim_gives_up_if_others_always_claim_first(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, pause: float
@@ -110,6 +111,7 @@ def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     assert caught.value.current_owner == "theirs"
 
 
+@pytest.mark.slow
 def test_a_claim_gives_up_on_an_unreachable_server(proxied_store: ZooKeeperStore, proxy: TcpProxy) -> None:
     proxy.refuse()
     with pytest.raises(StoreUnavailableError) as caught:

@@ -37,6 +37,7 @@ def claim(proxied_store: ZooKeeperStore) -> Claim:
 # --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_connection_at_commit(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = recorded(proxied_store, claim)
     proxied_store._connection._connect_timeout = 0.5
@@ -124,6 +125,7 @@ def test_a_connection_cut_while_the_server_works(
     assert (proxied_store.client.exists(ORDER) is not None) is committed
 
 
+@pytest.mark.slow
 def test_no_answer_within_the_limit(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = recorded(proxied_store, claim)
     proxied_store._connection._request_timeout = 0.3
@@ -134,6 +136,7 @@ def test_no_answer_within_the_limit(proxied_store: ZooKeeperStore, proxy: TcpPro
     assert_outcome(proxied_store, claim, committed=True)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_waiting_for_the_answer(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     transaction = recorded(proxied_store, claim)
 
@@ -227,6 +230,7 @@ def test_kazoo_never_resends_a_multi(proxied_store: ZooKeeperStore, proxy: TcpPr
 # --- servers that die, sessions that end ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_killed_before_it_receives_the_multi(own_server: ZooKeeperServer) -> None:
     with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
@@ -242,6 +246,7 @@ def test_a_server_killed_before_it_receives_the_multi(own_server: ZooKeeperServe
         assert_outcome(store, claim, committed=False)
 
 
+@pytest.mark.slow
 def test_a_server_killed_after_its_answer(own_server: ZooKeeperServer) -> None:
     def kill(link: Link) -> None:
         own_server.kill()

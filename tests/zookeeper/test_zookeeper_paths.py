@@ -52,6 +52,7 @@ def test_different_ids_have_different_names(one: str, other: str) -> None:
     assert (node_name(one) == node_name(other)) is (one == other)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text())
 def test_a_name_belongs_to_at_most_one_id(name: str) -> None:

@@ -69,6 +69,7 @@ def test_list_by_prefix_skips_tombstones_and_foreign_nodes(store: ZooKeeperStore
     assert store.list("c") == []
 
 
+@pytest.mark.slow
 def test_list_of_many_ids(store: ZooKeeperStore, rival: ZooKeeperStore) -> None:
     ids = [f"id-{number:04}" for number in range(450)]
     with ThreadPoolExecutor(8) as threads:

@@ -19,11 +19,13 @@ from dualwrite.devcluster import DevClusterError, jars
 from dualwrite.testing.zookeeper import ZOOKEEPER_VERSION, ZooKeeperServer, ZooKeeperStartError
 
 
+@pytest.mark.slow
 def test_a_server_answers_with_its_version(zookeeper_server: ZooKeeperServer) -> None:
     assert f"Zookeeper version: {ZOOKEEPER_VERSION}" in zookeeper_server.answer_to("srvr")
     assert "not in the whitelist" in zookeeper_server.answer_to("wchc")
 
 
+@pytest.mark.slow
 def test_acknowledged_writes_survive_a_kill(own_server: ZooKeeperServer) -> None:
     port = own_server.port
     client = KazooClient(own_server.hosts, connection_retry={"max_tries": -1, "max_delay": 0.2})
@@ -39,6 +41,7 @@ def test_acknowledged_writes_survive_a_kill(own_server: ZooKeeperServer) -> None
     client.close()
 
 
+@pytest.mark.slow
 def test_a_paused_server_does_not_answer_until_resumed(own_server: ZooKeeperServer) -> None:
     own_server.pause()
     client = KazooClient(own_server.hosts, timeout=1)
@@ -70,6 +73,7 @@ def test_jars_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
         ZooKeeperServer().start()
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_parent() -> None:
     program = (
         "import os, sys, time\n"

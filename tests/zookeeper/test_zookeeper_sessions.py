@@ -67,6 +67,7 @@ def test_a_claim_waits_for_the_end_of_a_long_outage(proxied_store: ZooKeeperStor
         assert claiming.result().fence == 2
 
 
+@pytest.mark.slow
 def test_reads_time_out(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
     batch = proxied_store.begin(claim).handle
     proxied_store._connection._connect_timeout = 0.3

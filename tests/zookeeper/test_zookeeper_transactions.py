@@ -319,6 +319,7 @@ def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
         assert store.client.exists(ORDER) is None
 
 
+@pytest.mark.slow
 def test_a_limit_that_was_raised_on_both_sides() -> None:
     with (
         ZooKeeperServer(jvm_options=["-Djute.maxbuffer=4000000"]) as server,
