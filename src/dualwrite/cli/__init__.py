@@ -64,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while importing: Python 3.11 wraps what __set_name__ raises
+            return _INTERRUPTED
+        raise
     return 0
 
 
