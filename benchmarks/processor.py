@@ -34,7 +34,7 @@ JOINING: Final = {"group.initial.rebalance.delay.ms": "1000"}
 
 TIMEOUT: Final = 60.0
 PARTITIONS: Final = 4
-MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 20_000}
+MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 50_000}
 """The maximum number of messages by size of the batch, unless --all is given: small batches would take too long."""
 
 OURS: Final = "DualProcessor"
