@@ -1,1 +1,1 @@
-"""A pool of writers for services: units of work from many threads share their commits (docs/guides/pool.md)."""
+"""A pool of writers for services: units of work from many threads share commits (docs/guides/pool.md)."""

@@ -1,4 +1,4 @@
-"""Ids of dead processes: a live pool of the prefix recovers their transactions, so that these don't block consumers."""
+"""Ids of dead processes: a live pool with the same prefix recovers them, so that open transactions don't block consumers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _Seen = tuple[tuple[str, int, int], ...]
 class Adoption:
     """Finds ids of the prefix that no process has leased, and recovers those on which a transaction may be open.
 
-    An id whose lease has ended is recovered at once. One without a lease may belong to a writer that uses no leases, or, in
-    ZooKeeper, to a process whose session has expired: it is recovered if it was not used between two searches.
+    An id whose lease has ended is recovered immediately. An id without a lease may belong to a writer that uses no leases, or,
+    in ZooKeeper, to a process whose session has expired: it is recovered if it was not used between two searches.
 
-    Only the pool that gets the id's lease recovers it. A process that was only slow is fenced, and leases another id.
+    Only the pool that acquires the id's lease recovers the id. A process that was merely slow is fenced, and leases another id.
 
     Args:
         store: The database.
-        leases: Its leases.
+        leases: The store's leases.
         ids: The pool's ids.
-        prefix: What the ids begin with.
+        prefix: The prefix of the ids.
         open_recoverer: Opens a recoverer on the store.
     """
 

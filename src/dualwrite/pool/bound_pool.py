@@ -1,4 +1,4 @@
-"""BoundPool: a pool with an ordering key, or with another limit for waiting."""
+"""BoundPool: a pool with an ordering key, or with a different time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BoundPool(Generic[H]):
     """A pool with other options, made by `WriterPool.with_options`.
 
     Attributes:
-        timeout: Seconds that a call waits for its turn.
+        timeout: Seconds that `run` waits for its unit to start.
     """
 
     def __init__(self, submitter: Submitter, key: Hashable, timeout: float) -> None:
@@ -37,10 +37,10 @@ class BoundPool(Generic[H]):
         return self._submitter.submit(Call(unit, args, kwargs, self._key))
 
     def outcome(self, future: Future[T]) -> T:
-        """The outcome of a unit that has ended. If the pool was closed before the unit began, WriterClosedError."""
+        """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began."""
         self._submitter.check_not_cancelled(future)
         return future.result()
 
     def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
-        """The error for a unit whose turn did not come within the limit."""
+        """The error for a unit that did not start within the limit."""
         return self._submitter.timed_out(name_of(unit), self.timeout)

@@ -16,13 +16,13 @@ _NOT_RUN: Final = object()
 
 
 class Call:
-    """A unit of work with its arguments. It may run more than once; its caller learns the outcome of the run that counts.
+    """A unit of work with its arguments. It may run more than once; its caller gets the outcome of the last run.
 
     Args:
         unit: Called with the transaction and the arguments, in a copy of the caller's context (`contextvars`).
         args: Positional arguments after the transaction.
         kwargs: Keyword arguments.
-        key: Units with the same key keep the order of their calls; None: in any order.
+        key: Units with the same key run in the order of their calls; None: no ordering.
 
     Attributes:
         future: What the caller waits for.
@@ -44,9 +44,10 @@ class Call:
         self.future: Future[Any] = Future()
 
     def begin(self) -> bool:
-        """Called before the unit runs, each time: False if the caller has cancelled it, or no longer waits.
+        """Called before each run of the unit; False if the caller has cancelled it, or no longer waits.
 
-        The first call decides, atomically with `Future.cancel`: from then on the unit can't be cancelled, or will never run.
+        The first call decides, atomically with respect to `Future.cancel`: after it, the unit either can't be cancelled any
+        more or will never run.
         """
         if self._begun is None:
             self._begun = self.future.set_running_or_notify_cancel()
@@ -60,7 +61,7 @@ class Call:
     @property
     def is_cancelled(self) -> bool:
         """Whether the caller has cancelled it before it began."""
-        return self.future.cancelled() and not self.begin()  # which notifies the threads that wait for the future
+        return self.future.cancelled() and not self.begin()  # begin() notifies the threads that wait for the future
 
     def run(self, transaction: Transaction[Any]) -> None:
         """Run the unit, and keep its result.
@@ -80,7 +81,7 @@ class Call:
         self._result = result
 
     def failed(self, error: BaseException) -> None:
-        """Keep the unit's own error: it was undone."""
+        """Record the error that the unit raised; the unit was undone."""
         self._error = error
 
     @property
@@ -89,7 +90,7 @@ class Call:
         return self._error is not None
 
     def deliver(self) -> None:
-        """Give the caller the outcome of the last run: its result, or its own error."""
+        """Deliver the outcome of the last run to the caller: its result, or its own error."""
         if self.future.done():
             return
         if self._error is not None:
@@ -98,7 +99,7 @@ class Call:
             self.future.set_result(self._result)
 
     def deliver_error(self, error: BaseException) -> None:
-        """Give the caller its own copy of an error that is not the unit's own; a unit that has not begun will never run."""
+        """Deliver a copy of an error that the unit did not raise itself; a unit that has not begun will never run."""
         if self.begin() and not self.future.done():
             self.future.set_exception(_copy_of(error))
 
@@ -109,7 +110,7 @@ def name_of(unit: Callable[..., Any]) -> str:
 
 
 def _copy_of(error: BaseException) -> BaseException:
-    """A copy for one caller: an exception that several threads raise would collect all their tracebacks."""
+    """A copy for one caller: if several threads raised the same exception object, it would collect all their tracebacks."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001  (an exception of the user's that can't be copied is shared)

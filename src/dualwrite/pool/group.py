@@ -1,12 +1,12 @@
-"""A group: units of many callers in one transaction; each caller gets its own unit's outcome.
+"""A group: units of many callers in one transaction; each caller gets the outcome of its own unit.
 
-The units run one after another; their messages are sent after the last unit, and then the transaction commits as any other
+The units run one after another; their messages are sent after the last unit, and then the transaction commits like any other
 (docs/how-it-works/recipe.md). The units are run in up to three ways:
 
-1. If units have rarely failed: under one savepoint for all, so that if one fails, all are undone.
-2. In the same transaction, each under its own, so that one can be undone alone. Those that succeed are committed.
-   (In a new transaction, if messages were already on their way when the database's last answer came.)
-3. One by one, each in a transaction of its own, if the group's transaction fails for a reason that one unit may have caused.
+1. If units have rarely failed: all under one savepoint, so that if one fails, all are undone.
+2. In the same transaction, each under its own savepoint, so that one can be undone alone. Those that succeed are committed.
+   (If messages had already been sent when the database's last response arrived: in a new transaction.)
+3. One by one, each in its own transaction, if the group's transaction fails for a reason that one unit may have caused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
     UnknownTopicError,
     TransactionTimeoutError,
 )
-"""Errors of a group after which both sides are rolled back, and its units are worth running one by one."""
+"""Errors of a group after which both sides are rolled back and its units may succeed one by one."""
 
 
 _MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
@@ -57,7 +57,7 @@ _MOST_NAMES: Final = 5
 
 
 class _SentTooSoonError(Exception):
-    """The units were undone when their messages had been sent: both sides must be rolled back."""
+    """The units were undone after their messages had been sent: both sides must be rolled back."""
 
 
 class _AllFailedError(Exception):
@@ -69,14 +69,14 @@ class Rules:
     """What a group may do.
 
     Args:
-        most_units: The number of units at which the group is complete; their own savepoints count too.
-        most_bytes: The size of its messages at which the group is complete.
-        when_decided: Answer the callers as soon as the database has committed; only under two-phase commit.
-        more: Returns calls that have arrived meanwhile, at most so many.
-        put_back: Puts calls back into the queue that have not begun: the group is complete without them.
+        most_units: The number of units, including the savepoints that they set themselves, at which the group is complete.
+        most_bytes: The total size of its messages, in bytes, at which the group is complete.
+        when_decided: Deliver the outcomes as soon as the database has committed; only with two-phase commit.
+        more: Takes up to n further calls from the queue, without waiting.
+        put_back: Puts calls that have not begun back into the queue; the group is complete without them.
         has_written: Called when the last unit has run, before the messages are sent.
-        doing: Called with what is done next: the name of each unit before it runs, and the commit.
-        savepoint_policy: Whether the units may be tried under one savepoint; None: never.
+        doing: Called with a description of the next step: the name of each unit before it runs, and the commit.
+        savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
     """
 
     most_units: int = 1
@@ -93,12 +93,12 @@ class Group:
     """One group of calls, on one writer.
 
     Args:
-        writer: Where it runs; no other thread uses it meanwhile.
+        writer: The writer to run on; no other thread uses it at the same time.
         calls: The calls, in order.
         rules: What the group may do.
 
     Attributes:
-        error: Why the group as a whole has failed, if it has.
+        error: The error of the group as a whole, if it has failed.
     """
 
     def __init__(self, writer: DualWriter[Any], calls: list[Call], rules: Rules) -> None:
@@ -111,12 +111,12 @@ class Group:
         self._is_committing = False
 
     def run(self) -> None:
-        """Run the units and commit them; every caller gets the outcome of its unit.
+        """Run the units, commit them, and deliver the outcome of each unit to its caller.
 
-        Those that are cancelled before it is their turn do not run; they are removed from `calls`.
+        Units that are cancelled before they start do not run; they are removed from `calls`.
 
         Raises:
-            FencedError: The writer can't be used any more; the callers have got the error.
+            FencedError: The writer can't be used any more; the error was delivered to the callers.
         """
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
@@ -193,7 +193,7 @@ class Group:
         unit = whole.only_unit()
         try:
             call.run(unit)
-            unit.end_unit()  # its pending changes are flushed here: an error of it is the unit's, and nothing is in doubt
+            unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
         except BaseException as error:
             call.failed(error)
             raise _AllFailedError from error
@@ -203,7 +203,7 @@ class Group:
         return unit.messages
 
     def _run_under_one_savepoint(self, whole: Transaction[Any]) -> list[Message] | None:
-        """Under one savepoint; None if a unit has failed, or one of the database's answers, which may come late."""
+        """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later."""
         messages: list[Message] = []
         has_sent = False
         whole.begin_units()
@@ -214,7 +214,7 @@ class Group:
                     unit.end_unit()
                 messages += unit.messages
                 hit("group_after_unit")
-            if whole.has_unanswered_statements:  # the messages are sent while the database works
+            if whole.has_unanswered_statements:  # the messages are sent while the database executes them
                 self._rules.doing(_statements_of(self.calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
@@ -228,14 +228,14 @@ class Group:
         return [] if has_sent else messages
 
     def _run_with_savepoints(self, whole: Transaction[Any]) -> list[Message]:
-        """Each unit under a savepoint."""
+        """Run each unit under its own savepoint."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
             unit = whole.begin_unit()
             try:
                 call.run(unit)
                 unit.end_unit()
-            except BaseException as error:  # noqa: BLE001  (it is the caller's)
+            except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
                 unit.undo_unit(error)
                 call.failed(error)
             else:
@@ -246,9 +246,9 @@ class Group:
         return messages
 
     def _growing(self, whole: Transaction[Any], messages: list[Message]) -> Iterator[Call]:
-        """The calls, with those that come while the last one runs, until the group is complete; the others are put back."""
+        """Yield the calls, and those that arrive while the last one runs, until the group is complete; put the rest back."""
         place = size = counted = most_own = 0
-        before = own = whole.savepoints  # those that an earlier run has set are undone
+        before = own = whole.savepoints  # savepoints of an earlier run were undone and don't count
         while place < len(self.calls):
             call = self.calls[place]
             if not call.begin():
@@ -267,10 +267,10 @@ class Group:
                 self._grow()
 
     def _put_back(self, place: int) -> None:
-        """Put back the calls from a place on, except those that have begun: these can't be cancelled any more."""
+        """Put back the calls from index `place` on, except those that have begun, which can't be cancelled any more."""
         rest = [call for call in self.calls[place:] if not call.has_begun]
         if rest:
-            del self.calls[-len(rest) :]  # they begin in their order
+            del self.calls[-len(rest) :]  # calls begin in their order, so these are the last ones
             self._rules.put_back(rest)
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
@@ -280,7 +280,10 @@ class Group:
             call.deliver()
 
     def _deliver_error(self, error: BaseException) -> None:
-        """Give each caller its own copy of an error of the whole group; a unit that failed by itself has its own error."""
+        """Deliver a copy of the group's error to each caller.
+
+        If the group may have committed, the caller of a unit that failed gets the unit's own error: it was undone in any case.
+        """
         if self._is_committing and not isinstance(error, DualWriteError):
             error = _unexpected(error, self._writer.transactional_id)
         for call in self.calls:
@@ -314,7 +317,7 @@ def _statements_of(calls: list[Call]) -> str:
 
 
 def _may_be_caused_by_one_unit(error: BaseException) -> bool:
-    """Whether both sides are rolled back, and another unit may succeed."""
+    """Whether both sides are rolled back and the other units may succeed without the one that caused the error."""
     return isinstance(error, _MAY_BE_CAUSED_BY_ONE_UNIT) and not isinstance(error, StoreUnavailableError)
 
 

@@ -1,4 +1,4 @@
-"""The ids of a pool's writers: by lease (`leases`), or, if the store has no leases, by fixed numbers."""
+"""The ids of a pool's writers: leased (`leases`), or, if the store has no leases, with fixed numbers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dualwrite.stores.leases import numbered
 
 
 class Ids(ABC):
-    """Which ids a pool uses. Thread-safe."""
+    """The ids that a pool uses. Thread-safe."""
 
     are_leased: ClassVar[bool]
-    """Whether the pool can have another id in place of one that another process has claimed."""
+    """Whether the pool can get a different id after another process has claimed one of its ids."""
 
     @abstractmethod
     def acquire(self, count: int) -> list[str]:
-        """Ids for so many further writers, the lowest numbers first.
+        """Acquire ids for `count` further writers, the lowest numbers first.
 
         Raises:
             StoreError: The ids could not be leased.
@@ -26,7 +26,7 @@ class Ids(ABC):
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
-        """Whether an id has been this pool's without interruption; may query the database.
+        """Whether the pool has owned an id without interruption; may query the database.
 
         Raises:
             StoreError: The database could not be read.
@@ -37,7 +37,7 @@ class Ids(ABC):
         """Release an id whose writer is closed.
 
         Raises:
-            StoreError: The lease could not be released; it expires.
+            StoreError: The lease could not be released; it will expire.
         """
 
     def avoid(self, name: str) -> None:
@@ -46,14 +46,14 @@ class Ids(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release all ids. Raises nothing: leases that could not be released expire."""
+        """Release all ids. Raises no error: leases that could not be released will expire."""
 
 
 class FixedIds(Ids):
-    """The lowest numbers: only one pool may use the prefix at a time.
+    """Ids with the lowest numbers, without leases: only one pool may use the prefix at a time.
 
     Args:
-        prefix: What the ids begin with.
+        prefix: The prefix of the ids.
     """
 
     are_leased = False

@@ -1,7 +1,7 @@
 """Leased ids, and the thread that renews their leases.
 
-A pool whose leases can't be renewed keeps working: the lease only says which pool should use an id. A pool that leases the
-id after that claims it, and the claim fences this pool's writer.
+A pool whose leases can't be renewed keeps working: a lease only says which pool should use an id. If another pool then leases
+the id, it claims the id, and the claim fences this pool's writer.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ RENEWALS: Final = 3
 """How often a lease is renewed within its length, so that one renewal may fail."""
 
 _FIRST_RETRY: Final = 0.1
-"""The pause after the first failed renewal, as a part of the pause between two renewals; doubled after each further one."""
+"""The pause after the first failed renewal, as a fraction of the renewal interval; doubled after each further failure."""
 
 _JOIN: Final = 10.0
-"""Seconds that `close` waits for a renewal that is under way."""
+"""Seconds that `close` waits for a renewal in progress."""
 
 
 class LeasedIds(Ids):
-    """The ids that a pool has leased; a thread renews them from the first one on.
+    """The ids that a pool has leased; a thread, which starts with the first id, renews the leases.
 
     Args:
         leases: The store's leases.
-        prefix: What the ids begin with.
+        prefix: The prefix of the ids.
         seconds: The length of a lease.
 
     Attributes:
         owner: The leases' owner: host, process id, program and a random part, which no other pool has.
-        on_lost: Called in the thread with the ids that are not this pool's any more.
+        on_lost: Called in the thread with ids that this pool no longer owns.
     """
 
     are_leased = True
@@ -52,7 +52,7 @@ class LeasedIds(Ids):
         self._held: set[str] = set()
         self._avoided: set[str] = set()
         self._lock = threading.Lock()
-        self._changing = threading.Lock()  # one change at a time: to the store, all threads are the same owner
+        self._changing = threading.Lock()  # one change at a time: the store sees all threads as one owner
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -63,7 +63,7 @@ class LeasedIds(Ids):
 
     @property
     def held(self) -> frozenset[str]:
-        """The ids that are leased, as far as is known."""
+        """The ids that are leased, as far as this pool knows."""
         with self._lock:
             return frozenset(self._held)
 
@@ -76,7 +76,7 @@ class LeasedIds(Ids):
         return names
 
     def acquire_one(self, name: str) -> bool:
-        """Lease this id if it is free; False if it is not, or if it is this pool's already."""
+        """Lease this id if it is free; False if it is not, or if this pool has leased it already."""
         with self._changing:
             if name in self.held or not self._leases.acquire([name], self.owner, seconds=self._seconds):
                 return False
@@ -126,7 +126,7 @@ class LeasedIds(Ids):
         while not self._stopping.wait(pause):
             try:
                 self._renew()
-            except Exception as error:  # noqa: BLE001  (whatever the driver raises: this thread must go on)
+            except Exception as error:  # noqa: BLE001  (whatever the driver raises: this thread must keep running)
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
@@ -141,6 +141,6 @@ class LeasedIds(Ids):
         lost = (names - ours) & self.held
         if lost:
             log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
-            self.on_lost(lost)  # before they can be acquired again: it is about the writers that have them now
+            self.on_lost(lost)  # before the ids can be acquired again: it must concern the writers that use them now
             with self._lock:
                 self._held -= lost

@@ -1,4 +1,4 @@
-"""PoolOptions: how a pool groups, when it answers, and for how long it leases its ids."""
+"""PoolOptions: how a pool groups units, when its calls return, and for how long it leases its ids."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from dualwrite.errors import ConfigurationError
 Acknowledge = Literal["visible", "decided"]
 
 MOST_UNITS: Final = 64
-"""PostgreSQL caches 64 subtransactions of a transaction; a reader of its rows pays for each one beyond them."""
+"""PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How a pool groups, when it answers, and for how long it leases its ids.
+    """How a pool groups units, when its calls return, and for how long it leases its ids.
 
     Args:
-        acknowledge: When a call returns: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
-            the database's commit, after which neither side can be lost, only under two-phase commit.
-        group_units: The most units of a group. Above 64, PostgreSQL's readers become slower; savepoints in a unit count too.
-        group_bytes: The size of its messages in bytes at which a group accepts no more units.
-        timeout: Seconds that a call waits for its turn, or `transaction()` for a writer.
-        lease: Seconds for which the pool leases its ids; they are renewed three times as often. After so many seconds without
-            a renewal, other pools of the prefix recover the ids of this one. In ZooKeeper the session's timeout counts instead.
-        max_size: The most writers that `resize` allows.
+        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
+            means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
+        group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
+            PostgreSQL's readers become slower.
+        group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.
+        timeout: Seconds that `run` waits for its unit to start, or `transaction()` for a writer.
+        lease: Seconds for which the pool leases its ids; it renews the leases at a third of that interval. If they are not
+            renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
+            instead.
+        max_size: The maximum number of writers.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -48,7 +50,7 @@ class PoolOptions:
             check_seconds(name, getattr(self, name))
 
     def check_size(self, size: int) -> None:
-        """Refuse a number of writers.
+        """Check a number of writers.
 
         Raises:
             ConfigurationError: It is not from 1 to `max_size`.

@@ -1,4 +1,4 @@
-"""WriterPool: one object a process, for all its threads, as a SQLAlchemy Engine is."""
+"""WriterPool: one object per process, shared by all of its threads, like a SQLAlchemy Engine."""
 
 from __future__ import annotations
 
@@ -40,26 +40,27 @@ T = TypeVar("T")
 
 
 class WriterPool(Generic[H]):
-    """Writes of many threads to one database and to Kafka, atomically; made by `dualwrite.create_pool`. Thread-safe.
+    """Writes from many threads to one database and to Kafka, atomically; made by `dualwrite.create_pool`. Thread-safe.
 
-    `run` and `submit` share commits: the units of work that wait while one group commits are the next group, in one
-    transaction on both sides. Nothing waits for a timer: a unit that comes alone is committed alone, at once.
+    `run` and `submit` share commits: the units of work that arrive while one group commits form the next group, which is one
+    transaction on both sides. There is no timer: a unit that arrives alone is committed alone, immediately.
 
-    What a unit is: a function that gets a Transaction as its first argument and acts only through it. It may run more than
-    once: if a group fails, its units run again, each in a transaction of its own. A unit that raises undoes
-    nothing of the others, and its messages are never sent; its caller gets the exception.
+    A unit is a function that receives a Transaction as its first argument. It may run more than once: if a group fails, its
+    units run again, each in its own transaction. So everything that it changes must go through the Transaction. A unit that
+    raises an exception does not affect the other units: its changes are undone, its messages are never sent, and its caller
+    gets the exception.
 
     Isolation: the units of a group run one after another and see each other's changes, as if each had committed before the
-    next began. Under REPEATABLE READ and SERIALIZABLE the group is the transaction: its snapshot is taken once for all of
-    its units.
+    next began. Under REPEATABLE READ and SERIALIZABLE, the isolation level applies to the group as a whole: one snapshot is
+    taken for all of its units.
 
     Args:
         open_writer: Opens a writer on a transactional id; each serves one group or one transaction at a time.
         open_recoverer: Opens a recoverer on the store.
         size: The number of writers.
         store: The writers' store; closed with the pool if `owns_store`.
-        prefix: What their transactional ids begin with.
-        options: How it groups, and when it answers.
+        prefix: The prefix of their transactional ids.
+        options: How the pool groups units, and when its calls return.
         owns_store: Whether `close` closes the store.
 
     Raises:
@@ -125,25 +126,25 @@ class WriterPool(Generic[H]):
 
     @property
     def waiting(self) -> int:
-        """The number of calls that wait for their group."""
+        """The number of calls that are waiting to be taken by a group."""
         return len(self._waiting)
 
     @property
     def options(self) -> PoolOptions:
-        """How it groups, and when it answers."""
+        """How the pool groups units, and when its calls return."""
         return self._options
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed, or is being closed."""
+        """Whether the pool is closed, or is being closed."""
         return self._is_closed
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a unit of work, in one commit with those of other threads, and wait for it.
+        """Run a unit of work, sharing a commit with units of other threads, and wait for its result.
 
         Args:
             unit: Called with a Transaction and the arguments in one of the pool's threads, in a copy of the caller's context
-                (`contextvars`). It acts only through the Transaction, and may run more than once.
+                (`contextvars`). It may run more than once, so everything that it changes must go through the Transaction.
             *args: Positional arguments of the unit after the Transaction.
             **kwargs: Keyword arguments of the unit.
 
@@ -151,25 +152,25 @@ class WriterPool(Generic[H]):
             What the unit returned; both sides are committed.
 
         Raises:
-            BaseException: What the unit raised; nothing of it is committed.
-            PoolTimeoutError: Its turn did not come within `timeout`; it has not run.
+            BaseException: What the unit raised; none of its changes are committed.
+            PoolTimeoutError: The unit did not start within `timeout`; it has not run.
             DualWriteError: As for `DualWriter.transaction`. InDoubtTransactionError: its outcome is unknown.
-            NestedTransactionError: Called by a unit of this pool.
+            NestedTransactionError: Called from a unit of this pool.
             WriterClosedError: The pool is closed.
         """
         result: T = self._submitter.run(Call(unit, args, kwargs, None), self._options.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As `run`, without waiting: the future has the result or the exception; until the unit begins it can be cancelled."""
+        """Like `run`, but return a future for the result immediately; it can be cancelled until the unit begins."""
         return self._submitter.submit(Call(unit, args, kwargs, None))
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> BoundPool[H]:
-        """The pool with an ordering key, or another limit for waiting: `pool.with_options(key=customer).run(unit)`.
+        """This pool with an ordering key, or a different time limit: `pool.with_options(key=customer).run(unit)`.
 
         Args:
             key: Units with the same key are committed in the order of their calls, and their messages sent in that order.
-            timeout: Seconds that a call waits for its turn; `submit` has no limit.
+            timeout: Seconds that `run` waits for its unit to start; `submit` has no limit.
         """
         return BoundPool(self._submitter, key, self._options.timeout if timeout is None else timeout)
 
@@ -182,11 +183,11 @@ class WriterPool(Generic[H]):
     def transactional(
         self, function: Callable[Concatenate[Transaction[H], P], T] | None = None, /, *, attempts: int = 1
     ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-        """Make every call of a function a unit; the function gets the Transaction as its first argument.
+        """Run every call of a function as a unit; the function receives the Transaction as its first argument.
 
         Use it as `@pool.transactional` or `@pool.transactional(attempts=3)`. The latter runs the unit again, with backoff,
-        after a retriable error (such as a serialization failure), which has rolled back both sides; also after FencedError, if
-        the pool can use another id.
+        after a retriable error (such as a serialization failure), which has rolled back both sides. It also retries after
+        FencedError if the pool can use another id.
         """
         if function is None:
             return functools.partial(self._decorated, attempts=attempts)
@@ -200,17 +201,17 @@ class WriterPool(Generic[H]):
         return repeated(once, attempts=attempts, is_retriable=self._is_retriable)
 
     def _is_retriable(self, error: BaseException) -> bool:
-        """Whether both sides were rolled back, and the unit may succeed now; one that was fenced may under another id."""
+        """Whether both sides were rolled back and a retry may succeed; after FencedError it can do so only under another id."""
         if isinstance(error, FencedError):
             return self._ids.are_leased
         return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
 
     @contextmanager
     def transaction(self, *, timeout: float | None = None) -> Iterator[Transaction[H]]:
-        """A transaction of its own, on a free writer, as `DualWriter.transaction`.
+        """Begin a separate transaction on a free writer; otherwise like `DualWriter.transaction`.
 
         Args:
-            timeout: Seconds to wait for a writer, instead of the pool's.
+            timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
@@ -227,19 +228,19 @@ class WriterPool(Generic[H]):
     # --- its size -----------------------------------------------------------------------------------------------------------
 
     def resize(self, size: int) -> None:
-        """Change the number of writers, while the pool is used. Returns when it has so many.
+        """Change the number of writers while the pool is in use. Returns once the pool has the new size.
 
-        A larger pool leases further ids. In a smaller one, writers are closed as soon as their transactions have ended, and
-        their ids are released.
+        Growing leases additional ids. Shrinking closes writers as soon as their transactions have ended, and releases their
+        ids.
 
         Args:
             size: The number of writers, from 1 to the option `max_size`.
 
         Raises:
             ConfigurationError: The number is out of range.
-            PoolTimeoutError: The writers to be closed were busy for `timeout` seconds; the pool has the size it has reached.
-            DualWriteError: A writer could not be opened, as for `DualWriter.open`; the same.
-            NestedTransactionError: Called by a unit of this pool.
+            PoolTimeoutError: The writers to be closed were busy for `timeout` seconds; the pool keeps the size it has reached.
+            DualWriteError: A writer could not be opened, as for `DualWriter.open`; the pool keeps the size it has reached.
+            NestedTransactionError: Called from a unit of this pool.
             WriterClosedError: The pool is closed.
         """
         self._options.check_size(size)
@@ -259,7 +260,7 @@ class WriterPool(Generic[H]):
             raise ConfigurationError(
                 'acknowledge="decided" requires two-phase commit.',
                 cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-                "commit; callers can be answered only after Kafka's commit",
+                "commit; so a call can return only after Kafka's commit",
                 next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
             )
         return writer
@@ -267,18 +268,18 @@ class WriterPool(Generic[H]):
     # --- closing ------------------------------------------------------------------------------------------------------------
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Finish the calls that wait, resolve what is in doubt, close the writers, and release the ids.
+        """Finish the waiting calls, resolve what is in doubt, close the writers, and release the ids.
 
         May be called more than once. It is called automatically when the program ends.
 
         Args:
-            timeout: Seconds that units and transactions have to end. By default it waits as long as the pool makes progress:
-                it gives up if for its `timeout` no unit has begun and no group has ended. Calls that have not begun are then
-                cancelled.
+            timeout: Seconds within which units and transactions must end. By default `close` waits as long as the pool makes
+                progress, and gives up when no unit has begun and no group has ended for the pool's `timeout`. Calls that have
+                not begun by then are cancelled.
 
         Raises:
-            ConcurrentUseError: A unit or transaction has not ended in time: it is named, with how far it got. Its writer is
-                closed as soon as it ends.
+            ConcurrentUseError: A unit or transaction did not end in time; the error names it and says how far it got. Its
+                writer is closed as soon as it ends.
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
         """
         if os.getpid() != self._pid:
@@ -301,7 +302,7 @@ class WriterPool(Generic[H]):
         return Deadline.after(self._options.timeout if timeout is None else timeout)
 
     def _end_writers(self, limit: Deadline, error: BaseException | None = None) -> None:
-        """Close the writers and release their ids; with an error, add what fails meanwhile to it as a note."""
+        """Close the writers and release their ids; if `error` is given, failures become notes on it instead."""
         self._upkeep.stop()
         try:
             self._writers.close(limit)

@@ -1,4 +1,4 @@
-"""Whether a group has one savepoint for all of its units, or one for each."""
+"""Decides whether a group sets one savepoint for all of its units, or one for each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _LONGEST: Final = 64
 
 
 class SavepointPolicy:
-    """After a group with a failed unit the next groups have a savepoint for each unit: twice as many as last time, up to 64.
+    """After a group with a failed unit, the next groups set a savepoint for each unit: first one group, up to 64 later.
 
-    Each group that succeeds under one savepoint halves that number again. So a service whose units hardly ever fail pays for no
-    savepoints, and one whose units often fail pays for few groups that run twice. Threads may share one: a lost update only
-    delays it.
+    The number of these groups doubles with each such failure, and each group that succeeds under one savepoint halves it again.
+    So a service whose units rarely fail does not pay for savepoints, and one whose units often fail rarely has to run a group
+    twice. Threads may share a policy without a lock: a lost update only delays its effect.
     """
 
     def __init__(self) -> None:

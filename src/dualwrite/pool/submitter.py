@@ -1,4 +1,4 @@
-"""The callers' side of a pool: submits calls to the queue, and waits for their outcome within a limit."""
+"""The callers' side of a pool: submits calls to the queue, and waits for their outcomes within a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Submitter:
         prefix: The prefix of the pool's ids, for errors.
         waiting: The queue.
         writers: The pool's writers: an error names what they are doing.
-        check: Called before each call; raises if the pool can't be used here and now for what it is called with.
+        check: Called before each call with a description of it; raises an error if the pool can't be used for it here and now.
     """
 
     def __init__(self, prefix: str, waiting: WaitingCalls, writers: Writers, check: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class Submitter:
         """Put a call into the queue.
 
         Raises:
-            NestedTransactionError: Called by a unit of this pool.
+            NestedTransactionError: Called from a unit of this pool.
             WriterClosedError: The pool is closed.
         """
         try:
@@ -40,7 +40,7 @@ class Submitter:
             if self._waiting.put(call):
                 return call.future
         except BaseException:
-            call.future.cancel()  # KeyboardInterrupt, when it may be in the queue already: nobody has its future
+            call.future.cancel()  # KeyboardInterrupt: it may be in the queue already, but nobody would get its future
             raise
         raise closed(self._prefix)
 
@@ -49,7 +49,7 @@ class Submitter:
 
         Args:
             call: The call.
-            timeout: Seconds that it waits for its turn.
+            timeout: Seconds to wait for the unit to start.
 
         Raises:
             BaseException: As for `WriterPool.run`.
@@ -64,14 +64,14 @@ class Submitter:
             self.check_not_cancelled(call.future)
             raise
         except BaseException:
-            call.future.cancel()  # KeyboardInterrupt: if it has not begun, it does not have to
+            call.future.cancel()  # KeyboardInterrupt: if it has not begun, it need not run
             raise
 
     def check_not_cancelled(self, future: Future[Any]) -> None:
-        """Raise WriterClosedError if `close` has cancelled the call, whose future nobody else has."""
+        """Raise WriterClosedError if the call was cancelled: only `close` can have done that, as nobody else has the future."""
         if future.cancelled():
             raise closed(self._prefix)
 
     def timed_out(self, name: str, timeout: float) -> PoolTimeoutError:
-        """The error for a unit whose turn did not come within so many seconds."""
-        return pool_timeout(f"The turn of {name} did not come", timeout, self._writers.doing())
+        """The error for a unit that did not start within `timeout` seconds."""
+        return pool_timeout(f"{name} did not start", timeout, self._writers.doing())

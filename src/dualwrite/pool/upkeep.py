@@ -1,4 +1,4 @@
-"""The pool's size: opens writers, replaces those whose id another process has claimed, closes retired ones."""
+"""Maintains the pool's size: opens writers, replaces those whose id another process has claimed, closes retired ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dualwrite.writer import DualWriter
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""How many ids are tried for one writer, if others claim them or have locked their rows."""
+"""How many ids are tried for one writer if other processes claim them or have locked their rows."""
 
 _FIRST_RETRY: Final = 0.1
-"""The pause after a writer could not be replaced, as a part of the pause between two searches; doubled after each failure."""
+"""The pause after a writer could not be replaced, as a fraction of the search interval; doubled after each failure."""
 
 _JOIN: Final = 10.0
-"""Seconds that `stop` waits for what the thread is doing."""
+"""Seconds that `stop` waits for the thread to end."""
 
 
 class Upkeep:
-    """Keeps a pool at its size. With leased ids, `start` starts a thread for it.
+    """Keeps a pool at the wanted size. With leased ids, `start` starts a thread that does so.
 
     Args:
         prefix: The prefix of the ids, for messages.
@@ -54,15 +54,15 @@ class Upkeep:
     # --- the size ---------------------------------------------------------------------------------------------------------
 
     def resize(self, size: int, deadline: Deadline) -> None:
-        """Open writers, or close some as soon as their transactions have ended, until there are so many.
+        """Open writers, or close some as soon as their transactions have ended, until there are `size` writers.
 
         Args:
             size: The number of writers.
             deadline: The limit for waiting for transactions.
 
         Raises:
-            PoolTimeoutError: The writers were busy until the deadline; the pool has the size that it has reached.
-            DualWriteError: A writer could not be opened; the same.
+            PoolTimeoutError: The writers were busy until the deadline; the pool keeps the size that it has reached.
+            DualWriteError: A writer could not be opened; the pool keeps the size that it has reached.
         """
         with self._sizing:
             before, self.wanted = self.wanted, size
@@ -78,11 +78,11 @@ class Upkeep:
         while len(self._writers) < self.wanted and not self._stopping.is_set():
             writer = self._opened()
             self._writers.add(writer)
-            if self._stopping.is_set():  # the pool may have closed its writers before this one was there
+            if self._stopping.is_set():  # the pool may have closed its writers before this one was added
                 self._writers.close_one(writer)
 
     def _opened(self) -> DualWriter[Any]:
-        """A writer on the next id; on another one if an id is in use without a lease, or its row is locked."""
+        """Open a writer on the next id, or on another one if that id is in use without a lease or its row is locked."""
         for left in reversed(range(_TRIES)):
             (name,) = self._ids.acquire(1)
             try:
@@ -124,7 +124,7 @@ class Upkeep:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it is doing may go on for a while, but it opens no writer any more."""
+        """Stop the thread. What it is doing may continue for a while, but it does not open any more writers."""
         self._stopping.set()
         self._woken.set()
         if self._thread is not None:
@@ -157,7 +157,7 @@ class Upkeep:
         try:
             with self._sizing:
                 self._fill()
-        except Exception as error:  # noqa: BLE001  (whatever it was: this thread must go on)
+        except Exception as error:  # noqa: BLE001  (whatever it was: this thread must keep running)
             if not self._stopping.is_set():
                 log.warning("%s: a writer of the pool could not be replaced; trying again: %s", self._prefix, error)
                 self._writers.fail(error)

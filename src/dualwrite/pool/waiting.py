@@ -1,4 +1,4 @@
-"""The calls that wait for a group, first come first served; calls with the same ordering key keep their order."""
+"""The queue of calls that wait for a group: first come, first served; calls with the same ordering key keep their order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dualwrite.pool.call import Call
 
 
 class WaitingCalls:
-    """A queue. Any thread may `put`, also in a signal handler; only the thread whose turn it is takes.
+    """A queue. Any thread may `put` calls, even in a signal handler; only the thread whose turn it is may take them.
 
-    A call waits as long as another one with its key is in a group that has not committed yet.
+    A call is held back while another call with the same key is in a group that has not committed yet.
     """
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the taker
-        self._calls: deque[Call] = deque()  # taken out of the inbox, and not taken by a group yet
+        self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the thread that takes calls
+        self._calls: deque[Call] = deque()  # received from the inbox, and not taken by a group yet
         self._busy: set[Hashable] = set()
         self._keys_lock = threading.Lock()
         self._is_closed = False
@@ -29,10 +29,10 @@ class WaitingCalls:
         if self._is_closed:
             return False
         self._inbox.put(call)
-        return not (self._is_drained and call.future.cancel())  # closed in between, and nobody takes any more
+        return not (self._is_drained and call.future.cancel())  # closed in between: nobody takes calls any more
 
     def take(self, most: int) -> list[Call]:
-        """Wait for calls and take at most so many of them for one group; an empty list once the queue is closed and empty."""
+        """Wait for calls and take up to `most` of them for a group; return an empty list once the queue is closed and empty."""
         while True:
             taken = self._takable(most, set())
             if taken:
@@ -47,15 +47,15 @@ class WaitingCalls:
                 self._calls.append(call)
 
     def take_more(self, most: int, group: Iterable[Call]) -> list[Call]:
-        """Take at most so many calls that came meanwhile for a group that has not committed yet; does not wait."""
+        """Take up to `most` further calls for a group that has not committed yet; does not wait."""
         return self._takable(most, {call.key for call in group if call.key is not None})
 
     def put_back(self, calls: list[Call], group: Iterable[Call]) -> None:
-        """Put calls back, before all others, that were taken last and have not begun. Only the thread whose turn it is may.
+        """Put the calls that were taken last, and have not begun, back at the front. Only for the thread whose turn it is.
 
         Args:
             calls: The calls, in the order in which they were taken.
-            group: Those of the group that stay in it: their keys stay taken.
+            group: The calls that stay in the group: their keys stay busy.
         """
         self._calls.extendleft(reversed(calls))
         keys = {call.key for call in calls} - {call.key for call in group}
@@ -63,7 +63,7 @@ class WaitingCalls:
             self._busy -= keys
 
     def release(self, group: Iterable[Call]) -> None:
-        """The group has ended: calls with its keys can be taken. Any thread may do this."""
+        """Note that a group has ended, so that calls with its keys can be taken. Any thread may call this."""
         keys = {call.key for call in group if call.key is not None}
         if keys:
             with self._keys_lock:
@@ -71,12 +71,12 @@ class WaitingCalls:
             self._inbox.put(None)
 
     def close(self) -> None:
-        """Accept no more calls; those that wait are still taken."""
+        """Accept no more calls; those that are waiting are still taken."""
         self._is_closed = True
         self._inbox.put(None)
 
     def cancel(self) -> None:
-        """After `close`, in any thread: cancel the calls that wait, since those who should take them are blocked."""
+        """After `close`, in any thread: cancel the waiting calls, because the threads that should take them are blocked."""
         self._is_drained = True
         while True:
             try:

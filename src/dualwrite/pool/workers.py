@@ -1,4 +1,4 @@
-"""The pool's threads: while the group of one thread is committed, the next thread runs the units of the next group."""
+"""The pool's threads: while one thread commits its group, the next thread runs the units of the next group."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """Threads that run the calls of a queue in groups, as many as the pool should have writers.
+    """Threads that run the calls of a queue in groups: one for each writer that the pool should have.
 
     Args:
         prefix: The prefix of the ids, for messages and the threads' names.
         options: The pool's options.
         store: The writers' store.
-        upkeep: Says how many writers the pool should have.
+        upkeep: Its `wanted` is the number of writers that the pool should have.
         writers: The writers that the groups use.
         waiting: The queue.
 
     Attributes:
-        threads: The threads; also one that should end, until it is its turn.
+        threads: The threads, including surplus ones until their next turn.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Workers:
 
     @property
     def include_this_thread(self) -> bool:
-        """Whether the calling thread is one of them: it is inside a unit."""
+        """Whether the calling thread is one of these threads, that is, whether the call comes from inside a unit."""
         return getattr(self._here, "is_ours", False)
 
     def match_size(self) -> None:
-        """Start threads until there is one for each writer. Surplus threads end when it is their turn."""
+        """Start threads until there is one for each writer. Surplus threads end at their next turn."""
         with self._threads_lock:
             while len(self.threads) < self._upkeep.wanted:
                 name = f"dualwrite pool {self._prefix} {len(self.threads)}"
@@ -73,14 +73,14 @@ class Workers:
                 self.threads[-1].start()
 
     def drain(self, limit: Deadline, *, is_total: bool) -> Deadline:
-        """Wait for the threads, which run what is in the closed queue; cancel the calls that have not begun by the limit.
+        """Wait until the threads have run what is in the closed queue; cancel the calls that have not begun by the limit.
 
         Args:
             limit: The limit.
-            is_total: If not, it begins anew with whatever the pool does.
+            is_total: Whether the limit is for the whole wait; otherwise it starts again whenever the pool makes progress.
 
         Returns:
-            The limit for what comes next.
+            The limit for the steps that follow.
         """
         threads, seen = list(self.threads), -1
         while any(thread.is_alive() for thread in threads):
@@ -94,7 +94,7 @@ class Workers:
         return limit if is_total else Deadline.after(self._options.timeout)
 
     def _cancel_calls(self) -> None:
-        """Those that have not begun will not any more, even if what blocks them ends."""
+        """Cancel the calls that have not begun: they must not run later, when whatever blocks them has ended."""
         self._waiting.cancel()
         for calls in list(self._groups.values()):
             for call in list(calls):
@@ -103,7 +103,7 @@ class Workers:
     # --- in the threads -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Take turns: while this thread's group is committed, the next thread collects calls and runs their SQL."""
+        """Take turns: while this thread commits its group, the next thread collects calls and runs their SQL."""
         self._here.is_ours = True
         most = int(self._options.group_units) if self._store.undoes_units else 1
         rules = Rules(
@@ -124,7 +124,7 @@ class Workers:
                 turn()
 
     def _is_surplus(self) -> bool:
-        """Whether this thread should end; it is not counted any more then."""
+        """Whether this thread should end; if so, it is removed from `threads`."""
         with self._threads_lock:
             if len(self.threads) <= self._upkeep.wanted:
                 return False
@@ -158,7 +158,7 @@ class Workers:
 
 
 class _Once:
-    """Calls a function at the first call only."""
+    """Calls a function on the first call only."""
 
     __slots__ = ("_function",)
 

@@ -21,21 +21,22 @@ log = logging.getLogger(__name__)
 
 _PAUSE: Final = 0.01
 _RECOVERER: Final = "recoverer "
-"""How the owner of a recoverer's claim begins (`recovery.recoverer`)."""
+"""The prefix of the owner in a recoverer's claim (`recovery.recoverer`)."""
 
 
 class Writers:
-    """The writers that are open, and those of them that are free.
+    """The open writers of a pool, and which of them are free.
 
-    A writer that a recoverer has fenced claims its id again, if the id is still the pool's. One that another writer has fenced,
-    or whose id was leased by another pool, is retired: two writers that both claim an id again would fence each other for ever.
+    A writer that was fenced by a recoverer claims its id again if the pool still owns the id. A writer that was fenced by
+    another writer, or whose id was leased by another pool, is retired: two writers that kept reclaiming an id would fence each
+    other forever.
 
     Args:
         prefix: The prefix of their ids, for errors.
         ids: Their ids.
 
     Attributes:
-        steps: Grows with everything that a writer begins or ends.
+        steps: Incremented whenever a writer begins or ends something.
         on_missing: Called when a writer is retired; not called for one that `remove_one` returns.
     """
 
@@ -46,9 +47,9 @@ class Writers:
         self._ids = ids
         self._lock = threading.Lock()
         self._usable: dict[str, DualWriter[Any]] = {}  # by id
-        self._open: dict[DualWriter[Any], None] = {}  # also retired ones
+        self._open: dict[DualWriter[Any], None] = {}  # including retired ones
         self._retired: list[DualWriter[Any]] = []
-        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: check why there are none
+        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: check why no writer is left
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
         self._opening_error: Exception | None = None
         self._is_closed = False
@@ -71,16 +72,16 @@ class Writers:
 
     @contextmanager
     def checked_out(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
-        """A writer for one transaction; waits until one is free.
+        """Check out a writer for one transaction; waits until one is free.
 
         Args:
-            doing: What it is for, for the errors of other callers that wait for a writer.
-            deadline: The limit for waiting; None: no limit.
+            doing: What the writer is used for, for the error messages of other callers that wait for one.
+            deadline: The time limit for the wait; None: no limit.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
             FencedError: Other processes use the ids of all writers.
-            DualWriteError: The same, and this error keeps the pool from using other ids.
+            DualWriteError: No writer is left, and opening another one failed with this error.
         """
         writer = self._acquire(doing, deadline)
         while not self._is_ours(writer):
@@ -96,7 +97,7 @@ class Writers:
         self._doing[writer] = (doing, time.monotonic())
 
     def doing(self) -> tuple[str, ...]:
-        """What the writers are doing, with the seconds since they began it."""
+        """What each writer is doing, and for how many seconds."""
         return tuple(_what(each) for each in list(self._doing.values()))
 
     def _acquire(self, doing: str, deadline: Deadline | None) -> DualWriter[Any]:
@@ -115,7 +116,7 @@ class Writers:
                 self._retire(writer)
 
     def _is_ours(self, writer: DualWriter[Any]) -> bool:
-        """Claim the id again after a recoverer; False, and the writer is retired, if another writer has claimed it."""
+        """Claim the id again if a recoverer has fenced the writer; retire it and return False if another writer has."""
         if writer.phase is not Phase.FENCED:
             return True
         name = writer.transactional_id
@@ -152,7 +153,7 @@ class Writers:
         return self._usable.get(writer.transactional_id) is writer
 
     def _retire(self, writer: DualWriter[Any]) -> None:
-        """Never check it out again; it is not checked out now."""
+        """Ensure that a writer, which is not checked out now, is never checked out again."""
         with self._lock:
             if self._is_usable(writer):
                 del self._usable[writer.transactional_id]
@@ -162,14 +163,14 @@ class Writers:
         self.on_missing()
 
     def remove(self, names: Collection[str]) -> None:
-        """Retire the writers of these ids, which the pool has no longer. Those that are checked out finish their work."""
+        """Retire the writers of ids that the pool no longer owns. Those that are checked out finish their work first."""
         with self._lock:
             for name in names:
                 self._usable.pop(name, None)
         self.on_missing()
 
     def remove_one(self, deadline: Deadline) -> DualWriter[Any]:
-        """Remove a writer, as soon as one is free; the caller closes it.
+        """Remove a writer as soon as one is free; the caller closes it.
 
         Raises:
             PoolTimeoutError: All were busy until the deadline.
@@ -199,14 +200,14 @@ class Writers:
     # --- no writers -------------------------------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """The missing writers could not be replaced: if none is left, callers that wait for one get this error."""
+        """Record why missing writers could not be replaced: if none is left, callers that wait for one get this error."""
         with self._lock:
             is_new, self._opening_error = self._opening_error is None, error
         if is_new:
             self._free.put(None)
 
     def _check_any_are_left(self) -> None:
-        """Raise the reason why there is no writer; return if there may be one.
+        """Return if there may be a writer; raise the reason why none is left otherwise.
 
         Raises:
             FencedError: Other processes use the ids of all writers.
@@ -217,7 +218,7 @@ class Writers:
             if not is_closed and (self._usable or (self._ids.are_leased and self._opening_error is None)):
                 return
             error = self._opening_error
-        self._free.put(None)  # for the next caller that waits
+        self._free.put(None)  # wakes the next caller that waits
         if is_closed:
             raise closed(self._prefix)
         if error is not None:
@@ -249,7 +250,7 @@ class Writers:
             log.warning("%s: closing a writer after its pool: %s", writer.transactional_id, error)
 
     def close(self, deadline: Deadline) -> None:
-        """Wait for the transactions that are open, and close every writer, even if closing one fails.
+        """Wait for open transactions, then close every writer, even if closing one fails.
 
         Raises:
             ConcurrentUseError: A transaction was still open at the deadline; the other writers are closed, and this one will be
