@@ -25,7 +25,7 @@ AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[None]]
 class AsyncDualProcessor:
     """DualProcessor for asyncio: handlers are coroutines, which run on the event loop and write through an AsyncTransaction.
 
-    Consuming, and everything that blocks, runs in a thread of its own. See DualProcessor for what is processed when.
+    Consuming, and everything else that blocks, runs in a separate thread. See DualProcessor for batches, attempts and errors.
 
     Args:
         pool: The pool of the running event loop; it stays open.
@@ -57,7 +57,7 @@ class AsyncDualProcessor:
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
-        """The positions of the partitions that are assigned now, as far as this processor knows."""
+        """The positions of the partitions that are assigned now, as far as this processor knows them."""
         return self._loop.positions
 
     def stop(self) -> None:
@@ -83,7 +83,7 @@ class AsyncDualProcessor:
                 self._loop.stop()
                 self._runner.cancel()
                 while not job.done():
-                    with suppress(asyncio.CancelledError):  # another one changes nothing: the thread must end first
+                    with suppress(asyncio.CancelledError):  # a further one changes nothing: the thread must end first
                         await asyncio.wait([job])
                 raise cancelled from job.exception()
         finally:
@@ -111,7 +111,7 @@ class _LoopRunner(Runner):
         self._is_cancelled = False
 
     def begin(self) -> None:
-        """There is no cancellation yet."""
+        """Forget an earlier cancellation."""
         self._is_cancelled = False
 
     def run(self, messages: Sequence[Any], finish: Finish) -> None:
@@ -127,7 +127,7 @@ class _LoopRunner(Runner):
         """Cancel the transaction in progress, and one that the thread is about to begin; called in the event loop."""
         self._is_cancelled = True
         if self._current is not None:
-            self._current.cancel()  # and not the future, which the thread waits for: that would not wait for the coroutine
+            self._current.cancel()  # not the future: then the thread would not wait for the coroutine
 
     def is_transient(self, error: BaseException) -> bool:
         """See Runner."""

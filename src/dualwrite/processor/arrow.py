@@ -1,4 +1,4 @@
-"""A batch of messages as a table of Arrow, or of pandas; needs pyarrow (and pandas)."""
+"""A batch of messages as an Arrow table or a pandas DataFrame; needs pyarrow (and pandas)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _WITHOUT_TIME: Final = 0
 
 
 def to_arrow(messages: Sequence[Any]) -> pa.Table:
-    """The messages as a table: a row for each, in their order.
+    """The messages as a table, with one row for each message, in the same order.
 
     | column | type |
     | --- | --- |
     | topic, partition, offset | string, int32, int64 |
     | timestamp | timestamp (ms, UTC); null if the message has none |
-    | key, value | binary; of deserialized messages what Arrow infers: a struct for dictionaries, a string for text |
+    | key, value | binary; for deserialized messages, the type that Arrow infers: a struct for dictionaries, a string for text |
     | headers | list of structs (name: string, value: binary) |
 
     Args:
-        messages: As `handle_batch` gets them.
+        messages: The messages that `handle_batch` was called with.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
-        pyarrow.ArrowInvalid: Deserialized keys or values don't have one type.
+        pyarrow.ArrowInvalid: The deserialized keys or values are of different types.
     """
     try:
         import pyarrow as pa  # noqa: PLC0415  (optional)
@@ -55,7 +55,7 @@ def to_pandas(messages: Sequence[Any]) -> pd.DataFrame:
     """The messages as a DataFrame, with the columns of `to_arrow`.
 
     Args:
-        messages: As `handle_batch` gets them.
+        messages: The messages that `handle_batch` was called with.
 
     Raises:
         MissingDependencyError: pyarrow or pandas is not installed.

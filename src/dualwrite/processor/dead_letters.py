@@ -1,4 +1,4 @@
-"""A message that could not be processed, as it goes to the dead-letter topic: with its origin and the error. No I/O."""
+"""The headers of a dead letter: they say where the message that could not be processed came from, and why. No I/O."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _LONGEST: Final = 1000
 
 
 def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, attempts: int) -> list[tuple[str, bytes]]:
-    """The message's headers, and ours.
+    """The headers of the message, followed by ours.
 
     Args:
         message: The message.
-        error: What its processing raised last.
+        error: The exception of the last attempt to process it.
         group_id: The consumer group.
-        attempts: How often it was tried.
+        attempts: The number of attempts.
     """
     kind, timestamp = message.timestamp()
     ours = {

@@ -1,4 +1,4 @@
-"""A message whose key and value were deserialized. The message itself stays as it was read, for retries and dead letters."""
+"""A message with its deserialized key and value. The original message is kept unchanged, for retries and dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dualwrite.kafka.topic import Topic
 
 
 class DecodedMessage:
-    """Has the methods of confluent-kafka's Message; `key()` and `value()` return what the deserializers made of them."""
+    """Has the methods of confluent-kafka's Message; `key()` and `value()` return what the deserializers returned."""
 
     __slots__ = ("_key", "_message", "_value")
 
@@ -34,10 +34,10 @@ class DecodedMessage:
 
 
 def decoded(messages: Sequence[Any], topics: Mapping[str, Topic[Any, Any]]) -> list[Any]:
-    """The messages, deserialized where their topic has a deserializer.
+    """The messages, deserialized if their topic has a deserializer.
 
     Raises:
-        DeserializationError: A key or a value could not be read.
+        DeserializationError: A key or a value could not be deserialized.
     """
     return [_decoded(message, topics.get(message.topic())) for message in messages]
 

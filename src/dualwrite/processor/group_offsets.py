@@ -1,7 +1,7 @@
 """Positions as the group's offsets at Kafka, committed in the transaction of the data (KIP-447).
 
-The group's coordinator refuses the offsets of a member whose generation is over. While a transaction with offsets is prepared,
-the group's offsets can't be read (UNSTABLE_OFFSET_COMMIT): the partition's next consumer waits until the transaction
+The group's coordinator rejects the offsets of a member whose generation has ended. While a transaction with offsets is
+prepared, the group's offsets can't be read (UNSTABLE_OFFSET_COMMIT): the partition's next consumer waits until the transaction
 has ended; after a crash, recovery ends it.
 """
 
@@ -34,13 +34,13 @@ class GroupProgress(Progress):
     Args:
         group_id: The group.
         topics: The topics.
-        kafka: The consumer's settings, to ask for the topics' ids.
-        options: The policies; `on_new_topic` has no meaning, since Kafka forgets the offsets of a topic that is deleted.
-        stored: The positions in the writer's store, if it keeps any: the group must have none there.
+        kafka: The consumer's settings, for queries of the topics' ids.
+        options: The policies; `on_new_topic` has no effect, because Kafka deletes the offsets of a topic with the topic.
+        stored: The positions in the writer's store, if it supports them: the group must not have any there.
     """
 
     keeps_ids = False
-    forgotten_because = "the group's offset was deleted at Kafka, as those of a topic that is deleted"
+    forgotten_because = "the group's offset was deleted at Kafka, possibly because the topic was deleted"
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GroupProgress(Progress):
         """See Progress.
 
         Raises:
-            ConfigurationError: The group has positions in the database, and its offsets at Kafka are those for monitors.
+            ConfigurationError: The group has positions in the database; its offsets at Kafka are only for monitoring tools.
         """
         try:
             found = {} if self._stored is None else self._stored.read(self._group)
@@ -69,7 +69,7 @@ class GroupProgress(Progress):
         if there:
             raise ConfigurationError(
                 f"The group {self._group!r} has positions in the database, {there[0]} for example: with offsets='kafka' "
-                "it would begin at its offsets at Kafka, which are behind these.",
+                "it would start at its offsets at Kafka, which are behind these.",
                 next_step="keep offsets='database'; or stop all processors of the group, and hand its positions over to Kafka: "
                 f"`dualwrite offsets forget --group {self._group}`",
             )
@@ -85,7 +85,7 @@ class GroupProgress(Progress):
         timeout: float,
         refused: Mapping[Partition, int] | None = None,
     ) -> Mapping[Partition, int]:
-        """See Progress. A member that keeps positions in the database may have joined meanwhile."""
+        """See Progress. A member that stores positions in the database may have joined in the meantime."""
         self.prepare()
         return super().begin(consumer, partitions, timeout, refused)
 
@@ -97,9 +97,9 @@ class GroupProgress(Progress):
         ids: Mapping[Partition, str],
         timeout: float,
     ) -> bool:
-        """See Progress. The member that reads partition 0 commits them all, in one request; the others wait for it.
+        """See Progress. The member that reads partition 0 commits all ends, in one request; the others wait for it.
 
-        Kafka does not compare offsets: a second member could move back what the first has read on from.
+        Kafka commits offsets unconditionally: a second member could move positions back that the first has already advanced.
         """
         del ids
         ours = {*partitions, *consumer.owned()}
@@ -107,11 +107,11 @@ class GroupProgress(Progress):
         for topic in sorted({key[0] for key in partitions if key not in stored}):
             keys = {*consumer.offsets.partitions_of(topic, timeout), *(key for key in partitions if key[0] == topic)}
             if consumer.offsets.committed(keys, timeout):
-                continue  # the group has read it, or another member has done it
+                continue  # the group has read the topic, or another member has committed its ends
             if (topic, 0) not in ours:
                 raise BrokerUnavailableError(
                     f"The group {self._group!r} has no offsets in {topic!r} yet: the member that reads {topic}-0 commits them.",
-                    cause="it begins just now, or it has died",
+                    cause="that member is just starting, or it has died",
                     next_step="retry",
                 )
             consumer.offsets.commit(consumer.offsets.end_offsets(keys, timeout))
@@ -136,7 +136,7 @@ class GroupProgress(Progress):
         self._known |= _positions(batch.after)
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """See Progress; only a member of the current generation can."""
+        """See Progress; only a member of the current generation can do this."""
         consumer.offsets.commit(ends)
         self._known |= _positions(ends)
 
@@ -156,7 +156,7 @@ class GroupProgress(Progress):
         self._in_doubt = True
 
     def is_transient(self, error: BaseException) -> bool:
-        """See Progress: the generation is over. Of a writer that was fenced, the next transaction says so."""
+        """See Progress: the generation has ended. If it is the writer that was fenced, the next transaction reports it."""
         return isinstance(error, ProducerFencedError)
 
     def forget(self) -> None:
@@ -165,25 +165,27 @@ class GroupProgress(Progress):
         self._in_doubt = False
 
     def _check_membership(self, consumer: GroupConsumer) -> None:
-        """The coordinator accepts offsets of a consumer without a membership from any client, as from one without a group.
+        """Check that the consumer is still a member: the coordinator accepts offsets without a membership from any client.
 
         Raises:
-            ProducerFencedError: The membership is over, and librdkafka knows it: it has none any more.
+            ProducerFencedError: The membership has ended, and librdkafka has noticed that.
         """
         group = GroupMetadata.from_librdkafka(consumer.member.consumer_group_metadata())
         if group.generation_id < 0 or not group.member_id:
             raise ProducerFencedError(
-                f"The consumer is no member of the group {self._group!r} any more.",
-                cause="it did not poll for max.poll.interval.ms, or the group did not hear from it for its session's timeout",
+                f"The consumer is no longer a member of the group {self._group!r}.",
+                cause="it did not poll for max.poll.interval.ms, or the group received no heartbeat within the session timeout",
                 code=ErrorCode.UNKNOWN_MEMBER_ID,
                 name=ErrorCode.UNKNOWN_MEMBER_ID.name,
             )
 
     def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """Inside of the next transaction: the writer has ended the one before, so that its offsets can be read.
+        """Find out the outcome of a transaction in doubt; called inside the next one, when the writer has ended it.
+
+        Only then can the group's offsets be read.
 
         Raises:
-            PositionMovedError: It has committed.
+            PositionMovedError: The transaction in doubt has committed.
             BrokerError: The offsets can't be read yet.
         """
         if self._elsewhere(consumer, batch):

@@ -1,4 +1,4 @@
-"""`KafkaWriter`: transactions on Kafka alone, for processors that write no database (consume, transform, produce: KIP-447)."""
+"""`KafkaWriter`: transactions on Kafka alone, for processors without a database (consume, transform, produce: KIP-447)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SUFFIX: Final = "#kafka"
 """Keeps the id at Kafka apart from those of writers with a database; a prefixed ACL covers it."""
 
 _GENERATION: Final = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
-"""The consumer's membership is over; the producer is not fenced."""
+"""The consumer's membership has ended; the producer is not fenced."""
 
 
 class KafkaTransaction(Transaction[Any]):
@@ -47,7 +47,7 @@ class KafkaTransaction(Transaction[Any]):
 
     @property
     def db(self) -> NoReturn:
-        """Refused.
+        """Not available.
 
         Raises:
             UsageError: There is no database.
@@ -56,7 +56,7 @@ class KafkaTransaction(Transaction[Any]):
 
     @property
     def session(self) -> NoReturn:
-        """Refused; see `db`."""
+        """Not available; see `db`."""
         raise self._no_database()
 
     def _no_database(self) -> UsageError:
@@ -70,14 +70,14 @@ class KafkaTransaction(Transaction[Any]):
 class KafkaWriter:
     """Writes transactions to Kafka alone, for a DualProcessor: its offsets are committed in the same transaction (KIP-447).
 
-    Opening it ends the open transaction of its predecessor with the same id, and fences it. Nothing is prepared, so there is
+    Opening it ends the open transaction of the id's previous owner, and fences that owner. Nothing is prepared, so there is
     nothing to recover: after a crash an open transaction is aborted, at the latest after `transaction.timeout.ms`.
 
     Args:
         kafka: Settings in librdkafka's names, or `host:port`; what is missing comes from the environment.
-        transactional_id: Stays the same across restarts; only one KafkaWriter may use it at a time.
+        transactional_id: Must stay the same across restarts; only one KafkaWriter may use it at a time.
         producer: "auto", "native" or "librdkafka"; see the guide about producers.
-        timeouts: Time limits; `claim` has no meaning.
+        timeouts: Time limits; `claim` is not used.
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long, or has reserved characters.
@@ -140,12 +140,13 @@ class KafkaWriter:
         """One transaction: the end of the block commits, an exception aborts.
 
         Raises:
-            DeliveryError, UnknownTopicError, MessageTooLargeError: A message was not stored; aborted.
-            ProducerFencedError: The consumer's generation is over, or another process uses the id; aborted.
-            FencedError: Another process uses the id, or a transaction took longer than its timeout: open it again.
+            DeliveryError, UnknownTopicError, MessageTooLargeError: A message was not stored; the transaction was aborted.
+            ProducerFencedError: The consumer's generation has ended, or another process uses the id; the transaction was
+                aborted.
+            FencedError: Another process uses the id, or a transaction took longer than its timeout; open the writer again.
             InDoubtTransactionError: The commit was not answered; the group's offsets show whether it succeeded.
-            BrokerUnavailableError: Kafka can't be reached; nothing has committed.
-            WriterClosedError: It is not open.
+            BrokerUnavailableError: Kafka can't be reached; nothing was committed.
+            WriterClosedError: The writer is not open.
         """
         producer = self._ready()
         producer.begin_transaction()
@@ -160,7 +161,7 @@ class KafkaWriter:
         except BaseException as error:
             tx.end()
             if committing:
-                self._drop_producer()  # the next one waits for the end of this transaction
+                self._drop_producer()  # the next producer waits for the end of this transaction
                 self._raise_in_doubt(error)
             else:
                 self._abort(producer, error)
@@ -198,7 +199,7 @@ class KafkaWriter:
             producer.close()
 
     def _raise_in_doubt(self, error: BaseException) -> None:
-        """After a commit that failed. Being fenced there is not an answer either: a timeout may have ended the transaction."""
+        """Raise the error for a failed commit. Being fenced proves nothing either: a timeout may have ended the transaction."""
         if isinstance(error, ProducerFencedError):
             self._fenced = error
         if isinstance(error, BrokerUnavailableError | ProducerFencedError):
@@ -215,7 +216,7 @@ class KafkaWriter:
         if isinstance(error, ProducerFencedError) and getattr(error, "code", None) not in _GENERATION:
             self._fenced = error
         if self._fenced is not None or producer.must_be_replaced:
-            self._drop_producer()  # the next one's registration aborts the transaction
+            self._drop_producer()  # registering the next producer aborts the transaction
             return
         try:
             producer.abort_transaction(timeout=self._timeouts.kafka)

@@ -1,4 +1,4 @@
-"""The loop of a processor: poll a batch, process it in one transaction, continue; what to do when that fails."""
+"""The loop of a processor: poll a batch, process it in one transaction, continue; and what to do if that fails."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 FinishOf = Callable[[Batch], Finish]
 
 _TURN: Final = 1.0
-"""The longest wait for messages, in seconds; `stop` is noticed after it."""
+"""The maximum wait for messages, in seconds; `stop` is noticed at its end."""
 
 _LOOKING: Final = 5.0
 """Seconds after which the positions are read again."""
 
 _ASKING: Final = 5.0
-"""Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed after it."""
+"""Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed at its end."""
 
 _LONGEST_INTERVAL_MS: Final = 300_000
 """librdkafka's default of `max.poll.interval.ms`."""
@@ -56,11 +56,11 @@ class ProcessingLoop:
 
     Args:
         group_id: The consumer group.
-        settings: For the consumer.
+        settings: The consumer's settings.
         topics: The topics.
         decoding: The topics whose messages are deserialized, by name.
         runner: Runs the transactions.
-        progress: Keeps the positions.
+        progress: Stores the positions.
         options: Batches, retries, and what to do with messages that can't be processed.
     """
 
@@ -86,7 +86,7 @@ class ProcessingLoop:
         self._stopped = StopFlag()
         self._most = options.batch
         self._times_too_slow = 0
-        self._free = threading.Lock()  # while it is not running
+        self._free = threading.Lock()  # locked from `begin` until `run` has ended
         self._consumer: GroupConsumer | None = None
 
     @property
@@ -101,7 +101,7 @@ class ProcessingLoop:
         self._stopped.set()
 
     def begin(self) -> None:
-        """Get ready for `run`: a `stop` from now on ends it, even if it comes before `run` does.
+        """Prepare for `run`: from now on `stop` ends it, even if `stop` is called before `run`.
 
         Raises:
             UsageError: It is running already.
@@ -131,7 +131,7 @@ class ProcessingLoop:
 
     def _turn(self, consumer: GroupConsumer) -> None:
         refused = consumer.refused
-        if refused:  # retention has passed them, or their log was truncated
+        if refused:  # retention has deleted their next messages, or their log was truncated
             self._seek(consumer, self._begin(list(refused), refused))
         self._look_again(consumer)
         batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # without messages that were processed already
@@ -143,7 +143,7 @@ class ProcessingLoop:
                 return
 
     def _look_again(self, consumer: GroupConsumer) -> None:
-        """Notice a reset position of a partition without new messages; with new ones, the move of the position fails."""
+        """Notice that positions were reset in partitions without new messages; with new messages, moving the position fails."""
         if time.monotonic() - self._looked_at < _LOOKING:
             return
         self._looked_at = time.monotonic()
@@ -158,7 +158,7 @@ class ProcessingLoop:
         self._pass_ends(consumer)
 
     def _pass_ends(self, consumer: GroupConsumer) -> None:
-        """Move positions behind the markers at the ends of partitions, where every message that was polled is processed."""
+        """Move positions past the markers at the ends of partitions in which every polled message has been processed."""
         ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._next.get(key, 0)}
         try:
             self._progress.pass_ends(consumer, ends)
@@ -166,7 +166,7 @@ class ProcessingLoop:
             log.info("%s: positions were not moved to the ends of partitions: %s", self._group, error)
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
-        """Process a batch in one transaction, without reassigned partitions; False if its processing raised an error."""
+        """Process a batch in one transaction, without reassigned partitions; False if one of its messages may be at fault."""
         try:
             self._handle(consumer, batch)
         except UnprocessableError as error:
@@ -179,7 +179,7 @@ class ProcessingLoop:
         return True
 
     def _process_one(self, consumer: GroupConsumer, one: Batch, first: BaseException | None = None) -> bool:
-        """Process one message, by all attempts; False if the processor was stopped before the last one."""
+        """Process one message, in up to `attempts` attempts; False if the processor was stopped before the last one."""
         (message,) = one.messages
         tried = 0 if first is None else 1
         reason = first
@@ -247,15 +247,15 @@ class ProcessingLoop:
     # --- one transaction --------------------------------------------------------------------------------------------------
 
     def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
-        """Run a transaction until it has committed, or no partition of the batch is assigned any more, or `stop` was called.
+        """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.
 
         Transient errors are retried.
 
         Returns:
-            Whether it has committed now: False also if an earlier attempt has turned out to have.
+            Whether this call has committed it; False also if it turns out that an earlier attempt had committed it.
 
         Raises:
-            UnprocessableError: One of the messages may be the reason; nothing took effect.
+            UnprocessableError: One of the messages may be the cause; nothing took effect.
             MessageFailedError: A single message exceeded the time limit too often; see `_was_too_slow`.
             DualWriteError: A permanent error.
         """
@@ -270,7 +270,7 @@ class ProcessingLoop:
                     batch = left
                     continue
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
-            except Exception as error:  # noqa: BLE001  (raised again, unless a retry may change it)
+            except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
                 self._failed(error, pause)
                 if self._progress.is_transient(error):
                     self._was_too_slow(batch, time.monotonic() - began, error)
@@ -290,9 +290,9 @@ class ProcessingLoop:
         return False
 
     def _failed(self, error: Exception, pause: float) -> None:
-        """Return if the transaction is to be run again; raise otherwise."""
+        """Return if the transaction should be run again; raise the error otherwise."""
         match verdict_of(error, self._is_transient):
-            case Verdict.IN_DOUBT:  # the next attempt finds out by the position
+            case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
                 log.warning("%s: %s", self._group, error)
                 self._progress.left_in_doubt()
             case Verdict.LATER:
@@ -303,7 +303,7 @@ class ProcessingLoop:
                 raise error
 
     def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
-        """After the error of a member whose generation is over: poll fewer messages at once, if they took too long.
+        """After the error of a member whose generation has ended: poll fewer messages at once, if they took too long.
 
         Otherwise the member would lose its partitions with each batch, and no message would ever be processed.
 
@@ -345,8 +345,8 @@ class ProcessingLoop:
     def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
         """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
 
-        Partitions that another consumer has moved continue from there, if they are still assigned. If the positions can't be
-        read now, nothing has changed, and the next attempt tries again.
+        Partitions whose positions another consumer has moved continue from there, if they are still assigned. If the positions
+        can't be read now, the whole batch is returned, and the next attempt tries again.
         """
         try:
             left, moved = self._progress.catch_up(consumer, batch)
@@ -366,10 +366,10 @@ class ProcessingLoop:
     # --- assignment -------------------------------------------------------------------------------------------------------
 
     def _begin(self, partitions: list[Partition], refused: Mapping[Partition, int] | None = None) -> Mapping[Partition, int]:
-        """Where partitions begin that were just assigned, or continue after Kafka has refused to read at these offsets.
+        """Where to start in newly assigned partitions, or to continue in those where Kafka refused to read at these offsets.
 
-        Until that is known, nothing can be done with them. librdkafka waits for it, and the member stays in the group, at least
-        for `max.poll.interval.ms`; after that it joins again.
+        Until that is known, the partitions can't be read. librdkafka waits for it, and the member stays in the group, for at
+        least `max.poll.interval.ms`; after that it joins again.
 
         Raises:
             StoppedError: `stop` was called.

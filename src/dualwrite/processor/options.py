@@ -1,4 +1,4 @@
-"""How a processor batches, retries, and treats messages that can't be processed."""
+"""Options of a processor: batches, retries, positions, and messages that can't be processed."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ class ProcessorOptions:
     """Options of a DualProcessor.
 
     Args:
-        batch: The most messages that one transaction processes.
-        attempts: How often a message is tried whose processing raises an exception, before it counts as one that can't be
-            processed. A failed attempt of a batch of several messages does not count. The count is kept in memory: after a
-            restart, or at another member, it begins again.
-        dead_letter_topic: Where such a message goes, with the error and its origin in headers, in the same transaction as its
-            position; None: the processor stops with MessageFailedError.
-        offsets: Where the group's positions are kept: in the "database", moved by compare-and-set with the data; or at "kafka",
-            as the group's offsets, in the Kafka transaction (KIP-447). Both are as safe. With "kafka", the transactions of a
-            pool are not shared, and a partition whose last transaction is prepared can't be taken over before recovery has
-            ended that.
-        start: Where a group begins a topic in which it has no position, in the database or at Kafka. With "latest", the ends of
-            all its partitions are stored as positions before it is read. A partition that was added to a topic of which the
-            group has read others begins at its first message in any case.
-        on_gap: If retention has deleted messages behind a position, or the brokers have lost messages before it: "stop" with an
-            error, or "skip" to what is there, with a warning.
-        on_new_topic: If the topic was deleted and created again: "stop" with an error, or "begin" with its first message. If
-            some of its messages may have been read as those of the topic before, the processor stops in any case.
-        pause: Seconds before the first retry; doubled each time.
-        longest_pause: Seconds between two retries at most.
+        batch: The maximum number of messages that one transaction processes.
+        attempts: The maximum number of attempts to process a message whose handler raises an exception; after that, the message
+            can't be processed. A failed attempt with a batch of several messages does not count. The number of attempts is kept
+            in memory: after a restart, or at another member of the group, it starts again.
+        dead_letter_topic: The topic for messages that can't be processed. Such a message is sent there with the error and its
+            origin in headers, in the transaction that moves its position. None: the processor stops with MessageFailedError.
+        offsets: Where the group's positions are stored: in the "database", moved by compare-and-set together with the data; or
+            at "kafka", as the group's offsets, committed in the Kafka transaction (KIP-447). Both are equally safe. With
+            "kafka", the transactions of a pool do not share commits, and a partition whose last transaction is still prepared
+            can't be taken over until recovery has ended that transaction.
+        start: Where a group starts a topic in which it has no position yet, in the database or at Kafka. With "latest", the
+            ends of all its partitions are stored as positions before the topic is read. If the group has positions in other
+            partitions of the topic, a new partition is always read from its first message.
+        on_gap: What to do if retention has deleted messages that were not read yet, or the brokers have lost messages that were
+            already read: "stop" with an error, or "skip" to the first message or the end of the partition, with a warning.
+        on_new_topic: What to do if the topic was deleted and created again: "stop" with an error, or "begin" with its first
+            message. If messages of the new topic may have been mistaken for messages of the old one, the processor stops in any
+            case.
+        pause: Seconds before the first retry; doubled after each further one.
+        longest_pause: The maximum number of seconds between two retries.
 
     Raises:
         ConfigurationError: A value is not allowed.

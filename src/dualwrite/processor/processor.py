@@ -26,21 +26,22 @@ from dualwrite.writer import DualWriter
 
 
 class DualProcessor:
-    """Reads topics as a member of a consumer group, and processes each message once, together with what is written for it.
+    """Reads topics as a member of a consumer group, and processes each message once, atomically with what it writes.
 
-    Give one of `handle` and `handle_batch`. They act only through `tx`, and may run more than once for a message; what an
-    attempt wrote is rolled back on both sides before the next. A batch that raises an exception is processed again message by
-    message, so that one message can't block the others; that first attempt is not counted. Attempts are counted in memory,
-    and anew after a restart: a message that kills the process each time is never given up.
+    Pass either `handle` or `handle_batch`. A handler may run more than once for a message, so everything that it changes must
+    go through `tx`; what an attempt wrote is rolled back on both sides before the next one. If processing a batch raises an
+    exception, the batch is processed again message by message, so that one message can't block the others; the attempt with the
+    whole batch is not counted. Attempts are counted in memory, and the count starts again after a restart: a message that kills
+    the process each time is never given up.
 
-    For one thread; `stop` may be called from any. Several processors of a process may share a WriterPool.
+    Use it in one thread; `stop` may be called from any thread. Several processors in a process may share a WriterPool.
 
     Args:
-        runner: An open DualWriter or WriterPool; or a KafkaWriter, for a processor that writes no database. It stays open.
+        runner: An open DualWriter or WriterPool; or a KafkaWriter, to process without a database. It stays open.
         consumer: Settings for confluent-kafka's Consumer, with `group.id`; what is missing comes from the environment.
-        topics: The topics: names, or Topics, with whose deserializers the messages' keys and values are read. What can't be
-            deserialized counts as a message whose handler has raised an exception.
-        handle: Called as `handle(message, tx)` for each message: confluent-kafka's, or one with the same methods.
+        topics: Names of topics, or Topics, whose deserializers are applied to the messages' keys and values. A message that
+            can't be deserialized is treated as if its handler had raised an exception.
+        handle: Called as `handle(message, tx)` for each message: a confluent-kafka Message, or an object with its methods.
         handle_batch: Called as `handle_batch(messages, tx)` for the messages of one transaction.
         options: Batches, retries, where positions are kept, and what to do with messages that can't be processed.
 
@@ -70,7 +71,7 @@ class DualProcessor:
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
-        """The positions of the partitions that are assigned now, as far as this processor knows."""
+        """The positions of the partitions that are assigned now, as far as this processor knows them."""
         return self._loop.positions
 
     def stop(self) -> None:
@@ -95,7 +96,7 @@ class DualProcessor:
 
 
 def check_handlers(handle: object, handle_batch: object) -> None:
-    """Exactly one of them must be given.
+    """Check that exactly one of the two is given.
 
     Raises:
         ConfigurationError: None or both are given.
@@ -111,7 +112,7 @@ def make_loop(
     topics: Sequence[str | Topic[Any, Any]],
     options: ProcessorOptions,
 ) -> ProcessingLoop:
-    """The loop of a processor, from what its user gives.
+    """Make the loop of a processor from the user's arguments.
 
     Raises:
         ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.

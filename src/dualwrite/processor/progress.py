@@ -1,4 +1,4 @@
-"""A processor's progress: where partitions begin, and how the position moves with a batch."""
+"""A processor's progress: where partitions are read from, and how their positions move with each batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dualwrite.stores.positions import Partition, Position
 log = logging.getLogger(__name__)
 
 _READING: Final = 10.0
-"""Seconds for reading positions once, where a transaction waits for them."""
+"""Seconds for one attempt to read positions while a transaction waits for them."""
 
 
 _COMPARING: Final = 5.0
-"""Seconds for asking for the topics' ids once, between two transactions."""
+"""Seconds for one query of the topics' ids, between two transactions."""
 
 
 class Progress(ABC):
@@ -32,7 +32,7 @@ class Progress(ABC):
 
     Args:
         group_id: The group.
-        kafka: The consumer's settings, to ask for the topics' ids.
+        kafka: The consumer's settings, for queries of the topics' ids.
         options: The policies.
     """
 
@@ -42,11 +42,11 @@ class Progress(ABC):
         self._options = options
         self._known: dict[Partition, Position] = {}
         self._ids: dict[Partition, str] = {}  # the topic's id when the partition was assigned
-        self._compared: dict[Partition, int | None] = {}  # the offset when the id was seen to be the same
+        self._compared: dict[Partition, int | None] = {}  # the position at which the id was last seen unchanged
 
     @abstractmethod
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        """The positions of at least these partitions, as they are now; a partition without one is missing.
+        """The positions of at least these partitions, as they are now, without partitions that have none.
 
         Raises:
             DualWriteError: They can't be read.
@@ -54,17 +54,17 @@ class Progress(ABC):
 
     @abstractmethod
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
-        """What moves the positions behind a batch, in its transaction. It fails if the batch is not ours any more."""
+        """The step that moves the positions past a batch, in its transaction. It fails if the batch is no longer ours."""
 
     @abstractmethod
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """The transaction has committed."""
+        """Called when the transaction has committed."""
 
     def prepare(self) -> None:  # noqa: B027  (there may be nothing to prepare)
         """Called before partitions are assigned.
 
         Raises:
-            StoreError: The positions can't be kept.
+            StoreError: The positions can't be stored.
         """
 
     def known(self) -> Mapping[Partition, Position]:
@@ -78,16 +78,16 @@ class Progress(ABC):
         timeout: float,
         refused: Mapping[Partition, int] | None = None,
     ) -> Mapping[Partition, int]:
-        """The offset at which each of these partitions begins, or places.BEGINNING.
+        """The offset at which to start reading each of these partitions, or places.BEGINNING.
 
         Args:
             consumer: The member.
             partitions: The partitions.
-            timeout: Seconds for each question.
-            refused: The places at which Kafka does not read some of them.
+            timeout: Seconds for each query.
+            refused: The offsets from which Kafka refused to read some of the partitions.
 
         Raises:
-            DualWriteError: It can't be found out (retriable), or a policy says to stop.
+            DualWriteError: The offsets can't be determined now (retriable), or a policy says to stop.
         """
         refused = refused or {}
         stored = self.read(consumer, partitions, timeout)
@@ -121,30 +121,30 @@ class Progress(ABC):
         ids: Mapping[Partition, str],
         timeout: float,
     ) -> bool:
-        """Where the group begins a topic at its end: keep the ends of all its partitions as positions, before it is read.
+        """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
 
         Otherwise messages that arrive before the first transaction would be skipped if the consumer crashed, and a partition
         without messages could not be distinguished from one that was added.
 
         Returns:
-            Whether a position may have been kept now, by us or by another member.
+            Whether a position may have been stored now, by us or by another member.
 
         Raises:
-            DualWriteError: The ends can't be kept, or another member is about to do it (retriable).
+            DualWriteError: The ends can't be stored, or another member is about to store them (retriable).
         """
 
     def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
-        """The group's offsets at Kafka, for partitions without a position, if they say where to begin."""
+        """The group's offsets at Kafka, for partitions without a position, if reading starts there."""
         del consumer, keys, timeout
         return {}
 
     def pass_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """Move positions to the ends of partitions that were read to there, behind markers and aborted messages.
+        """Move the positions of partitions that were read to their ends past the markers and aborted messages there.
 
-        Otherwise retention that deletes no more than these would look like messages that were not read.
+        Otherwise, when retention deletes only those, unread messages would seem to be deleted.
 
         Raises:
-            DualWriteError: They were not moved; nothing depends on it.
+            DualWriteError: The positions were not moved, which does no harm.
         """
         moved = {key: end for key, end in ends.items() if end > (0 if key not in self._known else self._known[key].offset)}
         if moved and self.can_assign:
@@ -155,9 +155,9 @@ class Progress(ABC):
         """See pass_ends."""
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
-        """After PositionMovedError: the rest of a batch, and the offsets of the partitions that have moved.
+        """After PositionMovedError: the rest of a batch, and the new offsets of the partitions whose positions have moved.
 
-        Messages that an earlier attempt of our own has committed are not among them.
+        The rest does not include messages that an earlier attempt of our own has committed.
         """
         moved: dict[Partition, int] = {}
         for key, position in self._elsewhere(consumer, batch).items():
@@ -167,24 +167,24 @@ class Progress(ABC):
         return batch.only(batch.after.keys() - moved.keys()), moved
 
     keeps_ids: bool
-    """Whether positions say to which topic of a name they belong."""
+    """Whether positions include the topic's id, which distinguishes it from an earlier topic with the same name."""
 
     forgotten_because: str
-    """Why a position is gone, for an error."""
+    """The likely cause when a position is gone, for error messages."""
 
     @property
     def can_assign(self) -> bool:
-        """Whether partitions can be assigned now: not while their positions depend on a transaction of this very member."""
+        """Whether partitions can be assigned now: not while their positions depend on an open transaction of this member."""
         return True
 
-    def left_in_doubt(self) -> None:  # noqa: B027  (a compare-and-set finds out by itself)
-        """It is not known whether the last transaction has committed: the next one must find out."""
+    def left_in_doubt(self) -> None:  # noqa: B027  (compare-and-set needs no such note)
+        """Note that it is unknown whether the last transaction committed: the next one must find out."""
 
     def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
-        """Where to go on in partitions whose position somebody else has moved; called between two transactions.
+        """Where to continue in partitions whose position another process has moved; called between two transactions.
 
         Raises:
-            StoreError, BrokerError: It can't be found out now.
+            StoreError, BrokerError: The positions or the topics' ids can't be read now.
             PositionForgottenError: A position is gone.
             TopicReplacedError: A topic was deleted and created again, and the policy is to stop, or it is not certain which
                 messages were read.
@@ -202,18 +202,18 @@ class Progress(ABC):
         return self.begin(consumer, replaced, _COMPARING) if replaced else {}
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether the error is that of a member that may have to give up its partitions."""
+        """Whether the error means that the member may have lost its partitions."""
         del error
         return False
 
     def forget(self) -> None:
-        """The processor has stopped."""
+        """Forget everything, because the processor has stopped."""
         self._known.clear()
         self._ids.clear()
         self._compared.clear()
 
     def _elsewhere(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
-        """The positions of a batch's partitions that are not where they were when it was read."""
+        """The positions of a batch's partitions that have changed since the batch was read."""
         keys = batch.after.keys()
         found = self.read(consumer, keys, _READING)
         return {key: found.get(key) for key in keys if place_of(found.get(key)) != place_of(self._known.get(key))}
@@ -223,17 +223,17 @@ class Progress(ABC):
         return None if known is None else known.offset
 
     def _check_not_forgotten(self, key: Partition, found: Position | None) -> None:
-        """A position that was known and is gone says nothing about what was read.
+        """Check that a known position still exists: without it, nothing says what was read.
 
         Raises:
-            PositionForgottenError: It is gone.
+            PositionForgottenError: The position is gone.
         """
         known = self._known.get(key)
         if found is None and known is not None:
             raise PositionForgottenError(
                 f"The position of group {self._group!r} on {key[0]}-{key[1]} is gone; it was {known.offset}.",
                 cause=self.forgotten_because,
-                next_step="stop the other processors of the group too, and see where it begins when it is started again: "
+                next_step="stop the other processors of the group too, and check where it will start when it is started again: "
                 f"{how_to_reset(self._options)} moves it",
                 topic=key[0],
                 partition=key[1],
@@ -241,10 +241,10 @@ class Progress(ABC):
             )
 
     def _check_replaced(self, key: Partition, now: str) -> None:
-        """Stop if the topic was replaced since the partition was assigned, and its messages may have been mistaken for the old.
+        """Stop if the topic was replaced since the assignment, and new messages may have been mistaken for old ones.
 
         Raises:
-            TopicReplacedError: It is.
+            TopicReplacedError: That is the case.
         """
         before = self._ids.get(key, "")
         if not (before and now and before != now):
@@ -253,10 +253,10 @@ class Progress(ABC):
         if not is_certain:
             raise TopicReplacedError(
                 f"The topic {key[0]!r} was deleted and created again while it was read: the position {self._offset(key)} of "
-                f"{key[0]}-{key[1]} belongs to the one before.",
-                cause="since it was last compared, at the offset "
-                f"{self._compared.get(key)}, messages of the new one may have been mistaken for messages of the one before",
-                next_step="see which messages of the new topic took effect, and where to begin in it: "
+                f"{key[0]}-{key[1]} belongs to the old topic.",
+                cause="messages of the new topic may have been mistaken for messages of the old one since the position "
+                f"{self._compared.get(key)}, where the topic was last compared",
+                next_step="check which messages of the new topic took effect, and choose where to start in it: "
                 + how_to_reset(self._options)
                 + (" or on_new_topic='begin'" if self.keeps_ids else ""),
                 topic=key[0],
@@ -264,10 +264,10 @@ class Progress(ABC):
 
     def _ids_of(self, partitions: Sequence[Partition], timeout: float) -> dict[Partition, str]:
         found = topic_ids(self._kafka, {topic for topic, _ in partitions}, timeout=timeout)
-        for topic in {topic for topic, _ in partitions} - found.keys():  # or a new one could pass for the one before it
+        for topic in {topic for topic, _ in partitions} - found.keys():  # or a new topic could pass for the old one
             raise BrokerUnavailableError(
                 f"The brokers don't know the topic {topic!r} of an assigned partition.",
-                cause="it was created or deleted just now",
+                cause="it was just created or deleted",
                 next_step="retry",
             )
         return {key: found[key[0]] for key in partitions}
@@ -297,7 +297,7 @@ class Progress(ABC):
 
 
 def place_of(position: Position | None) -> tuple[int, str] | None:
-    """What is compared of a position: the offset, and the topic that it belongs to."""
+    """The parts of a position that are compared: the offset, and the topic that it belongs to."""
     return None if position is None else (position.offset, position.topic_id)
 
 

@@ -1,4 +1,4 @@
-"""How a processor runs a transaction: on a writer, in units of a pool, in transactions of their own on a pool."""
+"""How a processor runs a transaction: on a writer, as a unit of a pool, or as a separate transaction of a pool."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Runner(ABC):
         """Run one transaction; when it returns, it has committed.
 
         Args:
-            messages: For the handler; none for a transaction without it.
+            messages: The messages for the handler; empty for a transaction that does not call it.
             finish: Called after the handler.
 
         Raises:
             Exception: What the handler, the transaction, or `finish` raises.
-            StoppedError: The transaction was cancelled, since the processor is to stop.
+            StoppedError: The transaction was cancelled because the processor is being stopped.
         """
 
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
-        """Whether the same transaction may succeed later after this error, or cause of one, which `retriable` does not say."""
+        """Whether a retry may succeed after an error, or the cause of one, even if the error is not `retriable`."""
 
 
 class ThreadRunner(Runner):
@@ -44,7 +44,7 @@ class ThreadRunner(Runner):
     Args:
         runner: A writer or a pool.
         handle: Called with the messages and the transaction.
-        alone: Not in a unit that shares its commit: what a unit may not do comes in `finish`.
+        alone: Don't run in a unit that shares its commit, because `finish` does something that a unit may not do.
     """
 
     def __init__(self, runner: DualWriter[Any] | WriterPool[Any], handle: Handle, *, alone: bool) -> None:
@@ -70,10 +70,10 @@ class ThreadRunner(Runner):
     def is_transient(self, error: BaseException) -> bool:
         """See Runner."""
         if isinstance(error, FencedError):
-            return isinstance(self._runner, WriterPool)  # it uses another id
+            return isinstance(self._runner, WriterPool)  # a pool uses another id
         return is_transient_in(self._runner.store, error)
 
 
 def is_transient_in(store: TxnStateStore, error: BaseException) -> bool:
-    """Whether an error of the store's driver is a conflict or an outage: it says nothing about the messages."""
+    """Whether an error of the store's driver is a conflict or an outage, and so says nothing about the messages."""
     return store.is_conflict(error) or store.is_outage(error)

@@ -1,4 +1,4 @@
-"""Where a partition begins when it is assigned: its position, checked against the topic as it is now. No I/O."""
+"""Where an assigned partition is read from: its position, checked against the topic as it is now. No I/O."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Seen:
 
     Args:
         topic_id: Kafka's id of the topic; empty if the brokers have none.
-        first_offset: The first offset that retention has left; None if it was not read.
+        first_offset: The first offset that retention has not deleted; None if it was not queried.
         committed: The group's committed offset at Kafka, if there is one.
-        end_offset: Its end, if Kafka has refused to read at this very position; None otherwise.
+        end_offset: The partition's end, if Kafka refused to read from the position; None otherwise.
     """
 
     topic_id: str
@@ -30,7 +30,7 @@ class Seen:
 
 
 def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int | str:
-    """The offset to begin at, or BEGINNING.
+    """The offset to start at, or BEGINNING.
 
     Args:
         partition: The partition.
@@ -40,7 +40,7 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
 
     Raises:
         TopicReplacedError: The topic was deleted and created again, and the policy is to stop.
-        MessagesDeletedError: Retention has deleted messages behind the position, and the policy is to stop.
+        MessagesDeletedError: Retention has deleted messages that were not read yet, and the policy is to stop.
         LogTruncatedError: The partition ends before the position, and the policy is to stop.
     """
     topic, number = partition
@@ -62,7 +62,7 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
         raise MessagesDeletedError(
             f"Up to {seen.first_offset - position} messages of {topic}-{number} were deleted before they were read: the "
             f"position is {position}, and the partition begins at {seen.first_offset}.",
-            cause="the topic's retention is shorter than the consumer was behind",
+            cause="the consumer fell further behind than the topic's retention allows",
             next_step=f"to go on without them, set on_gap='skip', or move the position: {how_to_reset(options)}",
             topic=topic,
             partition=number,
@@ -86,7 +86,7 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
 
 
 def how_to_reset(options: ProcessorOptions) -> str:
-    """The command that moves a position, where the options say that positions are."""
+    """The command that moves a position; it depends on where the options say that positions are stored."""
     if options.offsets == "kafka":
         return "`kafka-consumer-groups.sh --reset-offsets`, while the group is stopped"
     return "`dualwrite offsets reset`"

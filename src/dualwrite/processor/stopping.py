@@ -1,4 +1,4 @@
-"""How a processor is stopped: a flag that may be set anywhere, also in a signal handler."""
+"""How a processor is stopped: a flag that may be set anywhere, including in a signal handler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StopFlag:
         return self._is_set
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, until the flag is set."""
+        """Sleep for `seconds`, or until the flag is set."""
         deadline = time.monotonic() + seconds
         while not self._is_set and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_STEP, left))

@@ -1,8 +1,8 @@
 """Positions in the database, moved by compare-and-set in the transaction of the data: the default.
 
-Whatever a consumer believes about its assignment, what it writes takes effect only if no other consumer has continued from the
-same position. The outcome of a COMMIT that was not answered is read from there as well: the next attempt finds the position
-unchanged, or moved.
+Whatever a consumer believes about its assignment, its writes take effect only if no other consumer has continued from the same
+position. The position also shows the outcome of a COMMIT that was not answered: the next attempt finds it either unchanged or
+moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoredProgress(Progress):
     Args:
         store: The writer's store.
         group_id: The group.
-        kafka: The consumer's settings, to ask for the topics' ids.
+        kafka: The consumer's settings, for queries of the topics' ids.
         options: The policies.
 
     Raises:
@@ -36,7 +36,9 @@ class StoredProgress(Progress):
     """
 
     keeps_ids = True
-    forgotten_because = "it was removed while the group consumes (`dualwrite offsets forget --force`, or a restored database)"
+    forgotten_because = (
+        "it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored database)"
+    )
 
     def __init__(self, store: TxnStateStore, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
         super().__init__(group_id, kafka, options)
@@ -52,7 +54,7 @@ class StoredProgress(Progress):
         return self._positions.read(self._group)
 
     def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
-        """See Progress: from a consumer before this one."""
+        """See Progress: the offsets that an earlier consumer has committed."""
         return consumer.offsets.committed(keys, timeout)
 
     def keep_ends(
@@ -63,7 +65,7 @@ class StoredProgress(Progress):
         ids: Mapping[Partition, str],
         timeout: float,
     ) -> bool:
-        """See Progress. If several members begin at once, one stores them all; the others continue from there."""
+        """See Progress. If several members start at once, one of them stores all ends; the others continue from there."""
         topics = topics_without(partitions, stored)
         keys = {key for topic in topics for key in consumer.offsets.partitions_of(topic, timeout)}
         keys |= {key for key in partitions if key[0] in topics}

@@ -1,8 +1,9 @@
-"""What follows from an error of a transaction: whether time may change it, or one of the messages may have caused it. No I/O.
+"""Decides what an error of a transaction means: whether a retry may succeed, or one of the messages may be the cause. No I/O.
 
-A message may cause more than an exception of the handler: a row that the flush of the ORM session refuses after it, a COMMIT
-that a deferred constraint refuses, a transaction that takes too long. What says nothing about the messages, such as a database
-that is away or a deadlock, must not count as an attempt: else an outage would make dead letters of messages that are in order.
+A message can cause other errors than an exception in the handler: a row that the database rejects when the ORM session is
+flushed after the handler, a COMMIT that fails because of a deferred constraint, a transaction that takes too long. An error
+that says nothing about the messages, such as a deadlock or a database that can't be reached, must not count as an attempt:
+otherwise an outage would turn valid messages into dead letters.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from dualwrite.errors import (
 )
 
 IsPassing = Callable[[BaseException], bool]
-"""Whether an error of the database's driver, or of ours, says that the same transaction may succeed later."""
+"""Whether an error, the driver's or our own, says that the same transaction may succeed later."""
 
 
 class Verdict(Enum):
-    """What follows from an error."""
+    """What an error means for the processor."""
 
     IN_DOUBT = "the transaction may have committed"
     LATER = "the same transaction may succeed later"
@@ -44,15 +45,15 @@ _ABOUT_MESSAGES: Final = (
     MessageTooLargeError,
     TransactionTimeoutError,
 )
-"""Whatever their `retriable` says: the same batch, or message, would fail again."""
+"""Regardless of their `retriable`: the same batch or message would fail again."""
 
 
 def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
-    """What follows from an error of a transaction, whose both sides are rolled back unless it is in doubt.
+    """Decide what an error of a transaction means. Both sides of it are rolled back, unless it is in doubt.
 
     Args:
         error: What the transaction, or the handler in it, has raised.
-        is_transient: Asked about the error, and about the causes of one that does not say by itself what it means.
+        is_transient: Called with the error, and also with its causes if the error itself does not say what it means.
     """
     if isinstance(error, InDoubtTransactionError):
         return Verdict.IN_DOUBT
@@ -60,19 +61,19 @@ def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
         return Verdict.MESSAGE
     if is_transient(error):
         return Verdict.LATER
-    # a StoreError of no other kind: the block went on after a statement that has failed, or has written too much
+    # a plain StoreError: the block continued after a failed statement, or wrote too much
     if not isinstance(error, DualWriteError) or isinstance(error, StoreCommitFailedError) or type(error) is StoreError:
         return Verdict.LATER if any(map(_says_so(is_transient), _causes(error))) else Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
 
 
 def _says_so(is_transient: IsPassing) -> IsPassing:
-    """Also our own errors say it: a commit that was not sent, since the database could not be reached."""
+    """Like `is_transient`, but also true for our own error for a COMMIT that was not sent, as the database was unreachable."""
     return lambda cause: is_transient(cause) or isinstance(cause, StoreUnavailableError)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What an error was raised from, or while handling, and so on."""
+    """The exception that an error was raised from, or while handling it; then that exception's cause, and so on."""
     seen = {id(error)}
     while (found := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         if id(found) in seen:

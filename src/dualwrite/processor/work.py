@@ -1,4 +1,4 @@
-"""What one transaction of a processor does: the handler's work, and the move of the positions behind it."""
+"""What one transaction of a processor does: the handler's work, and moving the positions past the processed messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from dualwrite.transaction import Transaction
 
 Finish = Callable[[Transaction[Any]], None]
-"""The end of a transaction's work: a dead letter, the positions. Called in the transaction's thread."""
+"""The end of a transaction's work: sends a dead letter, if any, and moves the positions. Called in the transaction's thread."""
 
 
 class UnprocessableError(Exception):
     """One of the messages may have caused the failure of the transaction. Internal: the processor never raises it.
 
     Args:
-        reason: What the transaction has raised.
+        reason: The exception that the transaction raised.
     """
 
     def __init__(self, reason: Exception) -> None:
