@@ -25,7 +25,7 @@ _CHECK_INTERVAL: Final = 0.2
 """Seconds between two checks whether the coroutine can still end."""
 
 GRACE: Final = 2.0
-"""Seconds in which a coroutine must end, while the pool is being closed, if it was interrupted or its loop does not run."""
+"""Seconds within which a coroutine must end while the pool is being closed, if it was interrupted or its loop does not run."""
 
 
 class Closing(Protocol):
@@ -39,15 +39,15 @@ class Closing(Protocol):
 class BorrowedThread:
     """The current thread, in a transaction, serves one coroutine. The thread waits in `serve`; the coroutine calls the rest.
 
-    A coroutine that does not end can't block the thread for ever: the thread stops serving it if the event loop is closed, and,
-    when the pool is closed, some time after it has interrupted the coroutine.
+    A coroutine that does not end can't block the thread forever: the thread stops serving it if the event loop is closed, or,
+    if the pool is being closed, `GRACE` seconds after interrupting the coroutine.
 
     Args:
-        name: What the coroutine is, for messages.
+        name: The coroutine's name, for messages.
         notifier: Notifies the coroutine.
         pool: The thread's pool.
-        close_timeout: Seconds in which the coroutine must end once the pool is being closed.
-        interrupt: Called in the event loop: ask the coroutine to end.
+        close_timeout: Seconds within which the coroutine must end once the pool is being closed.
+        interrupt: Called in the event loop to ask the coroutine to end.
 
     Attributes:
         ident: The thread's identifier.
@@ -75,7 +75,7 @@ class BorrowedThread:
 
         Raises:
             BaseException: What the coroutine has raised.
-            WriterClosedError: It can't end any more, or did not when the pool was closed.
+            WriterClosedError: It can't end any more, or did not end when the pool was closed.
         """
         try:
             while True:
@@ -133,12 +133,12 @@ class BorrowedThread:
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the thread, after the calls before it, in a copy of the caller's context (`contextvars`).
 
-        A call that was sent can't be stopped: a cancellation is raised when the function has ended.
+        A call can't be stopped once it was sent: a cancellation is raised when the function has ended.
 
         Raises:
             BaseException: What the function raises.
             WriterClosedError: The coroutine has ended.
-            ConcurrentUseError: Called in another thread than the event loop's.
+            ConcurrentUseError: Called in a thread other than the event loop's.
         """
         self.check()
         call = _Call(functools.partial(function, *args, **kwargs), self._notifier.loop.create_future())
@@ -152,7 +152,7 @@ class BorrowedThread:
         return result
 
     def end(self, error: BaseException | None = None) -> None:
-        """The coroutine has ended, with an error or without one; the thread runs the calls that were sent before."""
+        """Note that the coroutine has ended, with or without an error; the calls that were sent before are still run."""
         self.is_open = False
         self._tasks.put(_End(error))
 
@@ -161,7 +161,7 @@ class BorrowedThread:
 
         Raises:
             WriterClosedError: The coroutine has ended.
-            ConcurrentUseError: Called in another thread than the event loop's.
+            ConcurrentUseError: Called in a thread other than the event loop's.
         """
         if not self.is_open:
             raise _has_ended()
@@ -187,7 +187,7 @@ class _Call:
     def run(self) -> None:
         try:
             self.result = self._context.run(self._function)
-        except BaseException as error:  # noqa: BLE001  (it is the coroutine's)
+        except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
             self.error = error
 
 

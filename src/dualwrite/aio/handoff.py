@@ -22,7 +22,7 @@ class Handoff:
     coroutine.
 
     Args:
-        name: What the coroutine is, for messages.
+        name: The coroutine's name, for messages.
         notifier: Notifies the coroutine.
         pool: The thread's pool.
         close_timeout: See BorrowedThread.
@@ -47,11 +47,11 @@ class Handoff:
     # --- in the thread ----------------------------------------------------------------------------------------------------
 
     def hand_over(self, transaction: Transaction[Any]) -> None:
-        """Let the coroutine use the transaction and this thread until it has ended.
+        """Let the coroutine use the transaction and this thread until the coroutine has ended.
 
         Raises:
             BaseException: What the coroutine has raised.
-            asyncio.CancelledError: The coroutine had abandoned it.
+            asyncio.CancelledError: The coroutine no longer waits for a transaction.
             WriterClosedError: See `BorrowedThread.serve`.
             DualWriteError: A message of the coroutine was not sent.
         """
@@ -67,7 +67,7 @@ class Handoff:
         tx.hand_over_messages()
 
     def notify(self) -> None:
-        """Let the coroutine check again: there is a transaction for it, or there will be none any more."""
+        """Let the coroutine check again, because there is a transaction for it, or there will be no more transactions."""
         self._notifier.notify(self._ready)
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Handoff:
         """The coroutine's code with the transaction; the thread continues at its end.
 
         Raises:
-            WriterClosedError: The code had to end since the pool was closed.
+            WriterClosedError: The code was interrupted because the pool was closed.
         """
         assert self._thread is not None
         body = self._body = asyncio.timeout(None)
@@ -108,7 +108,7 @@ class Handoff:
             self._thread.end()
 
     def abandon(self) -> None:
-        """The coroutine receives no more transactions: one that a thread hands over all the same is rolled back."""
+        """Receive no more transactions: if a thread hands one over after this, it is rolled back."""
         self._is_abandoned = True
         if self._offered is not None:
             self._offered[0].end(asyncio.CancelledError())

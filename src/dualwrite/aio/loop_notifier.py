@@ -36,7 +36,7 @@ class LoopNotifier:
             self._is_scheduled = True
         try:
             self.loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # the loop is closed: nothing awaits them any more
+        except RuntimeError:  # the loop is closed: nothing awaits the futures any more
             self._ready.clear()
 
     async def until_done(self, job: Future[Any]) -> None:
@@ -60,10 +60,10 @@ class LoopNotifier:
 
 
 async def through_cancellation(future: asyncio.Future[None]) -> None:
-    """Wait for something that can't be stopped; a cancellation is raised when it is done.
+    """Wait for something that can't be stopped; a cancellation is raised only when it is done.
 
     Raises:
-        asyncio.CancelledError: The coroutine was cancelled meanwhile.
+        asyncio.CancelledError: The coroutine was cancelled in the meantime.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():

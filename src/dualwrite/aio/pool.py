@@ -31,10 +31,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_THREADS: Final = 64
-"""The most threads of transactions of their own; each waits for a writer, or serves the coroutine that uses one."""
+"""The maximum number of threads for `transaction()`; each waits for a writer, or serves the coroutine that uses one."""
 
 _in_units: ContextVar[tuple[tuple[WriterPool[Any], Handoff], ...]] = ContextVar("dualwrite_in_units", default=())
-"""The units that the current coroutine is inside of, to recognise nested calls."""
+"""The units that the current coroutine is inside of, to detect nested calls."""
 
 
 async def create_pool(database: Database | None = None, *, prefix: str, **options: Any) -> AsyncWriterPool[Any]:
@@ -55,10 +55,10 @@ async def create_pool(database: Database | None = None, *, prefix: str, **option
 
 
 class AsyncWriterPool(Generic[H]):
-    """A WriterPool for the coroutines of one event loop: units share their commits as those of threads do.
+    """A WriterPool for the coroutines of one event loop: units share commits, like the units of threads.
 
     The recipe, and everything that blocks, runs in the pool's threads; coroutines run on the event loop, in the task of their
-    caller. Whatever is cancelled, neither side of a transaction is left open.
+    caller. Whatever is cancelled, a transaction is never left open on either side.
 
     Args:
         pool: The pool; closed with this one. Threads may use it at the same time.
@@ -86,12 +86,12 @@ class AsyncWriterPool(Generic[H]):
     async def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def run(self, unit: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a unit of work, in one commit with those of other coroutines and threads; see `WriterPool.run`.
+        """Run a unit of work, sharing a commit with units of other coroutines and threads; see `WriterPool.run`.
 
-        If it is cancelled while the unit waits for its turn, the unit does not run. While an `async def` unit runs, the
-        cancellation is the unit's: it gets CancelledError, its part is undone, and the other units of its group are not
-        affected. A plain unit that has begun is finished. Later, a cancellation changes nothing: the caller does not learn
-        whether the unit committed.
+        If the call is cancelled before the unit starts, the unit does not run. If it is cancelled while an `async def` unit
+        runs, CancelledError is raised in the unit, its changes are undone, and the other units of its group are not affected. A
+        plain unit that has started runs to its end, and a cancellation during the commit has no effect on the unit; then the
+        caller does not learn whether the unit committed.
 
         Args:
             unit: An `async def` function, called with an AsyncTransaction, which runs in the caller's task; or a plain
@@ -103,8 +103,8 @@ class AsyncWriterPool(Generic[H]):
             What the unit returned; both sides are committed.
 
         Raises:
-            UsageError: Called in another event loop than the pool's.
-            NestedTransactionError: Called by a unit of this pool.
+            UsageError: Called in an event loop other than the pool's.
+            NestedTransactionError: Called from a unit of this pool.
             BaseException: As for `WriterPool.run`.
         """
         self._check("a unit")
@@ -118,19 +118,19 @@ class AsyncWriterPool(Generic[H]):
         *,
         timeout: float | None = None,  # noqa: ASYNC109  (the limit for waiting only, as in WriterPool)
     ) -> AsyncIterator[AsyncTransaction[Any]]:
-        """A transaction of its own, on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
+        """Begin a separate transaction on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
 
         If the block is cancelled, both sides have been rolled back when CancelledError leaves it. A cancellation during the
         commit is raised when the commit has ended, as if it had come later; if the commit has failed, its error is the
         `__cause__`.
 
         Args:
-            timeout: Seconds to wait for a writer, instead of the pool's.
+            timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
-            UsageError: Called in another event loop than the pool's.
-            NestedTransactionError: Called by a unit of this pool.
+            UsageError: Called in an event loop other than the pool's.
+            NestedTransactionError: Called from a unit of this pool.
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
@@ -161,7 +161,7 @@ class AsyncWriterPool(Generic[H]):
         job.result()
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> AsyncWriterPool[H]:
-        """The pool with an ordering key, or another limit for waiting; see `WriterPool.with_options`."""
+        """This pool with an ordering key, or a different time limit; see `WriterPool.with_options`."""
         self._check("with_options()")
         other = copy.copy(self)
         other._bound = self._pool.with_options(key=key, timeout=timeout)  # noqa: SLF001  (of the same class)
@@ -180,15 +180,15 @@ class AsyncWriterPool(Generic[H]):
     async def resize(self, size: int) -> None:
         """Change the number of writers, without blocking the event loop; see `WriterPool.resize`.
 
-        If it is cancelled, the change goes on.
+        If the call is cancelled, CancelledError is raised when the change has ended.
         """
         self._check("resize()")
         await _finished(lambda: self._pool.resize(size))
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the pool's own, as in WriterPool)
-        """Finish the units that wait, and close the pool; see `WriterPool.close`.
+        """Finish the waiting units, and close the pool; see `WriterPool.close`.
 
-        A coroutine that is using a transaction and has not ended after half of the pool's `timeout` is cancelled, and raises
+        A coroutine that is still using a transaction after half of the pool's `timeout` is interrupted: it ends with
         WriterClosedError.
         """
         self._check_nesting("close()")
@@ -212,7 +212,7 @@ class AsyncWriterPool(Generic[H]):
         except TimeoutError:
             if future.cancel():
                 raise self._bound.timed_out(unit) from None
-            await self._notifier.end_of(future)  # it has begun: its outcome is not known before it ends
+            await self._notifier.end_of(future)  # it has begun: its outcome is known only when it ends
         except asyncio.CancelledError:
             future.cancel()
             raise
@@ -254,7 +254,7 @@ class AsyncWriterPool(Generic[H]):
                 raise self._bound.timed_out(unit) from None
         return await handoff.receive(job)  # its group has begun
 
-    # --- transactions of their own ----------------------------------------------------------------------------------------
+    # --- separate transactions --------------------------------------------------------------------------------------------
 
     async def _begin(self, handoff: Handoff, limit: Deadline) -> Future[None]:
         """Start a thread that waits for a writer and begins a transaction; the job ends with the transaction."""
@@ -281,7 +281,7 @@ class AsyncWriterPool(Generic[H]):
         try:
             with self._pool.transaction(timeout=limit.left) as begun:
                 handoff.hand_over(begun)
-        except BaseException as error:  # noqa: BLE001  (it is the coroutine's)
+        except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
             job.set_exception(error)
         else:
             job.set_result(None)
@@ -314,12 +314,12 @@ class AsyncWriterPool(Generic[H]):
 
 @contextmanager
 def _inside(pool: WriterPool[Any], handoff: Handoff) -> Iterator[None]:
-    """The current coroutine is inside a unit; so are the tasks that it starts, as long as the unit runs."""
+    """Mark the current coroutine, and the tasks that it starts, as being inside a unit, as long as the unit runs."""
     token = _in_units.set((*_in_units.get(), (pool, handoff)))
     try:
         yield
     finally:
-        with suppress(ValueError):  # the coroutine was not ended by its task, but by the garbage collector
+        with suppress(ValueError):  # the garbage collector has ended the coroutine, not its task
             _in_units.reset(token)
 
 
@@ -331,10 +331,10 @@ def _is_async(unit: Callable[..., Any]) -> bool:
 
 
 async def _finished(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _: None) -> T:
-    """The result of a blocking function, run in a thread; if the caller is cancelled, its effect is undone, in a thread too.
+    """Run a blocking function in a thread and return its result; if the caller is cancelled, undo its effect, in a thread too.
 
-    A cancellation is raised when that has ended, however often the caller is cancelled. No task is involved, since a loop that
-    ends cancels all tasks.
+    A cancellation is raised only when that has ended, however often the caller is cancelled. No task is involved, because a
+    loop that ends cancels all tasks.
     """
     loop = asyncio.get_running_loop()
     running = loop.run_in_executor(None, contextvars.copy_context().run, function)

@@ -26,8 +26,8 @@ T = TypeVar("T")
 class AsyncTransaction(Generic[A]):
     """A transaction for a coroutine: writes through `db` and messages sent by `send` become visible together, or not at all.
 
-    `AsyncTransaction[AsyncConnection]` is one on a SQL database; without a parameter `db` may be anything. It is used by one
-    task at a time, and not after its unit or its block has ended.
+    `AsyncTransaction[AsyncConnection]` is one on a SQL database; without a parameter `db` may be anything. Only one task may
+    use it at a time, and none after its unit or its block has ended.
 
     Args:
         transaction: The transaction in the thread.
@@ -43,15 +43,15 @@ class AsyncTransaction(Generic[A]):
 
     @property
     def db(self) -> A:
-        """What the coroutine writes with.
+        """The handle for writing to the database.
 
         SQL: an AsyncConnection. RocksDB, ZooKeeper and stores of your own: the same object as in `Transaction.db`, whose
-        methods are not awaited. Changes are only collected there; reading blocks the event loop, unless it is done in
+        methods are not awaited. It only collects changes; reading from it blocks the event loop, unless it is done in
         `run_sync`.
 
         Raises:
             WriterClosedError: The unit or the block has ended.
-            UsageError: The store is one of psycopg connections: use `run_sync`, or `session`.
+            UsageError: The store uses psycopg connections: use `run_sync`, or `session`.
         """
         self._thread.check()
         if self._db is None:
@@ -84,7 +84,7 @@ class AsyncTransaction(Generic[A]):
     ) -> None:
         """Send one message as part of the transaction; never blocks, and is not awaited.
 
-        The message is checked now and sent when the coroutine has ended: if the topic is missing, it fails then.
+        The message is checked now, but sent only when the coroutine has ended: a missing topic is reported then.
 
         Args: as for `Transaction.send`.
 
@@ -118,7 +118,7 @@ class AsyncTransaction(Generic[A]):
         """Run a plain function in the thread of the transaction, and wait for it: for code that blocks.
 
         Args:
-            function: Called with the Transaction, whose `db` and `session` are those of threads, and the arguments.
+            function: Called with the Transaction, whose `db` and `session` are the synchronous ones, and the arguments.
             *args: Positional arguments after the Transaction.
             **kwargs: Keyword arguments.
 
@@ -134,7 +134,7 @@ class AsyncTransaction(Generic[A]):
         return await self._thread.call(in_thread)
 
     def hand_over_messages(self) -> None:
-        """Called in the thread: send the messages so far."""
+        """Send the messages collected so far. Called in the thread."""
         messages, self._unsent = self._unsent, []
         if messages:
             self._transaction.send_messages(messages)
