@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 class DualWriteError(Exception):
     """Base class of every error that dualwrite raises deliberately.
 
-    Attributes: `retriable` (whether the same call may succeed if it is simply made again), and `lane` (the id of the lane that
+    Attributes: `retriable` (whether the same call may succeed if it is repeated), and `lane` (the id of the lane that
     the error is about, if it is not lane 0).
 
     Args:

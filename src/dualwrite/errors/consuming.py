@@ -6,7 +6,7 @@ from dualwrite.errors.base import DualWriteError
 
 
 class MessageFailedError(DualWriteError):
-    """A message could not be processed, however often it was tried; its position was not moved. Its `__cause__` says why.
+    """A message could not be processed in any attempt; the position was not moved past it. The `__cause__` says why.
 
     Attributes: `topic`, `partition`, `offset`, `attempts`.
     """
@@ -50,6 +50,6 @@ class PositionForgottenError(DualWriteError):
 
 
 class TopicReplacedError(DualWriteError):
-    """A topic was deleted and created again since it was read: the positions mean other messages. Attributes: `topic`."""
+    """A topic was deleted and created again since it was read: the positions refer to the old topic. Attributes: `topic`."""
 
     topic: str

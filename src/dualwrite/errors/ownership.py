@@ -33,7 +33,7 @@ class ClaimTimeoutError(DualWriteError):
 class PoolTimeoutError(DualWriteError):
     """No writer of the pool was free, or the unit did not begin, within the time limit; nothing was done.
 
-    Attributes: `timeout` (seconds), `running` (what the pool's writers were doing, one text each).
+    Attributes: `timeout` (seconds), `running` (what each of the pool's writers was doing, as text).
     """
 
     timeout: float

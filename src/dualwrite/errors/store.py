@@ -44,7 +44,7 @@ class NotResolvedError(StoreError):
 class PositionMovedError(StoreError):
     """A consumer's position is not where it was when its messages were read: another consumer has moved it since.
 
-    The transaction takes no effect on either side. Attributes: `group_id`, `topic`, `partition`, and the offsets `expected` and
+    The transaction has no effect on either side. Attributes: `group_id`, `topic`, `partition`, and the offsets `expected` and
     `found` (None: none was stored).
     """
 

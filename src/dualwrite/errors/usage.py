@@ -29,7 +29,7 @@ class InvalidTransitionError(UsageError):
 
 
 class NestedTransactionError(UsageError):
-    """`transaction()` was called inside another `transaction()` of the same writer."""
+    """`transaction()` was called inside another transaction of the same writer, or a pool was called from one of its units."""
 
 
 class ConcurrentUseError(UsageError):

@@ -1,8 +1,8 @@
 """Clears the stored state of writers that are idle, in one background thread for the whole process.
 
 The row names the writer's last transaction until the next one replaces it. Only the writer knows that it is committed: if the
-process is killed, and comes back after the coordinator has forgotten the id and retention has removed the messages, nobody can
-prove it any more, and it would be reported as UNVERIFIED. So nothing stays in the row of a lane that has nothing to do.
+process is killed, and restarted after the coordinator has forgotten the id and retention has deleted the messages, there is no
+proof left, and the transaction would be reported as UNVERIFIED. So the state is cleared from the row of a lane that is idle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IdleThread:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Start again in a forked child, which does not have the thread, and in which its lock may stay locked for ever."""
+        """Start again in a forked child, which does not have the thread, and in which its lock may stay locked forever."""
         # `with` uses the RLock itself: an interrupt inside Condition.__enter__, a Python function, could leave it locked
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)

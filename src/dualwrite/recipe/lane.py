@@ -113,7 +113,7 @@ class Lane:
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.delivery)
         self.advance(Event.PREPARED)
         hit("after_prepare")
-        # without two-phase commit the time left is checked between the two
+        # without two-phase commit, the remaining time is checked between the record and the COMMIT
         record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
         record(
             transaction.state,
@@ -206,7 +206,7 @@ class Lane:
             log.warning("%s: recovery after an aborted transaction is postponed: %s", self.id, recovering)
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
-        """Find out the outcome past the commit point, by a claim on condition that the fencing token is ours (rule F8)."""
+        """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
         number = self._state.transaction_number
         state = None if self._transaction is None else self._transaction.state
         if self._store_transaction is not None:
@@ -313,7 +313,7 @@ class Lane:
 
     @contextmanager
     def _phase_tracks_errors(self) -> Iterator[None]:
-        """After an error in the block the lane's phase is fenced, or says that recovery is needed."""
+        """After an error in the block, set the lane's phase: it is fenced, or needs recovery."""
         try:
             yield
         except FencedError:

@@ -123,14 +123,14 @@ class Lanes:
         return RecoveryReport(tuple(chain.from_iterable(ownership.report.ids for ownership in owned)))
 
     def new_owners(self) -> tuple[str, ...]:
-        """The owners that have claimed a lane since this writer did, as their rows say now."""
+        """The owners that have claimed a lane since this writer did, according to the rows."""
         rows = ((lane, self._store.read(lane.id)) for lane in self._lanes)
         return tuple(row.owner for lane, row in rows if row is not None and row.fence != lane.ownership.claim.fence)
 
     # --- acquiring --------------------------------------------------------------------------------------------------------
 
     def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
-        """Claim, resolve and start, in the order that the class explains; a transaction may begin when this returns.
+        """Claim, resolve and start, in the order that the class docstring explains; then a transaction may begin.
 
         Args:
             only_if_ours: Only while lane 0 is still ours (rule F8): its owner owns the others too, or is about to.

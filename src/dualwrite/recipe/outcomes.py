@@ -1,4 +1,4 @@
-"""How a transaction with an error past its commit point is reported: committed, rolled back, lost, or in doubt."""
+"""How a transaction that failed past its commit point is reported: committed, rolled back, lost, or in doubt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _DOUBTS: Final = {
     (False, True): (
         (
             "It is unknown whether the transaction committed: another writer or recoverer has claimed the id since. It ends "
-            "Kafka's side as the database ended, or has already done so."
+            "Kafka's side with the database's outcome, or has already done so."
         ),
         "check in your data whether it committed before you repeat it",
     ),
@@ -86,7 +86,7 @@ def explain_fencing(error: ProducerFencedError) -> None:
 def in_doubt(
     transactional_id: str, state: PreparedTxnState | None, why: DualWriteError, *, database_committed: bool | None
 ) -> InDoubtTransactionError:
-    """The error for an outcome that could not be found out."""
+    """The error for an outcome that could not be determined."""
     what, next_step = _DOUBTS[bool(database_committed), isinstance(why, FencedError)]
     error = InDoubtTransactionError(
         what,

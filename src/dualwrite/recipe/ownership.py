@@ -1,4 +1,4 @@
-"""What a writer owns with an id: the claim, the generation, the producer; acquiring them, resolving, releasing."""
+"""What a writer owns with an id: the claim, the generation, the producer; acquiring them, resolving the id, releasing them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
 
 CHECK_LIMIT: Final = 2.0
-"""Seconds that this check may take at most: a transaction without messages does not need Kafka and should not wait for it."""
+"""The maximum seconds for this check: a transaction without messages does not need Kafka and should not wait for it."""
 
 
 class Ownership:
@@ -260,7 +260,7 @@ class Ownership:
         self.start()
 
     def clear_if_idle(self, after: float) -> float:
-        """Clear the stored state if the id was not used for `after` seconds; return the seconds until that can be so.
+        """Clear the stored state if the id was not used for `after` seconds; return the seconds to wait until the next call.
 
         Called only while no transaction is open and the outcome of the last one is proven. If the database refuses, or another
         process has claimed the id, the next transaction finds that out.

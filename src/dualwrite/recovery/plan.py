@@ -61,9 +61,9 @@ class GenerationPlan:
         return REASONS[self.decision]
 
     def covers(self, now: GenerationPlan) -> bool:
-        """Whether carrying out the later plan `now` ends nothing but what this plan has shown.
+        """Whether carrying out the later plan `now` ends only what this plan has shown.
 
-        That is so if nothing is ongoing any more, or still the same transaction with the same decision.
+        That is the case if nothing is ongoing any more, or the same transaction is still ongoing, with the same decision.
         """
         if now.described is None or now.described.status is not TransactionStatus.ONGOING:
             return True
@@ -83,7 +83,7 @@ class IdPlan:
         owner: The current owner, which would be fenced; None if the id would not be claimed.
         generations: One for each generation that recovery would resolve; empty if the id would not be claimed.
         unacknowledged: The lost and unverified transactions in the row.
-        error: Why recovery could do nothing, if so.
+        error: Why the id could not be examined, if so.
         row: The row that the plan was made from; None if it could not be read.
     """
 
@@ -106,7 +106,7 @@ class RecoveryPlan:
 
     @property
     def failed(self) -> tuple[IdPlan, ...]:
-        """The ids with which recovery could do nothing."""
+        """The ids that could not be examined."""
         return tuple(plan for plan in self.ids if plan.error is not None)
 
     @property
@@ -123,7 +123,7 @@ class RecoveryPlan:
 class KafkaCheck:
     """Checks the database and Kafka for one call of recovery, or one opening. Claims nothing.
 
-    If no broker answers, this is found out once, within one time limit, not once per id.
+    If no broker answers, only one time limit is spent on finding that out, not one for each id.
 
     Args:
         store: The database.

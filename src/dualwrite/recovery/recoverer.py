@@ -1,4 +1,4 @@
-"""Recoverer: resolves what a crash left in doubt, for one id with its lanes, for a prefix, or for all; and forgets ids.
+"""Recoverer: resolves what a crash left in doubt, for one id with its lanes, a prefix, or all ids; and forgets ids.
 
 When `recover` has returned without an error for any lane of an id, nothing is open on any of its lanes, and no transaction that
 was open can commit. A writer that is still running is fenced on *every* lane on which it can begin a transaction: from the
@@ -200,15 +200,15 @@ class Recoverer:
         return RecoveryPlan(tuple(self._planned(name, check) for name in ids_with_lanes(self._store, ids, prefix=prefix)))
 
     def plan_lanes(self, row_ids: Iterable[str]) -> RecoveryPlan:
-        """As `plan`, for exactly these rows: lane 0 by the logical id, other lanes by their own ids."""
+        """Like `plan`, but for exactly these rows: lane 0 by the logical id, other lanes by their own ids."""
         check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         return RecoveryPlan(tuple(self._planned(name, check) for name in row_ids))
 
     def carry_out(self, plans: Iterable[IdPlan]) -> RecoveryReport:
         """Recover exactly the lanes that were planned, each as compare-and-set on what its plan has shown.
 
-        A lane of which the row has another fencing token by now, or on which another transaction is open, is skipped: its
-        report has a TransactionChangedError. So a writer that has opened the id since is not fenced, and only transactions
+        A lane is skipped if its row has a different fencing token by now, or if another transaction is open on it: its report
+        has a TransactionChangedError. So a writer that has opened the id in the meantime is not fenced, and only transactions
         that the plan has shown are ended.
 
         Args:
@@ -292,7 +292,7 @@ class Recoverer:
         for now in found:
             was = shown.get(now.generation)
             if was is None or not was.covers(now):
-                raise _changed(planned, f"{now.kafka_transactional_id!r} has another transaction open, or decided otherwise")
+                raise _changed(planned, f"{now.kafka_transactional_id!r} has another transaction open, or another decision")
         try:
             return self._claim(planned.transactional_id, seen.fence)
         except FencedError as error:

@@ -36,7 +36,7 @@ class Outcome(Enum):
     NOTHING = "NOTHING"
     """Nothing was open or in doubt when Kafka was asked.
 
-    What a fenced writer begins between that and the raising of the epoch is aborted, and that writer gets an error.
+    A transaction that a fenced writer begins after that, before the epoch is raised, is aborted; that writer gets an error.
     """
 
     @property
@@ -61,7 +61,7 @@ class GenerationOutcome:
     generation: int
     outcome: Outcome
     state: PreparedTxnState | None
-    lost: LostTransaction | None = field(default=None, compare=False)  # found twice, it is recorded at two times
+    lost: LostTransaction | None = field(default=None, compare=False)  # may be found twice, at different times
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ _TIMED_OUT: Final = "it stayed prepared for longer than its transaction.timeout.
 
 
 def _why_lost(producer: ProducerKind | None) -> str:
-    """The likely cause: under two-phase commit no transaction times out (KIP-939), so somebody has aborted it."""
+    """The likely cause: under two-phase commit no transaction times out (KIP-939), so someone has aborted it."""
     if producer is ProducerKind.NATIVE_TWO_PHASE:
         return _ABORTED_BY_OTHERS
     return f"{_TIMED_OUT}; or {_ABORTED_BY_OTHERS}"

@@ -8,7 +8,7 @@ F3  after any answer to EndTxn other than NONE, describe and decide again
 F7  record the outcome in the database before raising the epoch, which destroys the evidence at the broker
 FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
 FB  end a transaction only while each of its partitions has a leader (the coordinator client waits for it)
-SA  clear a state that was passed before aborting the transaction that passed it
+SA  clear the stored state of an earlier transaction before aborting a later one
 CL  only on the cluster that the row names
 UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing under exactly that name, commit it
 """
@@ -92,7 +92,7 @@ def decision_by_log(
 
 
 class GenerationResolver:
-    """Resolves one generation of one id, which Kafka knows as `kafka_id`, before the deadline; otherwise as `resolve_id`.
+    """Resolves one generation of one id, which Kafka knows as `kafka_id`, before the deadline; see `resolve_id`.
 
     Attributes:
         raised: The answer of the EndTxn v5 that raised the epoch at the end, with the producer id and epoch to continue with
