@@ -143,7 +143,7 @@ def connect(
 
 
 def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
-    """Check the settings before anything is claimed: those that can't work must not take the id from a writer that works."""
+    """Check the settings before anything is claimed: invalid settings must not take the id from a writer that works."""
     chosen_timeout_ms(config)  # raises if it is too short
     if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
         from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415  (the native producer checks its own)
@@ -218,11 +218,11 @@ def create_pool(
         database: As for `connect`. A store made from a URL is closed with the pool; an engine or store that you pass stays
             open.
         prefix: The writers' transactional ids are `<prefix>.1`, `<prefix>.2`, and so on: the lowest numbers that no other pool
-            has leased. Any number of processes may use a prefix; they recover the ids of those that have died. With a store of
-            your own that has no leases, only one pool may use a prefix at a time.
-        size: The number of writers. Two serve any number of threads that call `run`: while one commits its group, the other
-            runs the next. Each thread inside `transaction()` needs one of its own. `WriterPool.resize` changes it.
-        options: How the pool groups, and when it answers.
+            has leased. Any number of processes may use a prefix; they recover the ids of processes that have died. With a store
+            of your own that has no leases, only one pool may use a prefix at a time.
+        size: The number of writers. Two are enough for any number of threads that call `run`: while one commits a group, the
+            other runs the next group. Each thread inside `transaction()` needs its own writer. `WriterPool.resize` changes it.
+        options: How the pool groups units, and when its calls return.
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
         schema: As for `connect`.
@@ -245,7 +245,7 @@ def create_pool(
     validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
     kafka, within = connecting.get("kafka"), chosen.with_changes(timeouts=connecting.get("timeouts"))
-    # a row that a paused process has locked must not keep the pool from recovering other ids: the pool tries it again
+    # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
     pool_timeouts = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
 
     def open_writer(name: str) -> DualWriter[Any]:
@@ -284,7 +284,7 @@ def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> 
 
 
 def _recover_above(new_recoverer: Callable[[], Recoverer], prefix: str, size: int) -> None:
-    """Recover the fixed ids of a larger pool that had the prefix before: nobody opens them any more."""
+    """Recover the fixed ids that a larger pool with the prefix used before, and that no writer will open now."""
     with new_recoverer() as recoverer:
         pending = recoverer.pending(prefix=f"{prefix}.")
         recoverer.recover([name for name in pending if (number_of(prefix, name) or 0) > size]).raise_for_problems()

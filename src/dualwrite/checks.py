@@ -1,4 +1,4 @@
-"""Checks of numbers that users give as options."""
+"""Checks of numbers that users pass as options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dualwrite.errors import ConfigurationError
 
 
 def check_count(name: str, number: Any, *, most: int | None = None, next_step: str | None = None) -> None:
-    """Refuse anything but an integer from 1 to `most`.
+    """Check that an option is an integer from 1 to `most`.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is not.
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1 or (most is not None and number > most):
         allowed = "of at least 1" if most is None else f"from 1 to {most}"
@@ -19,10 +19,10 @@ def check_count(name: str, number: Any, *, most: int | None = None, next_step: s
 
 
 def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse anything but a number above 0.
+    """Check that an option is a number above 0.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is not.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ConfigurationError(f"{name} must be a number of seconds above 0, not {seconds!r}.")

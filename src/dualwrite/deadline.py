@@ -9,7 +9,7 @@ from typing import Self
 class Deadline:
     """A time limit that has started.
 
-    Code that gets one waits for at most `left` seconds and passes the same object on: no layer starts a time limit of its own.
+    Code that receives one waits for at most `left` seconds and passes the same object on: no layer starts its own time limit.
 
     Args:
         seconds: The limit; also for error messages.

@@ -20,7 +20,7 @@ MAX_TOPIC_LENGTH: Final = 249
 """The maximum length of a topic name in characters (Kafka, `Topic.MAX_NAME_LENGTH`)."""
 
 MAX_PLACES: Final = 16
-"""How many places are stored with a state. `Delivery.messages` counts all messages, including those at other places."""
+"""The maximum number of places stored with a state. `Delivery.messages` counts all messages, also those at other places."""
 
 _as_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -94,7 +94,7 @@ class Delivery:
         return next((place for place in self.places if place.first_offset is not None), None)
 
     def __str__(self) -> str:
-        """Readable text: how many messages, where, and prepared when."""
+        """Readable text: the number of messages, where they are, and when the transaction was prepared."""
         shown = ", ".join(map(str, self.places))
         more = self.messages - sum(place.messages for place in self.places)
         elsewhere = f" and {more} elsewhere" if more else ""

@@ -13,10 +13,10 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 ENVIRONMENT_VARIABLE: Final = "DUALWRITE_FAILPOINTS"
-"""The variable with the failpoints to arm; ignored without the switch."""
+"""The variable that lists the failpoints to arm; ignored unless SWITCH is set."""
 
 SWITCH: Final = "DUALWRITE_TESTING"
-"""The variable that must be 1 for that."""
+"""The variable that must be 1 for failpoints to be armed from the environment."""
 
 NAMES: Final = (
     "after_begin",

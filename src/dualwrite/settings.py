@@ -9,7 +9,7 @@
 | `DUALWRITE_TRANSACTIONAL_ID` | the logical transactional id |
 | `DUALWRITE_PRODUCER` | `auto`, `native` or `librdkafka` |
 | `DUALWRITE_TWO_PHASE` | `true` requires two-phase commit from the broker, `false` never uses it |
-| `DUALWRITE_LANES` | how many lanes a writer has, a whole number |
+| `DUALWRITE_LANES` | the number of a writer's lanes, a whole number |
 | `DUALWRITE_ON_LOST` | `raise` or `report` |
 | `DUALWRITE_TIMEOUT_CLAIM`, `_KAFKA`, `_DELIVERY` | time limits in seconds, see `Timeouts` |
 """
@@ -34,8 +34,8 @@ class Timeouts:
         claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection.
         kafka: For one call to a coordinator or one EndTxn, including name lookup, connecting, TLS, login and retries. Opening
             and recovery apply it to each lane: once to resolving what was left open, once to taking the id over.
-        delivery: For the flush at prepare, and for queueing one message when the queue is full. For queueing many in one call,
-            the time that it waits while the brokers store nothing.
+        delivery: For the flush at prepare, and for queueing one message when the queue is full. If one call queues many
+            messages, for each wait during which the brokers store nothing.
 
     Raises:
         ConfigurationError: A limit is not a number above 0.
@@ -70,7 +70,7 @@ class Settings:
         producer: Which producer to use; "auto" picks the best for the broker.
         two_phase: Two-phase commit (KIP-939), with which transactions never time out at the broker: True requires it, False
             never uses it, None uses it if the broker offers it.
-        lanes: How many lanes a writer has, 1 to 100; None for the producer's default (native: 3, librdkafka: 1). See
+        lanes: The number of a writer's lanes, 1 to 100; None for the producer's default (native: 3, librdkafka: 1). See
             DualWriter.
         on_lost: What opening a writer does about unacknowledged lost transactions; see DualWriter.
         timeouts: Time limits.

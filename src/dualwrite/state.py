@@ -103,7 +103,7 @@ class TransactionStatus(Enum):
 
     @property
     def is_ending(self) -> bool:
-        """Whether the outcome is decided and the markers are not all written: the epoch, 32767 at most, is not usable yet."""
+        """Whether the outcome is decided but not all markers are written: the epoch (at most 32767) can't be used yet."""
         return self in _ENDING
 
 

@@ -130,7 +130,7 @@ class Transaction(Generic[H]):
 
         Args:
             consumer: A confluent-kafka Consumer with `enable.auto.commit` set to false.
-            offsets: The next offset to read of each partition, if it is not what the consumer has returned so far.
+            offsets: The next offset to read in each partition; by default, the one after what the consumer has returned so far.
         """
         self._check()
         positions, group = progress_of(consumer, offsets)
@@ -140,9 +140,9 @@ class Transaction(Generic[H]):
         """Move the positions of a consumer group in the database, as part of the transaction.
 
         Args:
-            positions: Those of the writer's store (`writer.store.positions`).
+            positions: The positions of the writer's store (`writer.store.positions`).
             group_id: The group.
-            moves: Each partition's position when its messages were read, and after them.
+            moves: For each partition, its position when its messages were read, and its position after them.
 
         Raises:
             PositionMovedError: Another consumer has moved one since. Let the error end the block, which rolls back both sides.
@@ -157,7 +157,7 @@ class Transaction(Generic[H]):
     # --- for coroutines: called by dualwrite.aio, in the event loop's thread ----------------------------------------------
 
     def db_in(self, thread: TransactionThread) -> Any:
-        """What a coroutine writes with; see StoreTransaction.async_handle."""
+        """The handle with which a coroutine writes; see StoreTransaction.async_handle."""
         return self._store_transaction.async_handle(thread)
 
     def session_in(self, thread: TransactionThread) -> Any:
@@ -167,7 +167,7 @@ class Transaction(Generic[H]):
     # --- units of a group: called by a pool -------------------------------------------------------------------------------
 
     on_decided: Callable[[], None] | None = None
-    """Called when the database has committed, before Kafka's side is."""
+    """Called when the database has committed, before Kafka's side commits."""
 
     def begin_unit(self) -> UnitTransaction[H]:
         """Begin a unit that can be undone alone; see StoreTransaction."""
@@ -189,15 +189,15 @@ class Transaction(Generic[H]):
 
     @property
     def savepoints(self) -> int:
-        """How many savepoints the units themselves have set; see StoreTransaction."""
+        """The number of savepoints that the units themselves have set; see StoreTransaction."""
         return self._store_transaction.savepoints
 
     def end_units(self) -> None:
-        """End them; see StoreTransaction."""
+        """End the units that `begin_units` began; see StoreTransaction."""
         self._store_transaction.end_units()
 
     def undo_units(self, error: BaseException) -> None:
-        """Undo them; see StoreTransaction."""
+        """Undo the units that `begin_units` began; see StoreTransaction."""
         self._store_transaction.undo_units(error)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
@@ -224,7 +224,7 @@ class Transaction(Generic[H]):
 
 
 class UnitTransaction(Transaction[H]):
-    """One unit of a group: its writes go into the transaction of the group, its messages wait until the unit has succeeded.
+    """One unit of a group: it writes in the group's transaction, and its messages wait until the unit has succeeded.
 
     Attributes:
         messages: What the unit has sent so far.
@@ -264,7 +264,7 @@ class UnitTransaction(Transaction[H]):
         self.messages += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """See Transaction; they wait with the unit's other messages."""
+        """See Transaction. The messages are kept with the unit's other messages."""
         self._check()
         self.messages += messages
 

@@ -161,7 +161,7 @@ class DualWriter(Generic[H]):
     def close(self) -> None:
         """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
 
-        If closing a lane fails, the other lanes are closed all the same.
+        If closing a lane fails, the other lanes are still closed.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now; recovery will resolve it.
@@ -214,7 +214,7 @@ class DualWriter(Generic[H]):
                 process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
                 (with librdkafka a DeliveryError, "Purged in queue").
             LostTransactionError: The database committed, but Kafka's side had been aborted: by a timeout (without two-phase
-                commit), or by somebody else. It is recorded in the row.
+                commit), or by someone else. It is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
             ConcurrentUseError: Another thread is using the writer.
             WriterClosedError: The writer is closed, or was never opened.
@@ -222,7 +222,7 @@ class DualWriter(Generic[H]):
         return self._transaction_of(is_group=False)
 
     def group_transaction(self) -> AbstractContextManager[Transaction[H]]:
-        """As `transaction`, for a pool: the block begins with `begin_units` or `begin_unit`."""
+        """Like `transaction`, for a pool: the block begins with `begin_units` or `begin_unit`."""
         return self._transaction_of(is_group=True)
 
     @contextmanager
@@ -262,7 +262,7 @@ class DualWriter(Generic[H]):
     def transactional(
         self, function: Callable[Concatenate[Transaction[H], P], T] | None = None, /, *, attempts: int = 1
     ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-        """Run every call of a function in a transaction; the function gets the Transaction as its first argument.
+        """Run every call of a function in a transaction; the function receives the Transaction as its first argument.
 
         Use it as `@writer.transactional` or `@writer.transactional(attempts=3)`. The latter runs the whole function again, with
         backoff, after a retriable error (such as a serialization failure), which has rolled back both sides.
@@ -304,7 +304,7 @@ class DualWriter(Generic[H]):
             self._user = None
 
     def _clear_if_idle(self) -> float:
-        """Clear the stored states of idle lanes, if no thread uses the writer; return when to come back, in seconds.
+        """Clear the stored states of idle lanes, if no thread uses the writer; return the seconds until the next call.
 
         Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
         """
