@@ -194,7 +194,7 @@ def test_an_unreachable_broker(opened: str, run: Run) -> None:
         code, out, err = run(command, "--topic", opened, "--broker", "9")
         assert (code, out) == (2, "")
         assert "There is no broker 9." in err
-        assert "ask one of brokers 1" in err
+        assert "choose one of the brokers 1" in err
 
 
 # --- find-hanging -----------------------------------------------------------------------------------------------------------

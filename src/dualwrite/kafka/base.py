@@ -65,7 +65,7 @@ class TransactionalProducer(Protocol):
         """Register the id at its coordinator and fence its previous owners (InitProducerId), within the time limit.
 
         Returns:
-            The prepared transaction of the id that was kept, if the producer supports this and was asked to; else None.
+            The prepared transaction of the id that was kept, if the producer supports this and it was requested; else None.
 
         Raises:
             BrokerUnavailableError: No coordinator responded within the time limit.
@@ -136,7 +136,7 @@ class TransactionalProducer(Protocol):
 
         Raises:
             DeliveryError: A message was not stored (as UnknownTopicError or MessageTooLargeError if that is the reason).
-            PrepareError: The coordinator does not have the transaction as ongoing, or its state would be ambiguous.
+            PrepareError: The transaction is not ongoing at its coordinator, or the prepared state would be ambiguous.
             TransactionTimeoutError: Too little of the transaction's timeout is left.
         """
         ...
@@ -158,7 +158,7 @@ class TransactionalProducer(Protocol):
         ...
 
     def commit_transaction(self, *, timeout: float) -> None:
-        """Commit; when it returns, the coordinator has answered NONE, which proves the commit.
+        """Commit; when it returns, the coordinator has returned NONE, which proves the commit.
 
         Raises:
             ProducerFencedError: Another process, or a timeout, ended the transaction; describe it to find out how.
@@ -207,7 +207,7 @@ class TakeOverProducer(TransactionalProducer, Protocol):
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit.
 
-        Asks a broker for its maximum if the user has set none, the first time.
+        If the user has not set one, the first call reads the maximum from a broker.
 
         Raises:
             BrokerUnavailableError: No broker responded within the time limit.
@@ -222,7 +222,7 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         ...
 
     def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
-        """Continue with the producer id and epoch from the EndTxn v5 answer that bumped the previous owners' epoch.
+        """Continue with the producer id and epoch from the EndTxn v5 response that bumped the previous owners' epoch.
 
         After this call and before anything is sent, the caller must check that it still owns the claim.
         """
@@ -250,7 +250,7 @@ class ProducerFactory:
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
-    """What the coordinator answered to an EndTxn.
+    """The coordinator's response to an EndTxn.
 
     Args:
         code: Kafka's error code; only 0 (NONE) proves the requested outcome.
@@ -266,13 +266,13 @@ class EndTxnResult:
 
     @property
     def proven(self) -> bool:
-        """Whether the answer proves that the transaction has the requested outcome."""
+        """Whether the response proves that the transaction has the requested outcome."""
         return self.code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult(EndTxnResult):
-    """What the coordinator answered to an InitProducerId; `producer_id` and `epoch` are those to produce with.
+    """The coordinator's response to an InitProducerId; `producer_id` and `epoch` are those to produce with.
 
     Args:
         ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
@@ -296,7 +296,7 @@ class TransactionCoordinator(Protocol):
     """The requests that recovery sends to Kafka; each one names the transaction it is about. Thread-safe.
 
     After a coordinator move, a lost connection or CONCURRENT_TRANSACTIONS the same request is retried within the time limit;
-    every other answer is returned to the caller, who describes the transaction and decides again (rule F3).
+    every other response is returned to the caller, who describes the transaction and decides again (rule F3).
 
     `timeout` is a deadline or a number of seconds for the whole call: name lookup, connecting, TLS, login, finding the
     coordinator, retries, and waiting for other threads' calls. None means the coordinator's own limit.

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """What is used of a Pydantic model (version 2)."""
+    """The methods of a Pydantic model (version 2) that are used here."""
 
     def model_dump_json(self) -> str:
         """The model as JSON."""
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes) -> Self:
-        """A model of JSON."""
+        """A model parsed from JSON."""
 
 
 M = TypeVar("M", bound=Model)

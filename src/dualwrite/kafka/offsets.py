@@ -53,7 +53,7 @@ class GroupMetadata:
         """Parse what confluent-kafka's `consumer_group_metadata()` returns.
 
         The format is that of librdkafka's `rd_kafka_consumer_group_metadata_write`: magic, generation, then zero-terminated
-        strings; a byte before the last one says whether it is missing.
+        strings; a byte before the last string shows whether that string is null.
 
         Raises:
             UsageError: It has another format.

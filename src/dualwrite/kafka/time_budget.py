@@ -71,7 +71,7 @@ class TimeBudget:
         self._started_at: float | None = None
 
     def reset(self) -> None:
-        """A new transaction; its clock is not running yet."""
+        """Prepare for a new transaction, whose clock is not running yet."""
         self._started_at = None
 
     def start(self) -> None:

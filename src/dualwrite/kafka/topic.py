@@ -51,23 +51,23 @@ class Sends(Protocol):
 class Topic(Generic[V, K]):
     """A topic whose keys and values are objects: `orders.send(tx, Order(…), key="17")`.
 
-    Serializers and deserializers are called as confluent-kafka's are, so its Avro, JSON Schema and Protobuf ones can be used:
-    with the object or the bytes, and a `SerializationContext` (topic, field, headers). A serializer may add headers to the
-    context's list. None is not serialized: a value of None is a tombstone, a key of None no key. Without a serializer the
-    object must be bytes, text or None, and without a deserializer the reader gets bytes.
+    Serializers and deserializers have the signature of confluent-kafka's, so its Avro, JSON Schema and Protobuf ones can be
+    used: they get the object or the bytes, and a `SerializationContext` (topic, field, headers). A serializer may add headers
+    to the context's list. None is not serialized: a value of None is a tombstone, and a key of None means no key. Without a
+    serializer the object must be bytes, text or None, and without a deserializer the reader gets bytes.
 
-    They run when `send` is called, before anything is prepared: an error fails the block or the unit that it was raised in, and
-    nothing else.
+    Serializers run when `send` is called, before anything is prepared: an error fails only the block or the unit in which it
+    was raised.
 
     Args:
         name: The topic.
-        value_serializer: Makes bytes or text of a value.
-        key_serializer: Makes bytes or text of a key.
-        value_deserializer: Reads a value, for DualProcessor.
-        key_deserializer: Reads a key, for DualProcessor.
+        value_serializer: Turns a value into bytes or text.
+        key_serializer: Turns a key into bytes or text.
+        value_deserializer: Turns bytes into a value, for DualProcessor.
+        key_deserializer: Turns bytes into a key, for DualProcessor.
 
     Raises:
-        InvalidMessageError: The name is not one of a topic.
+        InvalidMessageError: The name is not a legal topic name.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Topic(Generic[V, K]):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Serialize key and value, and send them with `tx.send`, which see.
+        """Serialize key and value, and send them with `tx.send`.
 
         Raises:
-            SerializationError: A serializer raised an error, which is the `__cause__`, or returned something else than bytes,
+            SerializationError: A serializer raised an error, which is the `__cause__`, or returned something other than bytes,
                 text or None. Nothing was sent.
             SchemaRegistryUnavailableError: The serializer could not reach its schema registry. Nothing was sent.
             DualWriteError: What `tx.send` raises.
@@ -130,7 +130,7 @@ class Topic(Generic[V, K]):
             self.send(tx, value)
 
     def deserialized(self, field: Field, content: bytes | None, headers: Iterable[tuple[str, Any]] | None = None) -> Any:
-        """The object of a key or a value that was read; bytes if there is no deserializer for it, None for None.
+        """The object for a key or a value that was read; bytes if there is no deserializer for it, None for None.
 
         Args:
             field: "key" or "value".
@@ -193,7 +193,7 @@ def _is_unavailability(error: BaseException | None) -> bool:
 
 
 def _is_of_the_network(error: BaseException) -> bool:
-    """Not every OSError: the file of a schema may be missing."""
+    """Whether the network failed. Not every OSError means that: a schema file may be missing, for example."""
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     return isinstance(error, OSError) and error.errno in _UNREACHABLE

@@ -20,7 +20,9 @@ _CLASSIC: Final = "consumer"  # the protocol type of classic groups whose member
 
 
 def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
-    """The assigned partitions of each group; empty during a rebalance of the classic protocol, and for Kafka Streams' own.
+    """The partitions that are assigned to the members of each group.
+
+    A group of the classic protocol has none during a rebalance; groups of Kafka Streams' own protocol (KIP-1071) are left out.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.

@@ -95,7 +95,7 @@ class Brokers:
         self.sees_coordinators = True
 
     def renewed(self, deadline: Deadline) -> Brokers:
-        """The same brokers for the next part of a call, with its own deadline; silent brokers get no more requests in it."""
+        """For the next part of a call, with its own deadline; brokers that did not respond still get no more requests."""
         again = Brokers(self.network, deadline, self._patience)
         again._problems = self._problems
         again._hidden = self._hidden
@@ -125,7 +125,7 @@ class Brokers:
         return self._of_any(lambda network, attempt: _view(network, topics, attempt))
 
     def located(self, ids: Sequence[str]) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
-        """Where the coordinator of each transactional id is, or why there is none at the moment.
+        """Node id and address of each transactional id's coordinator, or why it has none at the moment.
 
         Raises: as for `view`.
         """
@@ -142,7 +142,9 @@ class Brokers:
         return frozenset(value for value in found.values() if value is not None)
 
     def coordinators(self) -> dict[int, Address]:
-        """The brokers that may be transaction coordinators. Notes those that are down, and coordinators that have no broker.
+        """The live brokers, each of which may be a transaction coordinator.
+
+        Notes the brokers that are down, and the partitions of `__transaction_state` without a leader.
 
         Raises: as for `view`.
         """
@@ -158,11 +160,11 @@ class Brokers:
         return dict(seen.brokers)
 
     def note(self, problem: BrokerProblem) -> None:
-        """Add a problem; the first one of a broker is kept."""
+        """Add a problem; only the first one of each broker is kept."""
         self._problems.setdefault(problem.reason if problem.broker is None else problem.broker, problem)
 
     def hide(self, what: str, error: DualWriteError) -> None:
-        """Note what is missing because of an ACL; the first error about it is kept."""
+        """Note that something is missing because of an ACL; only the first error about each `what` is kept."""
         self._hidden.setdefault(what, error)
 
     def is_silent(self, node: int) -> bool:
@@ -216,11 +218,11 @@ class Brokers:
 
 
 def check(code: int, request: str) -> None:
-    """Raise the error code of a whole response, if it has one.
+    """Raise an error if the response as a whole has an error code.
 
     Raises:
-        TryAgainError: It is transient.
-        BrokerError: It is not.
+        TryAgainError: The error is transient.
+        BrokerError: It is not transient.
     """
     if code in TRANSIENT:
         raise TryAgainError(f"{request} returned {error_name(code)}")
@@ -229,7 +231,7 @@ def check(code: int, request: str) -> None:
 
 
 def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
-    """The items in lists of at most `size`, which are made one at a time."""
+    """Yield the items in lists of at most `size`; each list is made when it is needed."""
     batch: list[T] = []
     for item in items:
         batch.append(item)

@@ -20,10 +20,10 @@ from dualwrite.kafka.client.retry import rounds
 
 
 def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
-    """Describe ids, in their order; no more than a batch of them is in memory.
+    """Describe ids, in their order, with at most one batch of results in memory.
 
     Args:
-        brokers: Gives the brokers to use for a batch, with their time limit.
+        brokers: Called for each batch; returns the brokers, with the time limit of the batch.
         ids: The ids, as Kafka sees them.
 
     Raises:

@@ -17,7 +17,7 @@ RUNNING: Final = frozenset(status for status in TransactionStatus if status is T
 
 @dataclass(frozen=True, slots=True)
 class BrokerProblem:
-    """A broker that did not respond, or partitions without a leader: the result may lack what they know.
+    """A broker that did not respond, or partitions without a leader: the result may lack what they would have contributed.
 
     Args:
         broker: The node id; None if the partitions have no leader.

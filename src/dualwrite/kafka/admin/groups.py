@@ -38,7 +38,7 @@ class GroupListing:
         group_id: The group.
         coordinator: The node id of its coordinator.
         state: Kafka's name for its state, such as Stable.
-        kind: Kafka's name for its type: CONSUMER (KIP-848), STREAMS (KIP-1071), or another, of the classic protocol.
+        kind: Kafka's name for its type: CONSUMER (KIP-848) or STREAMS (KIP-1071); anything else is a classic group.
     """
 
     group_id: str
@@ -48,7 +48,7 @@ class GroupListing:
 
     @property
     def has_members(self) -> bool:
-        """Whether a consumer is a member of it."""
+        """Whether the group has members."""
         return self.state not in _WITHOUT_MEMBERS
 
 
@@ -70,7 +70,7 @@ class CommittedOffset:
 
 
 Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
-"""Partitions of every group; or of each; or None for all in which a group has a position."""
+"""The same partitions for every group, or partitions by group id; None for all in which a group has a position."""
 
 
 def list_groups(brokers: Brokers) -> list[GroupListing]:
@@ -101,8 +101,8 @@ def committed_offsets(
     Args:
         brokers: The brokers, for this call.
         groups: The groups.
-        keys: The partitions, or those of each group; None for all that a group has a position in.
-        stable: Ask for stable positions: one that a transaction is about to change is pending, without an offset.
+        keys: The same partitions for every group, or partitions by group id; None for all in which a group has a position.
+        stable: Whether to request stable positions (KIP-447): one that an open transaction may change has the offset None.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
@@ -117,7 +117,7 @@ def committed_offsets(
 
 
 def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
-    """The groups of each node."""
+    """The ids of the groups, by the node id of their coordinator."""
     found: dict[int, list[str]] = defaultdict(list)
     for group in groups:
         found[group.coordinator].append(group.group_id)
@@ -125,18 +125,21 @@ def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
 
 
 def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
-    """Note what is unknown about a group, unless the group has ended meanwhile; of several groups the first is kept."""
+    """Note that a request about a group was refused, unless the group no longer exists.
+
+    For each request, only the first refused group is kept.
+    """
     if code == ErrorCode.GROUP_ID_NOT_FOUND:
         return
     if code in DENIED:
         brokers.hide(request, denied(request, code, group_id))
         return
-    what = f"Something about group {group_id!r} is not known: {request} returned {error_name(code)}."
+    what = f"The state of group {group_id!r} is not fully known: {request} returned {error_name(code)}."
     brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
 
 
 def partition_of_group(group_id: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` that has a group's positions: Java's hash of its id, modulo the partitions."""
+    """The partition of `__consumer_offsets` that stores a group's positions: Java's hash of the id, modulo the partitions."""
     units = group_id.encode("utf-16-be")
     number = 0
     for at in range(0, len(units), 2):

@@ -1,4 +1,4 @@
-"""Whether Kafka may leave transactional ids out of a response, without an error, because of a missing ACL; and of which."""
+"""Whether Kafka leaves transactional ids out of its responses, without an error, because an ACL is missing; and which one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 
 
 def sees_every_id(brokers: Brokers) -> bool:
-    """Whether ListTransactions, to all coordinators, leaves nothing out; notes the ACLs that are missing.
+    """Whether ListTransactions, sent to all coordinators, lists every id; notes the ACLs that are missing.
 
     Call it after `Brokers.coordinators`.
 
@@ -23,14 +23,14 @@ def sees_every_id(brokers: Brokers) -> bool:
         brokers.hide(
             "coordinators",
             BrokerAuthorizationError(
-                "Whether every transaction coordinator is up is not known; the ids of one that is down are missing.",
+                "It is not known whether every transaction coordinator is up; the ids of one that is down are missing.",
                 cause=f"Kafka refuses Metadata for {TRANSACTION_STATE_TOPIC!r}: the principal lacks an ACL",
                 next_step=f"grant the principal Describe on the topic {TRANSACTION_STATE_TOPIC!r}",
                 code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
                 name=ErrorCode.TOPIC_AUTHORIZATION_FAILED.name,
             ),
         )
-    # an id that no ACL with a name or a prefix matches
+    # A random id, which no ACL for a single id or a prefix matches.
     (probed,) = describe_transactions(lambda: brokers, [uuid4().hex])
     if isinstance(probed.problem, BrokerAuthorizationError):
         brokers.hide(

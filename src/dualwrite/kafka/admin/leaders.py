@@ -38,11 +38,14 @@ class PartitionRequest(Protocol):
 
     @property
     def request_name(self) -> str:
-        """The request, as in PERMISSIONS."""
+        """The request's name, a key of PERMISSIONS."""
 
     @property
     def failure(self) -> str:
-        """What is said about a partition, `{}`, that does not respond: `The producers of {} could not be described`."""
+        """How the error for a partition without a response begins, `{}` being the partition.
+
+        For example `The producers of {} could not be described`.
+        """
 
     def request(self, connection: Connection, keys: Sequence[Key]) -> Any:
         """The request about these partitions."""
@@ -52,7 +55,9 @@ class PartitionRequest(Protocol):
 
 
 def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[list[PartitionView], dict[Key, DualWriteError]]:
-    """Those partitions of the topics, or all; and the errors of the others. A topic that is refused has partition -1.
+    """The chosen partitions of the topics, and an error for each that does not exist or can't be described.
+
+    The error for a whole topic has partition -1.
 
     Args:
         seen: What Metadata showed.
@@ -82,7 +87,7 @@ def request_partitions(
     request: PartitionRequest,
     broker: int | None = None,
 ) -> dict[Key, PartitionReply]:
-    """Send the request to the leader of each partition, or for its replicas to one broker; in the order of the partitions.
+    """Send the request to the leader of each partition, or to one broker for its replicas.
 
     Args:
         brokers: The brokers, for this call.
@@ -90,6 +95,9 @@ def request_partitions(
         partitions: The partitions; no more than one batch.
         request: The request.
         broker: The node to send all requests to; None for the leaders.
+
+    Returns:
+        The replies, in the order of the partitions.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.

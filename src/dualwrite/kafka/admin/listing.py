@@ -1,4 +1,4 @@
-"""The transactional ids of all coordinators (KIP-664, ListTransactions), by the broker's filters where it has them."""
+"""The transactional ids of all coordinators (KIP-664, ListTransactions), filtered by the brokers that support it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BY_PATTERN: Final = 2  # Apache Kafka 4.1
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which transactions to list: those that meet every condition. An empty condition, or None, is met by all.
+    """Which transactions to list: those that meet every condition. A condition that is empty or None is not checked.
 
     Args:
         states: The states.
@@ -45,7 +45,7 @@ class Filter:
 
     @property
     def is_contradiction(self) -> bool:
-        """Whether nothing can meet it: no such state has an open transaction."""
+        """Whether nothing can meet it: a duration is given, but in none of the chosen states is a transaction open."""
         return self.running_longer_than_ms is not None and not self.requested_states
 
     def has(self, listing: TransactionListing) -> bool:
@@ -63,8 +63,8 @@ class Listed:
     """What the coordinators listed.
 
     Attributes:
-        found: The listings that meet the filter, but perhaps not its duration.
-        undated: Those of brokers that can't filter by duration: their start time must be looked up.
+        found: The listings that meet the filter, except that the duration of those in `undated` was not checked.
+        undated: The ids from brokers that can't filter by duration; their start times must be looked up.
     """
 
     found: list[TransactionListing] = field(default_factory=list)

@@ -30,7 +30,7 @@ def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: i
 
     Raises:
         BrokerAuthorizationError: ClusterAction on the cluster is missing.
-        TransactionChangedError: The partition knows a newer epoch of the producer, or of its coordinator: nothing was written.
+        TransactionChangedError: The partition has a newer epoch of the producer, or of its coordinator: nothing was written.
         UnknownTopicError: There is no such partition.
         BrokerUnavailableError: The leader did not respond; the marker may have been written.
     """

@@ -39,11 +39,11 @@ PERMISSIONS: Final = {
     "DescribeGroups": Permission("Describe", "group"),
     "WriteTxnMarkers": Permission("ClusterAction", "cluster"),
 }
-"""By request."""
+"""The ACL that each request needs."""
 
 
 def denied(request: str, code: int, name: str) -> BrokerAuthorizationError:
-    """The error for a request that an ACL is missing for.
+    """The error for a request that was refused because an ACL is missing.
 
     Args:
         request: A key of PERMISSIONS.

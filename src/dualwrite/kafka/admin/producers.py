@@ -17,13 +17,13 @@ from dualwrite.kafka.client.connection import Connection
 def describe_producers(
     brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = (), broker: int | None = None
 ) -> Iterator[PartitionProducers]:
-    """Describe the producers at the leader of each partition, or at one broker for its replicas. Yields a partition at a time.
+    """Describe the producers of each partition, from its leader or from one given broker; yields one partition at a time.
 
     Args:
         brokers: The brokers, for this call.
         topics: The topics; None for all.
         partitions: Their partitions; empty for all.
-        broker: The node to send the requests to, for the partitions that it has a replica of.
+        broker: The node to send the requests to, for the partitions of which it has a replica; None for the leaders.
 
     Raises:
         ConfigurationError: There is no such broker, or it has no replica of the topics.
@@ -97,18 +97,18 @@ def _nothing_there(seen: ClusterView, topics: Sequence[str] | None, broker: int)
         return ConfigurationError(f"Broker {broker} has no replica of {what}.", next_step=_one_of(having))
     return ConfigurationError(
         f"There is no broker {broker}.",
-        cause="its id is wrong, or it is down and has no replica of what was asked for",
+        cause="its id is wrong, or it is down and has no replica of the requested partitions",
         next_step=_one_of(sorted(seen.brokers)),
     )
 
 
 def _one_of(brokers: Sequence[int]) -> str:
-    return f"ask one of brokers {', '.join(map(str, brokers))}, or leave the broker out to ask the leaders"
+    return f"choose one of the brokers {', '.join(map(str, brokers))}, or leave the broker out to use the leaders"
 
 
 def _no_replica(found: PartitionView, broker: int) -> PartitionProducers:
     replicas = ", ".join(map(str, found.replicas))
     problem = BrokerError(
-        f"Broker {broker} has no replica of {found.topic}-{found.partition}.", next_step=f"ask one of brokers {replicas}"
+        f"Broker {broker} has no replica of {found.topic}-{found.partition}.", next_step=f"choose one of the brokers {replicas}"
     )
     return PartitionProducers(found.topic, found.partition, None, problem=problem)

@@ -1,4 +1,4 @@
-"""Which batch of a partition has a record: who wrote it, and whether it is part of a transaction (one Fetch)."""
+"""Find the batch that contains a record: who wrote it, and whether it is part of a transaction (one Fetch)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _READ_UNCOMMITTED: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record's batch.
+    """The batch of a record, as its partition's leader has it.
 
     Args:
         broker: The partition's leader.
-        batch: The header of the batch that has the record.
+        batch: The header of the batch that contains the record.
     """
 
     broker: int | None
@@ -34,7 +34,7 @@ class StoredRecord:
 
 
 def stored_record(brokers: Brokers, key: Key, offset: int) -> StoredRecord:
-    """The batch with a record, committed or not.
+    """The batch that contains a record, committed or not.
 
     Args:
         brokers: The brokers, for this call.

@@ -168,7 +168,7 @@ class Network:
     def coordinators(
         self, keys: Sequence[str], kind: int = TRANSACTION, deadline: Deadline | None = None
     ) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
-        """Node id and address of each key's coordinator, or why it has none now; one request for all, sent in every call.
+        """Node id and address of each key's coordinator, or why it has none now; one request for all keys, never cached.
 
         Raises:
             BrokerUnavailableError: No broker can be reached.
@@ -186,11 +186,11 @@ class Network:
         }
 
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
-        """Look up the coordinator again next time: it has moved."""
+        """Look up the coordinator again next time, since it has moved."""
         self._coordinators.pop((kind, key), None)
 
     def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> Any:
-        """The response to a Metadata request for these topics; it creates them if the broker creates topics automatically.
+        """The response to a Metadata request for these topics; missing ones are created if the broker does so automatically.
 
         Raises:
             BrokerUnavailableError: No broker can be reached.

@@ -73,7 +73,7 @@ class KafkaConfig:
 
     @classmethod
     def of(cls, settings: KafkaConfig | Mapping[str, Any] | str) -> KafkaConfig:
-        """Validate the user's settings; a str is taken as `bootstrap.servers`.
+        """Validate the user's settings; a str means `bootstrap.servers`.
 
         Raises:
             ConfigurationError: A setting is missing or invalid, or would break the atomicity guarantee.

@@ -96,8 +96,8 @@ class WireTransactionCoordinator:
             epoch: The transaction's epoch.
             commit: True to commit, False to abort.
             timeout: Seconds, including retries.
-            just_written: Every partition of the transaction has acknowledged a write very recently: the first request is
-                sent without checking the leaders.
+            just_written: Whether every partition of the transaction has acknowledged a write very recently; then the first
+                request is sent without checking the leaders.
         """
         limit = self._client.limit(timeout)
         version = EndTxn.BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN

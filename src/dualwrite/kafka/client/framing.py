@@ -17,13 +17,14 @@ _SIZE: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">ihhi")  # size, API key, version, correlation id
 _LENGTH: Final = struct.Struct(">h")
 _MOST: Final = 100_000_000
-"""Bytes of a response."""
+"""The maximum size of a response, in bytes."""
 
 
 class Framing:
-    """Responses come in the order of the requests, each with the number of its request (the correlation id).
+    """Encodes requests, and decodes their responses, which arrive in the order of the requests.
 
-    A request encodes itself and decodes its response if it is a HotRequest; others are kafka-python's.
+    Each response contains the number of its request (the correlation id). A HotRequest encodes itself and decodes its
+    response; all other requests are kafka-python's.
 
     Args:
         client_id: For the header.

@@ -1,7 +1,7 @@
 """The two messages of every transaction, Produce and EndTxn, encoded and decoded here.
 
-With kafka-python's, a transaction needs 0.2 ms more of CPU time (measured). Field by field as in Kafka's message schemas
-(clients/src/main/resources/common/message); every other message is kafka-python's.
+With kafka-python's versions of them, a transaction needs 0.2 ms more CPU time (measured). The fields are those of Kafka's
+message schemas (clients/src/main/resources/common/message). All other messages are kafka-python's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fields:
         self._place = place
 
     def numbers(self, kind: Struct) -> tuple[int, ...]:
-        """The next fields, which are numbers of fixed lengths."""
+        """The next fields, as numbers of fixed lengths."""
         found = kind.unpack_from(self._data, self._place)
         self._place += kind.size
         return found
@@ -115,7 +115,7 @@ class ProduceResponse(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """Produce, version 12: the first that adds its partitions to the transaction (KIP-890).
+    """Produce, version 12: the first version that adds its partitions to the transaction (KIP-890).
 
     Args:
         transactional_id: The Kafka transactional id.
@@ -170,7 +170,7 @@ def _partition_response(fields: Fields) -> PartitionResponse:
 
 
 class EndTxnResponse(NamedTuple):
-    """The response to EndTxn; the last two are -1 before version 5."""
+    """The response to EndTxn; producer id and epoch are -1 before version 5."""
 
     error_code: int
     producer_id: int
@@ -179,7 +179,7 @@ class EndTxnResponse(NamedTuple):
 
 @dataclass(slots=True)
 class EndTxn:
-    """EndTxn, version 3 to 5.
+    """EndTxn, versions 3 to 5.
 
     Args:
         API_VERSION: The version.

@@ -1,4 +1,4 @@
-"""Before a transaction is ended: every partition of it must have a leader, which writes the marker (rule FB).
+"""Before a transaction is ended, each of its partitions must have a leader, which writes the marker (rule FB).
 
 Kafka 4.3.0 to 4.4.0 treats a partition without a leader as deleted, and completes a transaction whose marker was never written
 there (KAFKA-20734): its messages stay invisible until the next transaction's marker decides on them too.

@@ -1,4 +1,4 @@
-"""A connection that is opened in the background: a caller waits for as long as its time limit allows, and may come back."""
+"""A connection that is opened in the background: a caller waits as long as its time limit allows, and may try again later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Opening:
     """One attempt to open a connection, in its own thread.
 
     So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
-    caller's own time limit. Uses `_thread` for the reason given at `undisturbed`.
+    caller's own time limit. `undisturbed` explains why this uses `_thread`.
 
     Args:
         address: The broker.

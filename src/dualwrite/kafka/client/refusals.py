@@ -1,4 +1,4 @@
-"""Errors of a coordinator that a retry does not change: a missing ACL, two-phase commit off, a newer broker."""
+"""Errors of a coordinator that a retry does not solve: a missing ACL, two-phase commit off, a newer broker."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _load_own_certificate(context: ssl.SSLContext, given: Mapping[str, Any]) -> 
         texts.append(str(given["ssl.key.pem"]))
     elif key:
         texts.append(Path(str(key)).read_text(encoding="ascii"))
-    # Python loads a certificate from files only; this one is readable by its owner only and deleted right after.
+    # Python loads certificates from files only; this file is readable by its owner only, and deleted at once.
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as together:
         together.write("\n".join((*texts, "")))
         together.flush()

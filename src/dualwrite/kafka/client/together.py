@@ -82,7 +82,7 @@ class _Round:
             self._responses[address] = inbox[0][1]
 
     def _wait(self) -> None:
-        """Wait until a response arrives, or, while connections are being opened, for a moment."""
+        """Wait until a response arrives; only for a moment while connections are being opened."""
         seconds = min(self._deadline.left, _LOOK_AT_OPENINGS) if self._unopened else self._deadline.left
         if not self._waiting:
             self._network.wait_for_openings(seconds)

@@ -1,4 +1,4 @@
-"""Error codes in the responses of coordinators: which are transient, and the exceptions that make a request be sent again."""
+"""Which error codes of coordinators are transient, and the exceptions after which a request is sent again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoLeaderError(TryAgainError):
 
 
 class CoordinatorMovedError(Exception):
-    """The id has another coordinator now: look it up and send the request there."""
+    """The id has another coordinator now: look the coordinator up and send the request there."""
 
 
 TRANSIENT: Final = (
@@ -57,7 +57,7 @@ def check_retriable(code: int, kafka_transactional_id: str, request: str, operat
 
 
 def check_response(code: int, kafka_transactional_id: str | None, request: str, operation: str) -> None:
-    """As `check_retriable`, for requests whose other errors mean nothing to the caller.
+    """As `check_retriable`, for requests whose other errors the caller does not handle.
 
     Raises:
         BrokerError: Any other error.

@@ -102,9 +102,9 @@ def probe(
 
     A future broker that accepts `keepPreparedTxn` will create the id, in state Empty. So always probe with the same id: then at
     most one is left. The request also contains a producer id that no producer has: if the id exists already, perhaps because it
-    is in use by mistake, the broker answers PRODUCER_FENCED and does not change it.
+    is in use by mistake, the broker returns PRODUCER_FENCED and does not change it.
 
-    An EndTxn with the same producer id, which matches no transaction, shows whether the principal may write the id.
+    An EndTxn with the same producer id, which matches no transaction, shows whether the principal may use the id.
 
     Args:
         config: The cluster's settings.
@@ -141,12 +141,12 @@ def probe(
 
 @dataclass(frozen=True, slots=True)
 class _ProbeResult:
-    """The error codes with which the coordinator answered; None for requests that it does not support.
+    """The error codes that the coordinator returned; None for requests that it does not support.
 
     Args:
         coordinator: The connection to it, for its versions.
-        two_phase_code: To `enable2Pc` with `keepPreparedTxn`.
-        keep_code: To `keepPreparedTxn`; without `enable2Pc` if that was refused, which KIP-939 allows.
+        two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
+        keep_code: For `keepPreparedTxn`; sent without `enable2Pc` if that was refused, which KIP-939 allows.
     """
 
     coordinator: Connection

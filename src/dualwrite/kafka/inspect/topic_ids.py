@@ -1,4 +1,4 @@
-"""Kafka's ids of topics (KIP-516): a topic that is deleted and created again gets another one."""
+"""Kafka's topic ids (KIP-516): a topic that is deleted and created again gets a new one."""
 
 from __future__ import annotations
 

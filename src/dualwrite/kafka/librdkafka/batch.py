@@ -1,4 +1,4 @@
-"""A batch of messages, and the terms of the assignments in which they were read. No I/O."""
+"""A batch of messages, with the term of each partition's assignment: an object that no other assignment has. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Partition = tuple[str, int]
 class Batch:
     """Messages of partitions that were assigned when the messages were read.
 
-    What takes a pass over the messages is done once for a batch, and only if something changes: with small messages these
-    passes are a noticeable part of the work.
+    A pass over the messages is made at most once for a batch, and only if something changes: with small messages these passes
+    are a noticeable part of the work.
 
     Args:
         messages: confluent-kafka's messages, in the order of each partition.
@@ -34,11 +34,11 @@ class Batch:
         return Batch([one for one in self.messages if partition_of(one) in kept], kept)
 
     def still_owned(self, owned: Mapping[Partition, object]) -> Batch:
-        """Without partitions that were revoked since, even if they were assigned again: they began again then."""
+        """The batch without partitions that have been revoked since; those assigned again are also read again."""
         return self.only({key for key, term in self.terms.items() if owned.get(key) is term})
 
     def from_offsets(self, begin: Mapping[Partition, int]) -> Batch:
-        """Without messages before these offsets."""
+        """The batch without messages before these offsets."""
         if all(first >= begin.get(key, 0) for key, (first, _) in self._ranges.items()):
             return self
         kept = [one for one in self.messages if one.offset() >= begin.get(partition_of(one), 0)]

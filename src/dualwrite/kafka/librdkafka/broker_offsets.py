@@ -1,4 +1,4 @@
-"""Offsets at the brokers, by requests of a consumer: its group's committed ones, and the first and last of partitions."""
+"""Offsets at the brokers, read through a consumer: its group's committed offsets, and the first and last ones of partitions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BrokerOffsets:
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit offsets of the group, and wait for the response. The coordinator refuses them if our generation is over.
+        """Commit offsets of the group, and wait for the response. The coordinator refuses them if this member was replaced.
 
         Raises:
             BrokerError: They were not committed.
@@ -106,7 +106,7 @@ class BrokerOffsets:
     def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
         found = broker_error(error, None, f"reading the offsets of group {self._group!r}")
         if isinstance(found, BrokerUnavailableError):
-            found.cause = "no broker responds, or a transaction with offsets of the group is open, of a process that has died"
+            found.cause = "no broker responds, or a process that has died left a transaction with the group's offsets open"
             found.next_step = (
                 f"check that the brokers are running; `dualwrite stuck --group {self._group}` shows such a transaction, and "
                 "`dualwrite recover` ends it"

@@ -1,7 +1,7 @@
-"""A member of a consumer group, over confluent-kafka, that begins each partition at an offset from its caller.
+"""A member of a consumer group, over confluent-kafka, that begins each partition at an offset given by its caller.
 
 The rebalance callbacks run inside `poll` and `wait`, never during the caller's own work. Between two of these calls, `owned`
-therefore stays the same, and is as true as a member can know.
+therefore stays the same, and is as accurate as a member's view can be.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
 
 
 class GroupConsumer:
-    """Subscribes to topics, and begins each partition where `begin` says.
+    """Subscribes to topics, and begins each partition at the offset that `begin` returns.
 
     Args:
         settings: For confluent-kafka's Consumer, with `group.id`. It reads committed messages only.
@@ -64,10 +64,10 @@ class GroupConsumer:
                 raise ConfigurationError(
                     f"The consumer's setting {name!r} can't be changed.",
                     cause="a processor begins where its positions are stored, and reads committed messages only",
-                    next_step="leave it out; where a new group begins is an option of the processor",
+                    next_step="leave it out; the processor's option `start` determines where a new group begins",
                 )
         if not settings.get("group.id"):
-            raise ConfigurationError("The consumer has no group.id.", next_step="give the setting group.id")
+            raise ConfigurationError("The consumer has no group.id.", next_step="set group.id")
         self.group_id = str(settings["group.id"])
         self._begin = begin
         self._incremental = _is_incremental(settings)
@@ -101,8 +101,8 @@ class GroupConsumer:
         it was assigned again, since it then begins again at an offset from the caller.
 
         Args:
-            most: How many at most.
-            timeout: Seconds to wait for the first.
+            most: The maximum number of messages.
+            timeout: Seconds to wait for the first one.
 
         Raises:
             BrokerError: Consuming can't continue: an ACL is missing, or librdkafka reports a fatal error.
@@ -131,7 +131,7 @@ class GroupConsumer:
     def refused(self) -> dict[Partition, int]:
         """The offsets that were out of range in assigned partitions, from which no messages come until `seek`.
 
-        An entry may also be from before an earlier `seek`, and be reported late.
+        An entry may also be a late report, about an offset from before the last `seek`.
         """
         return dict(self._refused)
 
@@ -139,7 +139,8 @@ class GroupConsumer:
     def passed(self) -> dict[Partition, tuple[int, int]]:
         """The partitions that were read to their end: the offset after the last message returned, and the end.
 
-        Between the two are only records that consumers don't get: transaction markers, and messages of aborted transactions.
+        Between the two are only records that are not returned to consumers: transaction markers, and messages of aborted
+        transactions.
         """
         return {key: (self._next_offsets[key], end) for key, end in self._ends.items() if end > self._next_offsets[key]}
 
@@ -169,7 +170,7 @@ class GroupConsumer:
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Continue at other offsets, in those of the partitions that are still assigned; each gets a new term."""
         ours = {key: offset for key, offset in offsets.items() if key in self._terms}
-        self._began(ours)  # messages from before don't continue there
+        self._began(ours)  # earlier messages are not followed by the messages at these offsets
         self._seek(ours)
 
     def show_progress(self, offsets: Mapping[Partition, int]) -> None:
@@ -180,7 +181,7 @@ class GroupConsumer:
     def close(self) -> None:
         """Leave the group."""
         self._for_monitors.commit()
-        self._consumer.close()  # waits for that
+        self._consumer.close()  # waits for that commit
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
 

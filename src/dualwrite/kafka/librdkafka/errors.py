@@ -80,7 +80,7 @@ LEADER_MOVED: Final = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""The partition has, or will soon have, another leader or leader epoch than librdkafka has read, which reads it again."""
+"""The partition has, or will soon have, a leader or leader epoch that librdkafka does not know yet; it reads them again."""
 
 _CONSUMER_RECOVERS: Final = LEADER_MOVED | {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
@@ -98,7 +98,7 @@ _CONSUMER_RECOVERS: Final = LEADER_MOVED | {
 _MOVED: Final = ErrorKind(
     BrokerUnavailableError,
     cause="the partition's leader has just changed, or started again",
-    next_step="retry; if it stays so, check that every broker is running",
+    next_step="retry; if the error persists, check that every broker is running",
 )
 _TRANSIENT_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
 
@@ -112,7 +112,7 @@ def kafka_error(error: Any) -> KafkaError | None:
 
 
 def is_retriable(error: Any) -> bool:
-    """Whether the same call may be retried (for a topic lookup: whether the topic may still be in creation)."""
+    """Whether the same call may be retried (for a topic lookup: whether the topic may still be created)."""
     inner = kafka_error(error)
     if inner is None:
         return False

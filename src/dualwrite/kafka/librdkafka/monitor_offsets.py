@@ -1,4 +1,4 @@
-"""A group's offsets at Kafka as monitors see them: committed about once a second, asynchronously; nothing depends on them."""
+"""A group's offsets at Kafka, for monitors: committed about once a second, asynchronously; nothing else depends on them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class MonitorOffsets:
         self._committed_at = 0.0
 
     def add(self, offsets: Mapping[Partition, int]) -> None:
-        """Offsets to be committed; a later one of the same partition replaces it."""
+        """Add offsets to be committed; they replace earlier ones of the same partitions."""
         self._pending |= offsets
 
     def commit_due(self) -> None:
-        """Commit what is pending if the last commit was a second ago, or longer."""
+        """Commit what is pending if the last commit was at least a second ago."""
         if time.monotonic() - self._committed_at >= _INTERVAL:
             self.commit()
 

@@ -109,7 +109,7 @@ class LibrdkafkaProducer:
     # --- the transaction ----------------------------------------------------------------------------------------------
 
     def init_transactions(self, *, timeout: Limit) -> None:
-        """Start librdkafka, and InitProducerId by it, on an id that no other session uses.
+        """Start librdkafka, and let it register the id (InitProducerId), which no other session may use.
 
         Raises: as TransactionalProducer, and ConfigurationError if librdkafka does not know a setting, or rejects its value.
         """
@@ -256,7 +256,7 @@ class LibrdkafkaProducer:
         return self._budget.reserve
 
     def commit_transaction(self, *, timeout: float) -> None:
-        """EndTxn by librdkafka; retried only for errors that it calls retriable, and then the session must be replaced."""
+        """EndTxn by librdkafka; after an error that it calls retriable it is retried, and the session must be replaced."""
         just_written = self._budget.just_started
         self._end(self._producer.commit_transaction, "commit_transaction", Deadline.after(timeout), just_written=just_written)
 
@@ -355,7 +355,7 @@ class LibrdkafkaProducer:
                 return
 
     def _failed(self, error: BrokerError) -> BrokerError:
-        """Remember that an abort is not enough for this session: librdkafka bumps its epoch automatically afterwards."""
+        """Record that an abort is not enough for this session: librdkafka bumps its epoch automatically afterwards."""
         self._must_be_replaced = True
         explained = self._budget.explained(error, self._id)
         if self._failure is None:

@@ -75,7 +75,7 @@ class RecordAccumulator:
         timestamp_ms: int,
         limit: float | Deadline,
     ) -> None:
-        """Add one message; if the buffer is full or the topic not yet known, waits until the limit (or for that many seconds).
+        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (a deadline or seconds).
 
         Raises:
             InvalidMessageError: The topic name or the partition number is invalid; nothing was added.
@@ -123,7 +123,7 @@ class RecordAccumulator:
     def _extend_by(
         self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, patience: Patience
     ) -> None:
-        """As `extend`, for a list: meanwhile no user code runs, which might send messages itself."""
+        """As `extend`, for a list, so that no user code runs meanwhile, which might send messages itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
             with patience as limit:
@@ -266,7 +266,7 @@ class RecordAccumulator:
     def push(self, deadline: Deadline) -> None:
         """Close every batch and send what can be sent now, without waiting for responses; see `Sender.push` for errors.
 
-        After any other exception the caller calls `Sender.interrupted`.
+        After any other exception the caller must call `Sender.interrupted`.
         """
         for partition in self._filled():
             self._close(partition)

@@ -1,6 +1,6 @@
-"""Records encoded from columns: Arrow arrays become the records of batches without a Python object for each message.
+"""Encodes Arrow arrays of keys and values as the records of batches, without a Python object for each message.
 
-The bytes are the same as from `records.BatchBuilder`, in a third of the time. Requires pyarrow and numpy.
+The bytes are the same as those of `records.BatchBuilder`, made in a third of the time. Requires pyarrow and numpy.
 """
 
 from __future__ import annotations

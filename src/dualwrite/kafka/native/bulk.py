@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BulkSender:
-    """Adds many messages with one call. The first one of a transaction is sent at once: it begins it at the broker.
+    """Adds many messages with one call. A transaction's first message is sent at once: it begins the transaction at the broker.
 
     Args:
         sender: The transaction's sender.

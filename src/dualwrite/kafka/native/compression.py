@@ -22,8 +22,8 @@ _DEFAULT_LEVELS: Final = {"gzip": zlib.Z_DEFAULT_COMPRESSION, "lz4": 0, "zstd": 
 _GZIP: Final = 31  # zlib's window of 15 bits, plus 16 for a gzip header
 
 # Java's snappy uses its own framing (xerial's snappy-java): magic, version 1, readable since version 1; then blocks, each
-# preceded by its length. Java writes blocks of 32 KiB by default and reads any size. Ours are larger: each block releases the
-# GIL, which a busy thread keeps for 5 ms.
+# preceded by its length. Java writes blocks of 32 KiB by default and reads any size. Ours are larger: the GIL is released for
+# each block, and another busy thread then keeps it for 5 ms.
 _SNAPPY_START: Final = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01"
 _SNAPPY_BLOCK: Final = 1 << 20
 _SNAPPY_LENGTH: Final = 4

@@ -1,4 +1,4 @@
-"""Produce requests in flight: of one transaction on one connection, and waiting for responses on several."""
+"""The Produce requests of one transaction in flight on one connection, and waiting for responses on several connections."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dualwrite.errors import BrokerUnavailableError
 from dualwrite.state import TransactionDescription
 
 AT_FIRST: Final = 0.01
-"""Seconds after which markers are assumed to be written, before anything is known."""
+"""Seconds after which markers are assumed to be written, as long as nothing was measured."""
 
 CHECK_AGAIN_AFTER: Final = 64
 """Transactions without a check, after which one is made to find out whether markers have become slower."""
@@ -24,9 +24,9 @@ class MarkerWait:
     """Waits until the last transaction is complete, if that may take longer than the time that has passed since its end.
 
     A broker that gets a message while markers are being written backs off, for 20 ms in some releases. Checking whether they
-    are written costs a request. So a producer learns how long its markers take: less than the time after which the first check
-    of a transaction found them written, or else twice the time until a later check did. The wait only saves time: a message
-    that is sent too early is refused, and sent again.
+    are written costs a request. So the time that a producer's markers take is estimated: at most the time after which the first
+    check of a transaction found them written, or else twice the time until a later check did. The wait only saves time: a
+    message that is sent too early is refused, and sent again.
 
     Args:
         describe: Describes the producer's id at its coordinator.

@@ -116,7 +116,7 @@ class Partition:
         return batch
 
     def stored(self, batch: Batch, base_offset: int) -> None:
-        """The broker has stored a batch at this offset; -1 if it does not say (for a duplicate that is too old)."""
+        """Record that the broker has stored a batch at this offset; -1 if it reports none (for a duplicate that is too old)."""
         self.in_flight.remove(batch)
         self.last_code = 0
         if batch.order == 0 and base_offset >= 0:
@@ -128,7 +128,7 @@ class Partition:
         return Place(self.topic, self.index, self.first_offset, self._next_order)
 
     def send_again(self, batch: Batch, not_before: float, code: int) -> None:
-        """A batch failed with a transient error or got no response: put it back, in its old position."""
+        """Put back a batch that failed with a transient error or got no response, in its old position."""
         self.in_flight.remove(batch)
         self._put_back(batch, not_before, code)
 
@@ -137,7 +137,7 @@ class Partition:
         return any(other.order < batch.order for other in (*self.in_flight, *self.waiting))
 
     def split(self, batch: Batch, not_before: float, code: int) -> None:
-        """Put back a batch that is too large for the topic as two; records and sequence numbers stay the same."""
+        """Put back a batch that is too large for the topic, as two; records and sequence numbers stay the same."""
         self.in_flight.remove(batch)
         order, sequence, size_left = batch.order, batch.sequence, batch.size
         for builder in split(batch.data, 2):

@@ -298,7 +298,7 @@ class NativeProducer:
         try:
             self._flush(Deadline.after(timeout))
         except ProducerFencedError:
-            self.check_time_left()  # if its time is over, the most likely cause: the broker has aborted it
+            self.check_time_left()  # if its time is over, that is the likely cause: the broker has aborted it
             raise
         self.check_time_left()
         self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None

@@ -65,7 +65,7 @@ class Registrar:
                     self._id, timeout_ms=timeout_ms, two_phase=self._two_phase, keep_prepared=keep_prepared, timeout=deadline
                 )
             except BrokerUnavailableError as error:
-                if last_is_ending and deadline.expired:  # the retry was cut off, but the cause is known from the last response
+                if last_is_ending and deadline.expired:  # the retry was cut off; the last response shows the cause
                     raise self._not_ended(deadline.seconds) from error
                 raise
             if keep_prepared and response.code == ErrorCode.UNSUPPORTED_VERSION:

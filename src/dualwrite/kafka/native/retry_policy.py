@@ -1,4 +1,4 @@
-"""What Kafka's error codes mean for a transaction being sent: retry, after which pause, look up the leader again, or fail."""
+"""What each of Kafka's error codes means while a transaction is sent: retry, look up the leader again, or fail."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
     Args:
         code: The error code.
         attempts: How often the batch was sent.
-        settings: `retry_backoff` and its maximum; the wait for markers, which takes milliseconds, does not follow them.
+        settings: `retry_backoff` and its maximum; they don't apply to the wait for markers, which takes milliseconds.
     """
     doublings = min(attempts - 1, _MAX_DOUBLINGS)
     if code == E.CONCURRENT_TRANSACTIONS:
@@ -167,7 +167,7 @@ def failure(
     unreachable: type[BrokerError] = BrokerUnavailableError,
     **facts: Any,
 ) -> BrokerError:
-    """The error for a code: `otherwise` for a code without its own error, `unreachable` if the leader does not respond.
+    """The error for a code; `otherwise` is raised for codes without an error of their own, `unreachable` for a silent leader.
 
     `action` completes "Kafka error during …"; `message` is the broker's error message.
     """

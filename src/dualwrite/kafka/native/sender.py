@@ -58,7 +58,7 @@ class _FailureKept:
 
 
 class Sender:
-    """The partitions of the current transaction, and the connections to their leaders. Not thread-safe.
+    """Sends the current transaction's batches over the connections to the leaders of their partitions. Not thread-safe.
 
     Args:
         network: The connections.
@@ -167,7 +167,7 @@ class Sender:
         self.close()
 
     def close(self) -> None:
-        """Close the connections with requests in flight, and forget these; idle connections stay open for other users."""
+        """Close the connections that have requests in flight, and drop these; idle connections stay open for other users."""
         all_in_flight = list(self._in_flight.values())
         self._in_flight.clear()
         for in_flight in all_in_flight:

@@ -1,4 +1,4 @@
-"""Which partition of a topic a message goes to: the one given, the one of its key, or the sticky one. No I/O."""
+"""Which partition of a topic a message goes to: the given one, the one that its key determines, or the sticky one. No I/O."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class TopicPartitions:
 
 
 def check_partition(topic: str, partition: int, count: int, kafka_transactional_id: str) -> None:
-    """Check the number of a partition that the user gave.
+    """Check a partition number that the user gave.
 
     Raises:
-        InvalidMessageError: It is not a number of a partition.
+        InvalidMessageError: It is not a valid partition number.
         UnknownTopicError: The topic has only `count` partitions.
     """
     if check_number("partition", partition, MAX_PARTITION) >= count:

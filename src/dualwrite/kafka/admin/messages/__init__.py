@@ -1,4 +1,4 @@
-"""Messages of Kafka that kafka-python does not have, as Kafka's own schemas (KIP-848), and their classes."""
+"""Protocol messages that kafka-python lacks: Kafka's own schemas of them (KIP-848), and their classes."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ message: Any = ApiMessage  # untyped, like its metaclass, which reads the schema
 
 
 class ConsumerGroupDescribeRequest(message, load_json=__name__):  # type: ignore[call-arg, misc]  # of the metaclass
-    """What groups of the consumer protocol have been assigned (KIP-848)."""
+    """Requests the members of groups of the new consumer protocol, with their assignments (KIP-848)."""
 
 
 class ConsumerGroupDescribeResponse(message, load_json=__name__):  # type: ignore[call-arg, misc]  # of the metaclass
-    """Its response."""
+    """The response to ConsumerGroupDescribeRequest."""
