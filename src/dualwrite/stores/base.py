@@ -1,12 +1,12 @@
 """The contract of a store: the database that decides, with one row per logical transactional id.
 
-A custom store implements `TxnStateStore` and `StoreTransaction`, and can import from here all that the contract names:
-`transaction` defines the transaction, `state_row` the row. `rows` has what each change does to a row, `documents` a row as
-text, and `dualwrite.testing.stores` the suite that checks whether a store keeps the contract.
+A custom store implements `TxnStateStore` and `StoreTransaction`, and can import everything that the contract names from here:
+`transaction` defines the transaction, `state_row` the row. `rows` defines what each change does to a row, `documents` the row
+as text, and `dualwrite.testing.stores` is the suite that checks whether a store fulfils the contract.
 
-The row (docs/how-it-works) is only changed under a claim. Each claim gets the next fencing token, `fence`. Every write but the
-claim itself happens on the condition that the row's fence is still the claim's, so a process that was paused and replaced finds
-out before it can do harm.
+The row (docs/how-it-works) is only changed under a claim. Each claim gets the next fencing token, `fence`. Every write except
+the claim itself is made on the condition that the row's fence is still the claim's, so a process that was paused and replaced
+is stopped before it can do harm.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TxnStateStore(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The database's address for people and errors, without its password."""
+        """The database's address, for messages, without its password."""
 
     @abstractmethod
     def check(self) -> None:
@@ -99,7 +99,7 @@ class TxnStateStore(ABC):
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         """Replace the identity if it still is `expected` (None: not set yet); return False if it is not.
 
-        If the answer to its COMMIT is lost, this raises although the new identity may be stored.
+        If the response to its COMMIT is lost, this raises although the new identity may be stored.
         """
 
     def marks(self) -> frozenset[str]:
@@ -158,19 +158,19 @@ class TxnStateStore(ABC):
     def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
         """Raise the fence by one, in a transaction of its own; create the row if it is missing, revive it if forgotten.
 
-        Waits for the lock of a transaction that is about to commit, so that what is read afterwards is decided. Sets
+        Waits for the lock of a transaction that is about to commit, so that what is read afterwards is final. Sets
         `transaction_number` to 0 unless `expected_fence` is given. If the connection breaks, it is replaced and the claim
         repeated until the timeout.
 
         Args:
             transactional_id: The logical id.
-            owner: Who claims, for people.
+            owner: Who claims, as text for people.
             timeout: Seconds to wait at most.
             expected_fence: Claim only if the fence still is this number (rule F8).
 
         Raises:
-            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim made by this
-                same call whose commit was not answered does not count as another's.
+            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim that this
+                call itself made, with a COMMIT that got no response, does not count as another's.
             ClaimTimeoutError: The row stayed locked; the error names the blocker if the database reports it.
         """
 
@@ -198,7 +198,7 @@ class TxnStateStore(ABC):
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """Acquire a generation for a producer, on the condition that the fence still is the claim's.
 
-        From then on something may be open on that generation.
+        From then on a transaction may be open on that generation.
 
         Args:
             claim: The caller's claim.
@@ -225,7 +225,7 @@ class TxnStateStore(ABC):
     def begin_group(self, claim: Claim) -> StoreTransaction:
         """As `begin`, for a transaction in which `begin_units` or `begin_unit` is called before anything is written.
 
-        So a store can send what those would send together with BEGIN.
+        A store can then send the statements of those calls together with BEGIN.
         """
         return self.begin(claim)
 
@@ -239,7 +239,7 @@ class TxnStateStore(ABC):
         return False
 
     def is_outage(self, error: BaseException) -> bool:
-        """Whether `error`, raised by the user's own statement, says nothing about the statement, and may not come again.
+        """Whether `error`, raised by the user's own statement, is not the statement's fault: it may succeed if it runs again.
 
         The database could not be reached or ended the connection, or another transaction kept a lock for too long. Errors of
         this store's own methods have the attribute `retriable` for this.
@@ -257,7 +257,7 @@ class TxnStateStore(ABC):
 
     @abstractmethod
     def forget(self, transactional_id: str) -> None:
-        """Drop an id that is no longer used; its fence is raised and stays as a tombstone, so that no zombie can come back.
+        """Drop an id that is no longer used; its fence is raised and kept in a tombstone, so that an old writer stays fenced.
 
         Raises:
             NotResolvedError: The id still has something to recover or acknowledge; nothing was changed.

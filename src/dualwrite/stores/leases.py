@@ -1,7 +1,7 @@
-"""Leases on numbered ids (`shop.1`, `shop.2`, …): which pool should use which id. Also the contract of a store that has them.
+"""Leases on numbered ids (`shop.1`, `shop.2`, …): which pool should use which id; and the contract of stores that keep them.
 
 A lease only says who *should* use an id, so that processes need no fixed names. What keeps two of them from harming each other
-is the claim's fencing token: a process whose lease has ended without its knowledge is fenced as any other.
+is the claim's fencing token: a process whose lease has ended without its knowledge is fenced like any other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Lease:
 
     Args:
         transactional_id: The logical id.
-        owner: Who has leased it, for people and for comparison: host, process id, a random part.
-        seconds_left: Until the lease ends, by the database's clock; 0 or less: it has ended, and anybody may lease the id.
-            None: it ends with the owner's session (ZooKeeper).
+        owner: Who has leased it, as text that people can read and that no other owner has: host, process id, a random part.
+        seconds_left: Seconds until the lease ends, by the database's clock; if not above 0, it has ended, and anybody may
+            lease the id. None if it ends with the owner's session (ZooKeeper).
     """
 
     transactional_id: str
@@ -65,12 +65,12 @@ class LeaseStore(ABC):
             seconds: How long, from now.
 
         Returns:
-            The ids that this owner has leased now, including those that it had leased before; these are prolonged.
+            The ids that this owner has leased now, including those that it had leased before; their leases are extended.
         """
 
     @abstractmethod
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """Prolong the leases that this owner still has, also those that have ended and were leased by nobody since.
+        """Extend the leases that this owner still has, including those that have ended if nobody else has leased the ids since.
 
         Returns:
             The ids that this owner has leased. Another owner has leased the others meanwhile, and may have released them.
@@ -113,7 +113,7 @@ class LeaseStore(ABC):
                     return sorted(leased, key=lambda name: number_of(prefix, name) or 0)
                 time.sleep(random.uniform(0, _PAUSE))  # noqa: S311  (no secret)
         except BaseException:
-            with suppress(Exception):  # then they end by themselves
+            with suppress(Exception):  # leases that can't be released end by themselves
                 self.release(leased, owner)
             raise
         self.release(leased, owner)

@@ -1,8 +1,8 @@
 """The contract of positions: how far a consumer group has read each partition, stored with the data that it has written.
 
-A position is moved in the database transaction of the data, by compare-and-set: the transaction fails unless the position still
-is where the consumer began. So a message takes effect once, whatever consumers believe about who owns a partition: one that was
-paused for longer than its session, and wakes up, can't commit.
+A position is moved in the database transaction of the data, by compare-and-set: the transaction fails unless the position is
+still where the consumer began. So a message takes effect once, whichever consumers believe that they own a partition: one that
+was paused for longer than its session, and resumes, can't commit.
 
 Where positions are stored depends on the store (`TxnStateStore.positions`): a table for SQL, a column family for RocksDB, nodes
 for ZooKeeper.
@@ -38,8 +38,8 @@ class Position:
         topic: The topic.
         partition: The partition.
         offset: The next offset to read.
-        topic_id: Kafka's id of the topic, which another topic of the same name does not have; empty if it is not known.
-        updated_at: When it was stored (aware); None before that. It makes no difference to a comparison.
+        topic_id: Kafka's id of the topic, which distinguishes it from another topic of the same name; empty if unknown.
+        updated_at: When it was stored (aware); None before that. Compare-and-set ignores it.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -74,8 +74,8 @@ class Move:
     """One position before and after a batch of messages.
 
     Args:
-        before: Where it was when the batch was read; None if it was not stored yet.
-        after: Where it is to be.
+        before: The position when the batch was read; None if it was not stored yet.
+        after: The position after the batch.
 
     Raises:
         ConfigurationError: They belong to different partitions.
@@ -107,7 +107,7 @@ class Positions(ABC):
     """
 
     def prepare(self) -> None:  # noqa: B027  (there may be nothing to prepare)
-        """Create what the first position needs, if it is missing, or check that it is there."""
+        """Create what the first position needs (a column family, a node), or check that it exists (a table)."""
 
     @abstractmethod
     def read(self, group_id: str) -> Mapping[Partition, Position]:
@@ -132,7 +132,7 @@ class Positions(ABC):
 
     @abstractmethod
     def forget(self, group_id: str) -> int:
-        """Remove the positions of a group, which does not consume any more; returns how many there were. Idempotent."""
+        """Remove the positions of a group that no longer consumes; returns how many there were. Idempotent."""
 
     @abstractmethod
     def groups(self, prefix: str = "") -> list[str]:

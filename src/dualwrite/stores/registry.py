@@ -1,4 +1,4 @@
-"""From a URL to its store; each backend is imported only when a URL needs it."""
+"""Which store serves a URL; each backend is imported only when a URL needs it."""
 
 from __future__ import annotations
 

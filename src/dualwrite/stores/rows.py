@@ -28,7 +28,7 @@ def claimed(
         row: The current row, or None if there is none.
         transactional_id: The logical id.
         owner: Who claims; truncated to MAX_OWNER_LENGTH characters.
-        token: Unique to this call, to recognize its claim if the commit is not answered (`is_claim_of`).
+        token: Unique to this call, to recognize its claim if the commit gets no response (`is_claim_of`).
         expected_fence: The fence that the row must have.
 
     Raises:
@@ -62,7 +62,7 @@ def claimed(
 
 
 def is_claim_of(row: StateRow | None, token: str, *, expected_fence: int | None = None) -> bool:
-    """Whether the row's newest claim is the one made with this token: its commit was not answered, but succeeded."""
+    """Whether the row's newest claim is the one made with this token: its commit got no response, but succeeded."""
     return row is not None and row.claim_token == token and (expected_fence is None or row.fence == expected_fence + 1)
 
 

@@ -23,7 +23,7 @@ class Claim:
     Args:
         transactional_id: The logical id.
         fence: The claim's fencing token; every write to the row requires that it is still the row's.
-        owner: Who claimed, for people: host, process id and program, at most MAX_OWNER_LENGTH characters.
+        owner: Who claimed, as text for people: host, process id and program, at most MAX_OWNER_LENGTH characters.
     """
 
     transactional_id: str
@@ -75,19 +75,19 @@ class StateRow:
         prepared_generation: The generation that S belongs to; has no meaning while S is None.
         delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, if the transaction has no
             messages, and if an older release stored S.
-        resolved_generation: Nothing is open on any generation up to this one; 0 in a new row.
+        resolved_generation: No transaction is open on any generation up to this one; 0 in a new row.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
         lost: What recovery found lost or unverified and is not acknowledged yet.
         owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
-        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if none was acquired yet, and in
-            a row last written by a release before revision 0005.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if no generation was acquired yet,
+            and in a row that was last written by a release before revision 0005.
         store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
         named_from: The first generation whose Kafka id contains the store's id; None if there is none.
-        claim_token: Unique to the call that made the newest claim: by it a store recognizes its own claim whose commit was
-            never answered.
+        claim_token: Unique to the call that made the newest claim: by it a store recognizes its own claim if the COMMIT got
+            no response.
     """
 
     transactional_id: str
@@ -140,7 +140,7 @@ class Resolution:
     Args:
         clear_state: S is resolved: set it to None, and its delivery too.
         lost: Add this entry to `lost`, in the same write that clears S.
-        resolved_generation: Nothing is open any more on the generations up to this one.
+        resolved_generation: No transaction is open any more on the generations up to this one.
         resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
         cluster_id: The id has moved to this Kafka cluster.
         clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.

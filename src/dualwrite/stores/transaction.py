@@ -29,7 +29,8 @@ class TransactionThread(Protocol):
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the thread and wait for it, without blocking the event loop; calls run one after another.
 
-        A call that was sent can't be stopped: a cancellation of the coroutine is raised when the function has ended.
+        A call can't be stopped once it was passed to the thread: a cancellation of the coroutine is raised when the function
+        has ended.
 
         Raises:
             BaseException: What the function raises.
@@ -125,8 +126,8 @@ class StoreTransaction(ABC):
     def begin_units(self) -> None:
         """Begin units that are undone only together; each is ended by `end_unit`.
 
-        Statements may be sent without waiting for their answers: the error of one may be raised in a later unit, or by
-        `end_units`, but what a unit reads is there at once. This and the two following methods are called only if the store
+        Statements may be sent without waiting for their responses: the error of one may be raised in a later unit, or by
+        `end_units`, but a unit gets what it reads at once. This and the two following methods are called only if the store
         has `units_need_savepoints`, and at most once in a transaction, before any `begin_unit`.
 
         Raises:
@@ -135,13 +136,13 @@ class StoreTransaction(ABC):
         self.begin_unit()
 
     savepoints: int = 0
-    """How many savepoints the units have set so far, as far as the store sees them; the more, the fewer units a group gets."""
+    """How many savepoints the units have set so far, as far as the store sees them; they count towards `group_units`."""
 
     has_unanswered_statements: bool = False
-    """Whether the database is still to answer some statements of the units; `end_units` waits for it."""
+    """Whether some statements of the units have no response yet; `end_units` waits for it."""
 
     def end_units(self) -> None:  # noqa: B027  (nothing is late unless a store makes it so)
-        """Wait for what the database has not answered yet.
+        """Wait until every statement of the units has its response.
 
         Raises:
             Exception: The error of a statement; the units must be undone.

@@ -85,11 +85,11 @@ class ColumnFamilyBatch:
         return merged(stored, entries, encoding, start=None if first is None else first[1], backwards=backwards)
 
     def keys(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[Any]:
-        """As `items`."""
+        """The keys; see `items`."""
         return (key for key, _ in self.items(from_key=from_key, backwards=backwards))
 
     def values(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[Any]:
-        """As `items`."""
+        """The values; see `items`."""
         return (value for _, value in self.items(from_key=from_key, backwards=backwards))
 
     def changes(self) -> list[tuple[Key, Key | Pickled | None]]:
@@ -97,7 +97,7 @@ class ColumnFamilyBatch:
         return list(self._entries.values())
 
     def begin_unit(self) -> None:
-        """Keep the changes so far, whatever `undo_unit` undoes."""
+        """Begin a unit: `undo_unit` does not undo the changes made so far."""
         self._before_unit.clear()
 
     def undo_unit(self) -> None:

@@ -269,7 +269,7 @@ class OpenDatabase:
 
 
 def _is_raw(rdict: Rdict) -> bool:
-    """There is no way to ask, but in raw mode rocksdict refuses a key that is not bytes."""
+    """Whether the database is in raw mode. rocksdict does not report it, but then refuses a key that is not bytes."""
     try:
         _ = "dualwrite" in rdict
     except KeyError:

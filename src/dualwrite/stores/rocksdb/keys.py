@@ -39,8 +39,8 @@ class Encoding:
 
     Args:
         raw: Whether it is in raw mode.
-        dumps: Makes bytes of a value that rocksdict can't encode itself.
-        loads: The reverse.
+        dumps: Turns a value that rocksdict can't encode itself into bytes.
+        loads: Turns these bytes into the value again.
     """
 
     raw: bool
@@ -107,7 +107,7 @@ class Encoding:
 
 
 def _scalar(given: Any) -> Key | None:
-    """Distinguishes the types as rocksdict does, bool before int; for subclasses it stores the plain value."""
+    """The value, if rocksdict has a type for it: bool before int, and the plain value of a subclass; None if it has none."""
     if isinstance(given, bool):
         return given
     if isinstance(given, bytes):

@@ -1,6 +1,6 @@
 """Locks on ids between the threads of one process: what row locks are in a SQL database.
 
-Designed so that neither Ctrl-C can leave an id locked, nor the garbage collector cause a deadlock. `LockRequest.release`
+Designed so that Ctrl-C can't leave an id locked, and the garbage collector can't cause a deadlock. `LockRequest.release`
 acquires no mutex, and may be called by any thread, any number of times, and from `__del__`. The id is free from the moment its
 request is marked released, even if the table still lists it; and when the request is garbage-collected, since the table refers
 to it weakly: a request whose release was interrupted ends with the stack frame that holds it.

@@ -20,7 +20,7 @@ def merged(
     start: SortKey | None = None,
     backwards: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
-    """Both together, in the database's order.
+    """The stored items with the changes applied, in the database's order.
 
     Args:
         stored: The database's items from `start` on, in its order.

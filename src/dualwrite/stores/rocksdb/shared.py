@@ -59,7 +59,7 @@ class Databases:
         """Refuse a process that was forked from one in which RocksDB ran.
 
         Raises:
-            UsageError: This process was.
+            UsageError: This process was forked from such a process.
         """
         if self._forked:
             raise forked()

@@ -186,9 +186,9 @@ class StateFamily:
         """Write a transaction's changes and its row, in one synced batch.
 
         Args:
-            changes: The user's.
+            changes: The user's changes.
             row: The row as it was recorded, under the lock that is still held.
-            recorded_in: The database handle of that time. If the database was reopened since, another process may have
+            recorded_in: The database handle at that time. If the database has been reopened since, another process may have
                 written to it.
 
         Raises:
@@ -255,5 +255,5 @@ class StateFamily:
 
 
 def _data_of(value: Pickled) -> bytes:
-    """What rocksdict calls for a value that is not of one of its own types."""
+    """The function that rocksdict calls for a value that has none of its own types."""
     return value.data

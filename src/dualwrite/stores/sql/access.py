@@ -38,7 +38,7 @@ class Access:
         return connection
 
     def batch(self, connection: GuardedConnection) -> Batch | None:
-        """Begin to send the user's statements without waiting for the answer to each; None if that is not possible."""
+        """Begin to send the user's statements without waiting for the response to each; None if that is not possible."""
         del connection
         return None
 

@@ -30,7 +30,7 @@ class AsyncSavepoint(Generic[T]):
 
     Args:
         thread: The transaction's thread.
-        begin: Begins it.
+        begin: Begins the savepoint.
 
     Attributes:
         sync_transaction: SQLAlchemy's object, once it has begun.
@@ -52,20 +52,20 @@ class AsyncSavepoint(Generic[T]):
         return bool(self._begun.is_valid)
 
     async def start(self) -> Self:
-        """Begin it, as `await` does; if the coroutine is cancelled meanwhile, it is rolled back."""
+        """Begin the savepoint, as `await` does; if the coroutine is cancelled meanwhile, it is rolled back."""
         await self._started(self._begun_now, lambda _: self._begun.rollback())
         return self
 
     async def commit(self) -> None:
-        """Release it."""
+        """Release the savepoint."""
         await self._thread.call(self._begun.commit)
 
     async def rollback(self) -> None:
-        """Roll back to it."""
+        """Roll back to the savepoint."""
         await self._thread.call(self._begun.rollback)
 
     async def close(self) -> None:
-        """Roll back to it, if it is active."""
+        """Roll back to the savepoint, if it is active."""
         await self._thread.call(self._begun.close)
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -104,7 +104,7 @@ class AsyncConnection:
 
     `execute`, `scalar`, `scalars`, `exec_driver_sql`, `begin_nested`, `run_sync` and the others are those of
     `sqlalchemy.ext.asyncio.AsyncConnection`. All rows of a result have been read when the call returns. `commit`, `rollback`,
-    `close` and what else would end the transaction raise TransactionControlError.
+    `close` and everything else that would end the transaction raise TransactionControlError.
 
     Args:
         connection: The connection in the thread.

@@ -46,7 +46,7 @@ class ClaimAttempt:
     Args:
         short: Runs the transactions.
         transactional_id: The logical id.
-        owner: Who claims, for people.
+        owner: Who claims, as text for people.
         timeout: Seconds to wait at most.
         expected_fence: Claim only if the fence still is this number.
         condition: Called first in each of the claim's transactions; if it raises, the claim raises that error.
@@ -59,7 +59,7 @@ class ClaimAttempt:
     expected_fence: int | None
     condition: Callable[[Connection], None] | None = None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim, to recognize it if its COMMIT was never answered."""
+    """Written with the claim, to recognize it if its COMMIT got no response."""
 
     def make(self) -> Claim:
         """Claim.

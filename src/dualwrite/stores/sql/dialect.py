@@ -34,10 +34,10 @@ class ErrorClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What has the lock that we wait for.
+    """The holder of the lock that we wait for.
 
     Args:
-        text: For messages, to complete "… is held by <text>".
+        text: For messages; completes "… is held by <text>".
         next_step: What to do about it.
         pid: The process id, if the database reports it.
     """
@@ -48,10 +48,10 @@ class Blocker:
 
 
 class BlockerHiddenError(Exception):
-    """The database does not show us who has a lock.
+    """The database does not show us who holds a lock.
 
     Args:
-        why: To complete "its holder is not known: <why>".
+        why: Completes "its holder is not known: <why>".
         next_step: What to do about it.
     """
 
@@ -122,7 +122,7 @@ class MergedStatements(ABC):
 
     @abstractmethod
     def can_commit(self, connection: Connection) -> bool:
-        """Whether there is a transaction to commit, and nobody listens for SQLAlchemy's `commit`, which would come too late."""
+        """Whether there is a transaction to commit, and no listener for SQLAlchemy's `commit`, which would run too late."""
 
     @abstractmethod
     def commit(self, connection: Connection, record: Record) -> None:
@@ -134,11 +134,11 @@ class MergedStatements(ABC):
 
     @abstractmethod
     def was_not_executed(self, connection: Connection) -> bool:
-        """After an error of `commit`: whether the database said that the record failed, and so did not execute the COMMIT."""
+        """After an error of `commit`: whether the database reported that the record failed, so that COMMIT was not executed."""
 
     @abstractmethod
     def found_no_row(self, error: BaseException) -> bool:
-        """Whether the record failed because the fence or the mark is another one."""
+        """Whether the record failed because the row has another fence, or the transaction another mark."""
 
 
 class StoreDialect(ABC):

@@ -18,13 +18,13 @@ _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 
 class Batch(Protocol):
-    """Statements that are sent without waiting for the answer to each."""
+    """Statements that are sent without waiting for the response to each."""
 
     def sync(self) -> None:
-        """Wait for all answers; raises the driver's error of the first that failed."""
+        """Wait for all responses; raises the driver's error of the first that failed."""
 
     def end(self) -> None:
-        """The same, and wait for each answer from now on."""
+        """Do the same, and wait for each response from now on."""
 
 
 class Guard:
@@ -48,7 +48,7 @@ class Guard:
         self.session: Any = None
         """The ORM session, if one was created: only then is the ORM loaded."""
         self.batch: Batch | None = None
-        """While statements are sent without waiting for their answers."""
+        """While statements are sent without waiting for their responses."""
         self.thread: int | None = None
         """If a coroutine uses the transaction: the only thread that may run statements."""
 
@@ -96,12 +96,12 @@ class OwnedTransaction(RootTransaction):
     connection: GuardedConnection
 
     def commit(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.connection.guard_call("get_transaction().commit()")
         super().commit()
 
     def rollback(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         session = self.connection.guard.session
         if session is not None and session._flushing:  # noqa: SLF001  (SQLAlchemy has no public way to ask)
             # A flush has failed and the session calls our rollback. Raising would hide the user's error. The session is
@@ -111,7 +111,7 @@ class OwnedTransaction(RootTransaction):
         super().rollback()
 
     def close(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.connection.guard_call("get_transaction().close()")
         super().close()
 
@@ -135,7 +135,7 @@ class GuardedConnection(Connection):
         self.lift_guard()
 
     def restore_guard(self) -> None:
-        """From here on the user has the connection, and the guard refuses."""
+        """From here on the user has the connection, and the guard refuses what would end the transaction."""
         self.guard.lifted = False
         self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener below
 
@@ -152,7 +152,7 @@ class GuardedConnection(Connection):
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
     def begin(self) -> RootTransaction:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.guard_call("begin()")
         return OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
 
@@ -162,22 +162,22 @@ class GuardedConnection(Connection):
         self.guard.refuse("begin_twophase()")
 
     def commit(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.guard_call("commit()")
         super().commit()
 
     def rollback(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.guard_call("rollback()")
         super().rollback()
 
     def close(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         self.guard_call("close()")
         super().close()
 
     def invalidate(self, exception: BaseException | None = None) -> None:
-        """Refused except to the writer, and to SQLAlchemy itself, which passes the error that broke the connection."""
+        """Only the writer may call this, and SQLAlchemy itself, which passes the error that broke the connection."""
         if exception is None:
             self.guard_call("invalidate()")
         super().invalidate(exception)

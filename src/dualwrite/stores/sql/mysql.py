@@ -178,7 +178,7 @@ class MysqlDialect(StoreDialect):
     # --- commit -----------------------------------------------------------------------------------------------------------
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """By the status in the server's last answer that was not an error."""
+        """See StoreDialect; found from the status in the server's last response that was not an error."""
         if connection.invalidated or not _raw(connection).open:
             return "the connection was lost before COMMIT was sent"
         if not _raw(connection).server_status & SERVER_STATUS_IN_TRANS:
@@ -194,7 +194,7 @@ class MysqlDialect(StoreDialect):
         """One of the few errors that come before anything is committed, over a connection that stays open.
 
         All others are treated as unknown, among them 1180 (error during COMMIT), 1053 (shutdown) and 1317 (killed): they may
-        come while a commit that is already in the log waits for the binary log or a replica.
+        occur while a commit that is already in the log waits for the binary log or a replica.
         """
         return _code(error) in _ROLLED_BACK and not connection.invalidated and _raw(connection).open
 
@@ -239,7 +239,7 @@ class MysqlDialect(StoreDialect):
 
 
 class MariadbDialect(MysqlDialect):
-    """MariaDB under its own name."""
+    """MariaDB, with a `mariadb://` URL."""
 
     name: ClassVar[str] = "mariadb"
 
@@ -279,7 +279,7 @@ def _start(connection: Connection, isolation: str | None = None) -> None:
 
 
 def _may_read_committed(connection: Connection) -> bool:
-    """Statement-based binary logging refuses writes of such transactions (error 1665). Queried once per connection."""
+    """Whether READ COMMITTED works: not with statement-based binary logging (error 1665). Queried once per connection."""
     known = connection.info.get(_MAY_READ_COMMITTED)
     if known is None:
         rows = connection.exec_driver_sql("SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')")

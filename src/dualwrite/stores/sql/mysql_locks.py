@@ -1,6 +1,7 @@
 """Who holds the lock on a row of MariaDB or MySQL.
 
-InnoDB (MariaDB) lists locks only while something waits for them, so one connection waits again and a second one looks.
+InnoDB (MariaDB) lists locks only while something waits for them, so one connection waits for the lock again while a second one
+looks up who holds it.
 """
 
 from __future__ import annotations

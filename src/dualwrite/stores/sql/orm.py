@@ -49,7 +49,7 @@ class GuardedSession(Session):
         self._guard.refuse("session.prepare()")
 
     def close(self) -> None:
-        """Refused except to the writer."""
+        """Only the writer may call this."""
         if not self._guard.lifted:
             self._guard.refuse("session.close()")
         super().close()

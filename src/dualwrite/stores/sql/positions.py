@@ -80,7 +80,7 @@ class SqlPositions(Positions):
                 try:
                     _move(connection.execute, group_id, one)
                 except PositionMovedError as error:
-                    if not (done and error.found == one.after.offset):  # a COMMIT whose answer was lost has moved it
+                    if not (done and error.found == one.after.offset):  # a COMMIT whose response was lost has moved it
                         raise
             done = True
 
@@ -93,7 +93,7 @@ class SqlPositions(Positions):
 
     def forget(self, group_id: str) -> int:
         """See Positions."""
-        counted = 0  # the maximum over all attempts: a COMMIT whose answer was lost may have deleted them already
+        counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
 
         def work(connection: Connection) -> None:
             nonlocal counted

@@ -164,7 +164,7 @@ class PostgresqlDialect(StoreDialect):
         return func.current_setting(MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
-        """True: the UPDATE checks. In a pipeline it would be sent without an answer that has its row count.
+        """True, since the UPDATE checks it; but in a pipeline the number of updated rows would not be known yet.
 
         Raises:
             StoreError: The block left a pipeline open.
@@ -179,7 +179,7 @@ class PostgresqlDialect(StoreDialect):
     next_unit = ("; ".join(StoreDialect.next_unit),)  # in one round trip
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """A COMMIT of a failed transaction rolls back and answers without an error (its tag says ROLLBACK)."""
+        """See StoreDialect; the COMMIT of a failed transaction rolls back without an error (its command tag is ROLLBACK)."""
         match raw_connection(connection).pgconn.transaction_status:
             case TransactionStatus.INTRANS:
                 return None
@@ -245,7 +245,7 @@ class PostgresqlDialect(StoreDialect):
 
 
 def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
-    """Whether a pooler such as PgBouncer answers for the server: the process id it reported is not the backend's.
+    """Whether a pooler such as PgBouncer is in between: then the process id reported at login is not the backend's.
 
     The connection must have no open transaction. In transaction mode each transaction may run on another connection to the
     server, with other prepared statements: those of another client have the same names.

@@ -70,7 +70,7 @@ class PostgresqlMergedStatements(MergedStatements):
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
     def can_commit(self, connection: Connection) -> bool:
-        """See MergedStatements; nor in a pipeline, and not without a transaction that can be committed."""
+        """See MergedStatements; also false in a pipeline, and in a transaction that has failed."""
         pgconn = raw_connection(connection).pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
         return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not len(connection.dispatch.commit)
@@ -96,7 +96,7 @@ class PostgresqlMergedStatements(MergedStatements):
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
 
     def was_not_executed(self, connection: Connection) -> bool:
-        """See MergedStatements: the server has answered, and the transaction is still there, as a failed one."""
+        """See MergedStatements; true if the server has responded, and the transaction is still there, in a failed state."""
         return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
 
     def found_no_row(self, error: BaseException) -> bool:
@@ -137,7 +137,7 @@ class _Text:
         return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
 
     def decoded(self, answer: bytes) -> str:
-        """The text in an answer."""
+        """The text in a result."""
         return answer.decode(self._encoding)
 
     def execute(self, statements: str) -> Sequence[PGresult]:

@@ -9,11 +9,11 @@ from dualwrite.stores.sql.psycopg_view import RecipeConnection
 
 
 class PipelineBatch:
-    """See Batch. The cursors of the guarded connection wait for an answer where the user reads something from it.
+    """See Batch. The cursors of the guarded connection wait for a response when the user reads something from it.
 
     Args:
         connection: The connection, in a transaction.
-        guard: The guard of the transaction, which the cursors know.
+        guard: The guard of the transaction, which the cursors use too.
     """
 
     def __init__(self, connection: RecipeConnection, guard: Guard) -> None:

@@ -69,7 +69,7 @@ class PsycopgAccess(Access):
         )
 
     def batch(self, connection: GuardedConnection) -> Batch | None:
-        """See Access; not through a pooler, and not with cursors that a function makes: those don't wait for an answer."""
+        """See Access; None behind a pooler, and if a function makes the cursors, since these would not wait for responses."""
         raw = _recipe_connection(connection)
         if raw.plain_cursor is UnpreparedCursor or not isinstance(raw.original.cursor_factory, type):
             return None

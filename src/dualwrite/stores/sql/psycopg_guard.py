@@ -173,7 +173,7 @@ class _GuardedCursor:
         self._end_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
 
-    # --- attributes that need the answer: a batch must wait for it -------------------------------------------------------
+    # --- attributes that need the response: a batch must wait for it -------------------------------------------------------
 
     @property
     def rowcount(self) -> Any:

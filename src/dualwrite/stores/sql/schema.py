@@ -139,7 +139,7 @@ def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]
 
 @contextmanager
 def script_in_schema(dialect: Dialect, schema: str | None, write: Callable[[str], None]) -> Iterator[None]:
-    """The same for a part of a script; what follows it is created in the default schema again.
+    """As `made_in_schema`, for a part of a script; what follows it is created in the default schema again.
 
     Raises: as `made_in_schema`.
     """

@@ -102,7 +102,7 @@ class ShortTransactions:
     ) -> T:
         """Run `work` in a transaction, up to three times if the connection breaks or there is a conflict.
 
-        `work` must return the same when it runs again after its own commit: the answer to COMMIT may have been lost.
+        `work` must return the same when it runs again after its own commit: the response to COMMIT may have been lost.
 
         Args:
             work: What to do.

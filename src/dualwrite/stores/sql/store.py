@@ -160,7 +160,7 @@ class SqlStateStore(TxnStateStore):
                   use it, but must end each transaction that you begin; autocommit is switched off during the writer's
                   transactions. Claims and other changes run on the store's own connections with the same parameters, including
                   the password; they do not have settings made later (`SET search_path`, `SET ROLE`), which `check` detects.
-                  After a COMMIT whose answer never came the connection is closed, since its transaction might still be open;
+                  After a COMMIT whose response never came the connection is closed, since its transaction might still be open;
                   also when it breaks. A writer on it can't be used any more then: connect again, and open another writer.
                 - a `psycopg_pool.ConnectionPool`: you own it; each transaction and each claim uses a connection of it.
                 - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps the
@@ -265,7 +265,7 @@ class SqlStateStore(TxnStateStore):
 
         Args:
             transactional_id: The logical id.
-            owner: Who claims, for people.
+            owner: Who claims, as text for people.
             condition: Runs first in the transaction, and may write in it. Called again if the transaction is repeated.
             timeout: Seconds to wait at most.
 
@@ -320,7 +320,7 @@ class SqlStateStore(TxnStateStore):
         self._short.run(work, "resolving a transaction", claim.transactional_id)
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """See TxnStateStore; a number whose COMMIT was never answered is skipped, which is harmless."""
+        """See TxnStateStore; a number whose COMMIT got no response is skipped, which is harmless."""
         first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
 
         def work(connection: Connection) -> int:
@@ -339,7 +339,7 @@ class SqlStateStore(TxnStateStore):
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
-        removed: list[LostTransaction] = []  # over all attempts: the answer to the COMMIT that removed them may be lost
+        removed: list[LostTransaction] = []  # over all attempts: the response to the COMMIT that removed them may be lost
 
         def work(connection: Connection) -> None:
             row = lock_row(connection, transactional_id)

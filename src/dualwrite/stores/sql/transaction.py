@@ -1,6 +1,7 @@
 """One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
 
-PostgreSQL: BEGIN with the fence's SELECT, record's UPDATE with COMMIT (`MergedStatements`); other databases one by one.
+On PostgreSQL, BEGIN is sent with the fence's SELECT, and record's UPDATE with COMMIT (`MergedStatements`). On other databases
+each of them takes a round trip.
 """
 
 from __future__ import annotations
@@ -126,13 +127,13 @@ class SqlStoreTransaction(StoreTransaction):
     @property
     def session(self) -> Session:
         """See StoreTransaction."""
-        self._end_batch()  # SQLAlchemy looks at each answer
+        self._end_batch()  # SQLAlchemy reads each response
         return self._sessions.current(self._open_connection())
 
     @property
     def connection(self) -> Connection:
         """The connection, for statements of our own within the block, whatever the user's handle is."""
-        self._end_batch()  # SQLAlchemy looks at each answer
+        self._end_batch()  # SQLAlchemy reads each response
         return self._open_connection()
 
     def async_handle(self, thread: TransactionThread) -> Any:
@@ -178,7 +179,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     def undo_units(self, error: BaseException) -> None:
         """See StoreTransaction."""
-        quietly(self._end_batch)  # an error of its own is the same, or a consequence of `error`
+        quietly(self._end_batch)  # if it raises, that is `error` again, or a consequence of it
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
 
     def _end_batch(self) -> None:
@@ -186,7 +187,7 @@ class SqlStoreTransaction(StoreTransaction):
             self._guard.batch.end()
 
     def _check_can_commit(self, connection: GuardedConnection) -> None:
-        """Raise if the block, or a unit, has left the transaction unable to commit; in a batch that is not known yet."""
+        """Raise if the block, or a unit, has left the transaction unable to commit; a batch shows that only at its end."""
         blocker = None if self._guard.batch is not None else self._context.dialect.commit_blocker(connection)
         if blocker is not None:
             raise self._errors.commit_failed(blocker)
@@ -326,7 +327,7 @@ class SqlStoreTransaction(StoreTransaction):
             raise self._errors.commit_unknown(error) from error
 
     def _commit_merged(self, connection: GuardedConnection, record: Record) -> None:
-        """Write the record and commit; what SQLAlchemy sends to commit afterwards does nothing any more."""
+        """Write the record and commit; the COMMIT that SQLAlchemy requests afterwards has no effect any more."""
         merged = self._context.merged
         assert merged is not None
         try:

@@ -25,7 +25,7 @@ class UnitSavepoints:
         self._sessions = sessions
         self._has_unit = False
         self.came_with_begin = False
-        """BEGIN has already set the savepoint of the first unit."""
+        """Whether BEGIN has already set the savepoint of the first unit."""
 
     def begin(self, connection: GuardedConnection) -> None:
         """Set the savepoint, which replaces that of the unit before."""
@@ -46,10 +46,10 @@ class UnitSavepoints:
         self._undo(connection, error, f"ROLLBACK TO SAVEPOINT {UNIT}")
 
     def undo_all(self, connection: GuardedConnection, error: BaseException, *, note: str) -> None:
-        """Roll back the units that were begun together; `note` is a text that no other statement had.
+        """Roll back the units that were begun together; `note` is a text that no other statement contained.
 
-        With a text that it has not sent before, psycopg forgets the statements that it has prepared. That is needed after a
-        pipeline: some may not have been prepared, since an error came before.
+        After a ROLLBACK with a text that it has not sent before, psycopg forgets which statements it has prepared. That is
+        needed after a pipeline: some of them may not have been prepared, because an earlier statement failed.
         """
         for session in self._sessions.remove_of_ended_units():
             close_rolled_back(session)

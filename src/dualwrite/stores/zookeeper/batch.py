@@ -112,7 +112,7 @@ class ZooKeeperBatch:
         `delete` or `check` to make the commit fail in that case.
 
         Raises:
-            StoreUnavailableError: There is no connection, or no answer within the limit. Also raised by the other reads.
+            StoreUnavailableError: There is no connection, or no response within the limit. Also raised by the other reads.
             KazooException: As KazooClient.get raises it.
         """
         found: tuple[bytes, ZnodeStat] = self._read("get_async", path)

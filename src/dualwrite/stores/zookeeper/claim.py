@@ -20,7 +20,7 @@ class ClaimAttempt:
     Args:
         nodes: The rows.
         transactional_id: The logical id.
-        owner: Who claims, for people.
+        owner: Who claims, as text for people.
         timeout: Seconds to try at most.
         expected_fence: Claim only if the fence still is this number.
     """
@@ -31,7 +31,7 @@ class ClaimAttempt:
     timeout: float
     expected_fence: int | None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim, to recognize it if its answer was lost."""
+    """Written with the claim, to recognize it if its response was lost."""
 
     def make(self) -> Claim:
         """Claim; see TxnStateStore.claim for the errors."""

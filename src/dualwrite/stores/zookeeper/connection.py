@@ -1,8 +1,8 @@
-"""The kazoo client of a store: started when it is needed, with a limit for connecting and for each answer.
+"""The kazoo client of a store: started when it is needed, with a limit for connecting and for each response.
 
 This module depends on what kazoo 2.11 does with a broken connection (kazoo/client.py, protocol/connection.py):
 
-- If the connection breaks, requests that wait for an answer fail with ConnectionLoss (`_notify_pending`), and so do those not
+- If the connection breaks, requests that wait for a response fail with ConnectionLoss (`_notify_pending`), and so do those not
   sent yet. kazoo never sends them again.
 - A request made while kazoo is connecting is queued, and sent once it is connected again, even minutes later; or it fails with
   SessionExpiredError if the session turns out to be expired. So no request is made here before kazoo is connected. The
@@ -41,7 +41,7 @@ class NotSentError(KazooException):  # type: ignore[misc]  # kazoo carries no ty
 
 
 class NoAnswerError(KazooException):  # type: ignore[misc]  # as above
-    """The request was or may have been sent, and no answer came within the limit."""
+    """The request was or may have been sent, and no response came within the limit."""
 
 
 class ZooKeeperConnection:
@@ -51,7 +51,7 @@ class ZooKeeperConnection:
         client: The client; started at the first use if it is not running.
         owns_client: Whether `close` stops it.
         connect_timeout: Seconds to wait for a connection.
-        request_timeout: Seconds to wait for an answer.
+        request_timeout: Seconds to wait for a response.
         acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
 
     Attributes:
@@ -93,15 +93,15 @@ class ZooKeeperConnection:
     # --- requests ---------------------------------------------------------------------------------------------------------
 
     def request(self, send: Callable[[KazooClient], Any], *, deadline: float | None = None) -> Any:
-        """Send one request and wait for its answer.
+        """Send one request and wait for its response.
 
         Args:
             send: Calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once.
-            deadline: By time.monotonic(): the latest time to wait for the connection and the answer.
+            deadline: By time.monotonic(): the latest time to wait for the connection and the response.
 
         Raises:
             NotSentError: There was no connection within the limit.
-            NoAnswerError: There was no answer within the limit.
+            NoAnswerError: There was no response within the limit.
             KazooException: The server's error, or the connection's.
             UsageError: The store is closed, or was made in another process; or the client was stopped by its owner.
             StoreError: The chroot is missing and can't be created.

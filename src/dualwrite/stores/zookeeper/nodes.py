@@ -65,7 +65,7 @@ class StateNodes:
         """The node, as of this call or later; None if it does not exist.
 
         The `sync` sent first makes a follower catch up. No quorum confirms it: a leader that was deposed and does not know it
-        yet may still answer. `read_from_quorum` excludes that.
+        yet may still respond. `read_from_quorum` excludes that.
 
         Raises:
             StoredStateError: The node's data is not a row.
@@ -80,7 +80,7 @@ class StateNodes:
         return StateNode(parse_document(transactional_id, data), stat.version)
 
     def read_from_quorum(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
-        """As `read`, then a `check` of the version, which only a quorum can answer; repeated if it changed in between."""
+        """As `read`, then a `check` of the version, which only a quorum confirms; repeated if it changed in between."""
         path = state_path(transactional_id)
         while (node := self.read(transactional_id, deadline)) is not None:
             request_of = partial(_check_of, path=path, version=node.version)
@@ -201,7 +201,7 @@ class StateNodes:
     def change(self, work: Callable[[float], T], doing: str, transactional_id: str, timeout: float) -> T:
         """Run `work`, which reads and writes, and repeat it after a broken connection or a concurrent change.
 
-        `work` gets the deadline, and must return the same when it runs again after its own success: the answer may have been
+        `work` gets the deadline, and must return the same when it runs again after its own success: the response may have been
         lost.
 
         Raises:

@@ -12,7 +12,7 @@ STATE_ROOT: Final = "/kafka_transaction_state"
 """The parent of all our nodes (KIP-939), below the client's chroot."""
 
 IDENTITY_PATH: Final = "/kafka_transaction_store"
-"""Which database this is."""
+"""The node with the database's id and marks (`StoreIdentity`)."""
 
 LEASE_ROOT: Final = "/kafka_transaction_lease"
 """The parent of the leases, below the chroot."""

@@ -62,7 +62,7 @@ class ZooKeeperPositions(Positions):
 
         def work() -> None:
             nonlocal is_sent
-            if is_sent and self._is_done(group_id, ordered):  # by the multi whose answer was lost
+            if is_sent and self._is_done(group_id, ordered):  # by the multi whose response was lost
                 return
             request = self._multi_of(group_id, ordered)
             is_sent = True
@@ -72,7 +72,7 @@ class ZooKeeperPositions(Positions):
 
     def forget(self, group_id: str) -> int:
         """See Positions; deletes node by node, the partitions of a topic before the topic."""
-        counted = 0  # the maximum over all attempts: one whose answer was lost may have deleted some
+        counted = 0  # the maximum over all attempts: one whose response was lost may have deleted some
 
         def work() -> int:
             nonlocal counted

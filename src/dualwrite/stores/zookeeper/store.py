@@ -51,14 +51,14 @@ class ZooKeeperStore(TxnStateStore):
     which reports it itself.
 
     The store and its client may be used by several threads, but not by a process forked after the store was created. kazoo
-    replaces an expired session by a new one. A client can't see whether the servers write to disk before they answer
+    replaces an expired session by a new one. A client can't see whether the servers write to disk before they respond
     (`forceSync`), so `durability` is empty.
 
     Args:
         client: A KazooClient, started or not; it is started at the first use, and `close` does not stop it. Its
             `connection_retry` is not changed: kazoo's default pauses up to an hour between attempts.
         connect_timeout: Seconds to wait for a connection.
-        request_timeout: Seconds to wait for an answer.
+        request_timeout: Seconds to wait for a response.
         change_timeout: Seconds within which `record_resolution` and other changes must succeed; `claim` has its own timeout.
         acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
         max_request_bytes: The servers' limit for one request, jute.maxbuffer.
@@ -106,7 +106,7 @@ class ZooKeeperStore(TxnStateStore):
                 `keyfile_password`, `ca`, `verify_certs` and `check_hostname` of KazooClient. A missing chroot is created.
             session_timeout: Seconds without contact after which the servers expire the session; 10 if not given.
             connect_timeout: Seconds to wait for a connection; 10 if not given.
-            request_timeout: Seconds to wait for an answer; 10 if not given.
+            request_timeout: Seconds to wait for a response; 10 if not given.
             change_timeout: Seconds within which `record_resolution` and other changes must succeed; 30 if not given.
             acl: For the nodes that we create, including the chroot; open to everyone if not given.
             max_request_bytes: The servers' limit for one request, jute.maxbuffer; 1,048,575 if not given.
@@ -222,7 +222,7 @@ class ZooKeeperStore(TxnStateStore):
         )
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """See TxnStateStore; a number whose answer was lost is skipped, which is harmless."""
+        """See TxnStateStore; a number whose response was lost is skipped, which is harmless."""
 
         def work(row: StateRow | None) -> StateRow:
             store_id = self._own_identity().store_id
@@ -234,7 +234,7 @@ class ZooKeeperStore(TxnStateStore):
 
     def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
-        removed: list[LostTransaction] = []  # over all attempts: the answer to the one that removed them may be lost
+        removed: list[LostTransaction] = []  # over all attempts: the response to the one that removed them may be lost
 
         def work(row: StateRow | None) -> StateRow | None:
             if row is None or not row.lost:

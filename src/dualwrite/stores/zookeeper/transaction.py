@@ -5,8 +5,8 @@ changes the version. It also makes a late multi harmless. It may be delayed in k
 server after we have reported "unknown", or after we have claimed again; then either it comes before that claim, which reads
 its effect, or after it, and is refused. Sessions do not matter: the next session's multi is equally valid.
 
-A process that was paused notices that its connection is closed only when it uses it. It is better that a read fails then than
-the multi, whose outcome would be unknown: so if some time has passed since `record`, `commit` reads once more.
+A process that was paused notices that its connection is closed only when it uses it. It is better if a read fails then than if
+the multi does, whose outcome would be unknown: so if some time has passed since `record`, `commit` reads once more.
 """
 
 from __future__ import annotations
