@@ -1,8 +1,8 @@
 """The contract of positions: how far a consumer group has read each partition, stored with the data that it has written.
 
 A position is moved in the database transaction of the data, by compare-and-set: the transaction fails unless the position is
-still where the consumer began. So a message takes effect once, whichever consumers believe that they own a partition: one that
-was paused for longer than its session, and resumes, can't commit.
+still where the consumer began. So a message takes effect once, even if several consumers believe that they own a partition: one
+that was paused for longer than its session, and resumes, can't commit.
 
 Where positions are stored depends on the store (`TxnStateStore.positions`): a table for SQL, a column family for RocksDB, nodes
 for ZooKeeper.

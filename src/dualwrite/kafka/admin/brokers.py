@@ -95,7 +95,7 @@ class Brokers:
         self.sees_coordinators = True
 
     def renewed(self, deadline: Deadline) -> Brokers:
-        """For the next part of a call, with its own deadline; brokers that did not respond still get no more requests."""
+        """A copy for the next part of a call, with its own deadline; brokers that did not respond get no more requests."""
         again = Brokers(self.network, deadline, self._patience)
         again._problems = self._problems
         again._hidden = self._hidden

@@ -104,7 +104,7 @@ def probe(
     most one is left. The request also contains a producer id that no producer has: if the id exists already, perhaps because it
     is in use by mistake, the broker returns PRODUCER_FENCED and does not change it.
 
-    An EndTxn with the same producer id, which matches no transaction, shows whether the principal may use the id.
+    An EndTxn with the same producer id, which matches no transaction, shows whether the principal has Write on the id.
 
     Args:
         config: The cluster's settings.

@@ -48,7 +48,7 @@ class BrokerOffsets:
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit offsets of the group, and wait for the response. The coordinator refuses them if this member was replaced.
+        """Commit offsets of the group, and wait for the response; refused if this member's generation is over.
 
         Raises:
             BrokerError: They were not committed.

@@ -46,7 +46,7 @@ class UnitSavepoints:
         self._undo(connection, error, f"ROLLBACK TO SAVEPOINT {UNIT}")
 
     def undo_all(self, connection: GuardedConnection, error: BaseException, *, note: str) -> None:
-        """Roll back the units that were begun together; `note` is a text that no other statement contained.
+        """Roll back the units that were begun together; `note` is a text that no earlier statement contained.
 
         After a ROLLBACK with a text that it has not sent before, psycopg forgets which statements it has prepared. That is
         needed after a pipeline: some of them may not have been prepared, because an earlier statement failed.
