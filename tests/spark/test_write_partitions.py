@@ -29,6 +29,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
+from fixtures import zookeeper_client
 from fixtures.pace import until
 from fixtures.tiers import thinned
 from spark.job import LIMIT
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
 partitions = pytest.importorskip("dualwrite.spark.partitions")
-for module in (sys.modules[__name__], events):  # Spark's workers can't import a test
+for module in (sys.modules[__name__], events, zookeeper_client):  # Spark's workers can't import a test
     cloudpickle.register_pickle_by_value(module)
 
 # Spark warns about every pandas since 3.0; it requires pandas here, but does not use it

@@ -364,7 +364,6 @@ def test_interrupts_at_random_moments(scene: Scene, seed: int, interrupts: int) 
     # SQLAlchemy's pool itself loses a slot (not a connection) when it is interrupted between two of its own lines, as in
     # _ConnectionRecord.checkout between `pool._do_get()` and the `try` behind it.
     assert report["checked_out"][-1] <= max(3, interrupts / 50), report
-    assert report["checked_out"][0] == 0, report
     rows = scene.agree()
     assert set(report["done"]) <= set(rows)
     assert len(report["done"]) > WARM_UP + 1, "some transactions were not interrupted"
