@@ -23,6 +23,7 @@ import dualwrite
 from brokers import WARM_UP_SECONDS
 from dualwrite.pool.options import PoolOptions
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.settings import Acknowledge
 from machine import Conditions, ProcessorTimes
 from options import count, counts, seconds
 from services import services
@@ -38,7 +39,8 @@ MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 50_000}
 """The maximum number of messages by size of the batch, unless --all is given: small batches would take too long."""
 
 OURS: Final = "DualProcessor"
-POOL: Final = "DualProcessor on a pool"
+DECIDED: Final = "DualProcessor, decided"
+POOL: Final = "DualProcessor on a pool, decided"
 DATABASE: Final = "database, then offsets"
 KAFKA: Final = "consume-transform-produce"
 
@@ -165,13 +167,18 @@ def together(members: Sequence[Callable[[], None]]) -> None:
             running.result()
 
 
-def ours(place: Place, batch: int, messages: int) -> float:
+def ours(place: Place, batch: int, messages: int, *, acknowledge: Acknowledge = "visible") -> float:
     """DualProcessor: rows and output messages, each message once. Each member has a writer of its own."""
     name = uuid4().hex[:12]
     with ExitStack() as opened:
         writers = [
             opened.enter_context(
-                dualwrite.connect(place.engine, kafka=place.servers, transactional_id=f"bench-{name}-{number}")
+                dualwrite.connect(
+                    place.engine,
+                    kafka=place.servers,
+                    transactional_id=f"bench-{name}-{number}",
+                    acknowledge=acknowledge,
+                )
             )
             for number in range(place.members)
         ]
@@ -179,7 +186,7 @@ def ours(place: Place, batch: int, messages: int) -> float:
 
 
 def ours_on_a_pool(place: Place, batch: int, messages: int) -> float:
-    """DualProcessor: the same, on one pool. The next batch begins as soon as the database has committed the one before."""
+    """DualProcessor: the same, on one pool."""
     name = uuid4().hex[:12]
     options = PoolOptions(acknowledge="decided")
     with dualwrite.create_pool(place.engine, kafka=place.servers, prefix=f"bench-{name}", options=options) as pool:
@@ -269,6 +276,7 @@ def kafka_only(place: Place, batch: int, messages: int) -> float:
 
 ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], float]]] = {
     OURS: ours,
+    DECIDED: functools.partial(ours, acknowledge="decided"),
     POOL: ours_on_a_pool,
     DATABASE: database,
     KAFKA: kafka_only,
@@ -302,7 +310,7 @@ def verify(place: Place, name: str, messages: int) -> None:
     outputs = 0 if name == DATABASE else place.outputs()
     if (name != KAFKA and rows < messages) or (name != DATABASE and outputs < messages):
         sys.exit(f"{name}: {rows} rows and {outputs} output messages for {messages} messages")
-    if name in (OURS, POOL) and rows != outputs:
+    if name in (OURS, DECIDED, POOL) and rows != outputs:
         sys.exit(f"{name}: {rows} rows, but {outputs} output messages")
 
 

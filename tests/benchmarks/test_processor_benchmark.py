@@ -15,5 +15,11 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
     for batch in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
         assert f"{batch}, 1 member" in done.stdout
         assert f"{batch}, 2 members" in done.stdout
-    for alternative in ("DualProcessor", "DualProcessor on a pool", "database, then offsets", "consume-transform-produce"):
+    for alternative in (
+        "DualProcessor",
+        "DualProcessor, decided",
+        "DualProcessor on a pool, decided",
+        "database, then offsets",
+        "consume-transform-produce",
+    ):
         assert done.stdout.count(f"| {alternative} |") == 4
