@@ -19,7 +19,7 @@ from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
+from dualwrite.settings import Acknowledge, OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import number_of, numbered
 from dualwrite.stores.registry import keeps_a_table, store_from_url
@@ -54,6 +54,7 @@ class ConnectOptions(TypedDict, total=False):
     two_phase: bool | None
     lanes: int | None
     on_lost: OnLost | None
+    acknowledge: Acknowledge
     timeouts: Timeouts | None
     session: SessionSource | None
     schema: str | None
@@ -85,6 +86,7 @@ def connect(
     two_phase: bool | None = None,
     lanes: int | None = None,
     on_lost: OnLost | None = None,
+    acknowledge: Acknowledge = "visible",
     timeouts: Timeouts | None = None,
     session: SessionSource | None = None,
     schema: str | None = None,
@@ -103,6 +105,7 @@ def connect(
         lanes: The number of transactional ids that the writer rotates over (see DualWriter); the default depends on the
             producer.
         on_lost: See DualWriter.
+        acknowledge: "visible" or "decided"; see DualWriter.
         timeouts: Time limits.
         session: Makes `tx.session`: a sessionmaker or a Session class; see SqlStateStore. Only for a URL or an Engine.
         schema: The schema that contains dualwrite's tables; see SqlStateStore. Only for a URL or an Engine.
@@ -134,7 +137,9 @@ def connect(
     config = KafkaConfig.over(kafka, chosen.kafka)
     _check_kafka_settings(config, chosen.producer)
     store = _store(database, chosen, session)
-    writer = _new_writer(store, config, chosen, chosen.transactional_id, owns_store=store is not database)
+    writer = _new_writer(
+        store, config, chosen, chosen.transactional_id, acknowledge=acknowledge, owns_store=store is not database
+    )
     try:
         return writer.open()
     except BaseException:
@@ -152,7 +157,13 @@ def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
 
 
 def _new_writer(
-    store: TxnStateStore, config: KafkaConfig, settings: Settings, transactional_id: str, *, owns_store: bool
+    store: TxnStateStore,
+    config: KafkaConfig,
+    settings: Settings,
+    transactional_id: str,
+    *,
+    acknowledge: Acknowledge,
+    owns_store: bool,
 ) -> DualWriter[Any]:
     """A writer that is not open yet; after an error, what it would own is closed."""
     coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
@@ -166,6 +177,7 @@ def _new_writer(
             lanes=settings.lanes or producers.lanes,
             timeouts=settings.timeouts,
             on_lost=settings.on_lost,
+            acknowledge=acknowledge,
             owns_store=owns_store,
             owns_coordinator=True,
         )
@@ -249,7 +261,7 @@ def create_pool(
     pool_timeouts = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
 
     def open_writer(name: str) -> DualWriter[Any]:
-        return connect(store, transactional_id=name, settings=chosen, **connecting)
+        return connect(store, transactional_id=name, settings=chosen, acknowledge=options.acknowledge, **connecting)
 
     def recoverer() -> Recoverer:
         return open_recoverer(store, kafka=kafka, settings=within, timeouts=pool_timeouts)
@@ -278,7 +290,7 @@ def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> 
     for name in given:
         if name == "transactional_id":
             raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
-        if name not in ConnectOptions.__annotations__:
+        if name not in ConnectOptions.__annotations__ or name in of_options:
             instead = f"; pass options=PoolOptions({name}=…)" if name in of_options else ""
             raise TypeError(f"create_pool() got an unexpected keyword argument {name!r}{instead}")
 

@@ -57,6 +57,7 @@ MAX_LANES: Final = 100
 
 ProducerName = Literal["auto", "native", "librdkafka"]
 OnLost = Literal["raise", "report"]
+Acknowledge = Literal["visible", "decided"]
 
 
 @dataclass(frozen=True, slots=True)

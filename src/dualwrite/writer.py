@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
-
-from dualwrite.errors import ConcurrentUseError, DualWriteError, NestedTransactionError, UsageError, WriterClosedError
+from dualwrite.errors import (
+    ConcurrentUseError,
+    ConfigurationError,
+    DualWriteError,
+    NestedTransactionError,
+    UsageError,
+    WriterClosedError,
+)
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
@@ -20,15 +24,14 @@ from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import OnLost, Timeouts, validate_lanes
+from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_lanes
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
+from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
 
 
 class DualWriter(Generic[H]):
@@ -53,12 +56,15 @@ class DualWriter(Generic[H]):
         timeouts: Time limits.
         on_lost: What opening does if the row lists unacknowledged lost or unverified transactions: "raise"
             LostTransactionError or UnverifiedTransactionError, or "report" them in `recovery_report` and continue.
+        acknowledge: When a block ends: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
+            the database's commit, after which neither side can be lost (only under two-phase commit). Kafka's commit is then
+            requested, and its response is read before the lane's next transaction, about a second later, or by `close`.
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
-        ConfigurationError: The number of lanes is not from 1 to 100.
+        ConfigurationError: The number of lanes is not from 1 to 100, or `acknowledge="decided"` without two-phase commit.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class DualWriter(Generic[H]):
         lanes: int = 1,
         timeouts: Timeouts | None = None,
         on_lost: OnLost = "raise",
+        acknowledge: Acknowledge = "visible",
         owns_store: bool = False,
         owns_coordinator: bool = False,
     ) -> None:
@@ -80,8 +87,22 @@ class DualWriter(Generic[H]):
         self._on_lost = on_lost
         self._owns_store = owns_store
         self._owns_coordinator = owns_coordinator
+        if acknowledge == "decided" and producers.kind is not ProducerKind.NATIVE_TWO_PHASE:
+            raise ConfigurationError(
+                'acknowledge="decided" requires two-phase commit.',
+                cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
+                "commit; so a block, or a call, can end only after Kafka's commit",
+                next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
+            )
+        self._idle_after = idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER
         self._lanes = Lanes(
-            store, coordinator, producers, transactional_id=self._id, count=lanes, timeouts=timeouts or Timeouts()
+            store,
+            coordinator,
+            producers,
+            transactional_id=self._id,
+            count=lanes,
+            timeouts=timeouts or Timeouts(),
+            acknowledge=acknowledge,
         )
         self._kind = producers.kind
         self._mutex = threading.Lock()
@@ -143,7 +164,7 @@ class DualWriter(Generic[H]):
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
             self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
-        idle.IDLE.watch(self, DualWriter._clear_if_idle)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
         return self
 
     def reopen(self) -> Self:
@@ -155,7 +176,7 @@ class DualWriter(Generic[H]):
             if self.phase is Phase.CLOSED:
                 raise WriterClosedError("The writer is closed.", transactional_id=self._id)
             self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
-        idle.IDLE.watch(self, DualWriter._clear_if_idle)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
         return self
 
     def close(self) -> None:
@@ -267,7 +288,7 @@ class DualWriter(Generic[H]):
         Use it as `@writer.transactional` or `@writer.transactional(attempts=3)`. The latter runs the whole function again, with
         backoff, after a retriable error (such as a serialization failure), which has rolled back both sides.
         """
-        decorate = _transactional(self.transaction, attempts=attempts, is_retriable=self._is_retriable)
+        decorate = transactional(self.transaction, attempts=attempts, is_retriable=self._is_retriable)
         return decorate if function is None else decorate(function)
 
     def _is_retriable(self, error: BaseException) -> bool:
@@ -309,11 +330,11 @@ class DualWriter(Generic[H]):
         Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
         """
         if not self._mutex.acquire(blocking=False):
-            return idle.CLEAR_AFTER
+            return self._idle_after
         try:
             if self._user is not None:
-                return idle.CLEAR_AFTER
-            return self._lanes.clear_if_idle(idle.CLEAR_AFTER)
+                return self._idle_after
+            return min(self._lanes.clear_if_idle(idle.CLEAR_AFTER), self._idle_after)
         finally:
             self._mutex.release()
 
@@ -337,47 +358,3 @@ class DualWriter(Generic[H]):
                     next_step="open one writer per thread, each with its own transactional id",
                 )
             self._user = me
-
-
-def _transactional(
-    transaction: Callable[[], AbstractContextManager[Transaction[H]]],
-    *,
-    attempts: int,
-    is_retriable: Callable[[BaseException], bool],
-) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-    """A decorator that runs a function inside `transaction()` and passes it the Transaction as its first argument.
-
-    Args:
-        transaction: Begins a transaction, as a context manager.
-        attempts: The maximum number of runs of the whole function, with backoff in between.
-        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
-    """
-
-    def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def once(*args: P.args, **kwargs: P.kwargs) -> T:
-            with transaction() as begun:
-                return function(begun, *args, **kwargs)
-
-        return repeated(once, attempts=attempts, is_retriable=is_retriable)
-
-    return decorate
-
-
-def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[BaseException], bool]) -> Callable[P, T]:
-    """Wrap a function so that a call runs it up to `attempts` times, with backoff, while it raises a retriable error.
-
-    Raises:
-        UsageError: `attempts` is below 1.
-    """
-    if attempts < 1:
-        raise UsageError(f"attempts must be at least 1, not {attempts}.")
-    if attempts == 1:
-        return once
-
-    @functools.wraps(once)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        retrying = Retrying(retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True)
-        return retrying(once, *args, **kwargs)
-
-    return run

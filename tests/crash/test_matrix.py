@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 
 from crash.cases import (
+    DECIDED_POINTS,
     GROUP_POINTS,
     LEFT,
     OPENING_POINTS,
@@ -55,8 +56,20 @@ def test_an_interrupted_recovery_is_finished_by_the_next_one(
     recovered(scene, LEFT[left])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("producer", ["native"], indirect=True)
+@pytest.mark.parametrize("point", [*DECIDED_POINTS, "after_db_commit"])
+def test_a_writer_that_ends_with_the_decision_and_dies(
+    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
+) -> None:
+    scene = databases.scene(database, broker)
+    crash_writer(scene, point, ACKNOWLEDGE="decided")
+    recovered(scene, [1, 2])
+
+
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
     """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
-    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *GROUP_POINTS, *JOB_POINTS]) == sorted(NAMES)
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *GROUP_POINTS, *JOB_POINTS]) == sorted(NAMES)
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

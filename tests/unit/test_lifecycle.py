@@ -18,6 +18,7 @@ _MOVES = {
     (P.NEEDS_RECOVERY, E.OPENED): P.READY,
     (P.IN_DOUBT, E.OPENED): P.READY,
     (P.FENCED, E.OPENED): P.READY,
+    (P.CONFIRMING, E.OPENED): P.READY,
     (P.READY, E.BEGIN): P.ACTIVE,
     (P.ACTIVE, E.PREPARE): P.PREPARING,
     (P.PREPARING, E.PREPARED): P.PREPARED,
@@ -28,6 +29,8 @@ _MOVES = {
     (P.COMMITTING_DATABASE, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
     (P.COMMITTING_KAFKA, E.KAFKA_COMMITTED): P.READY,
     (P.COMMITTING_KAFKA, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
+    (P.COMMITTING_KAFKA, E.COMMIT_REQUESTED): P.CONFIRMING,
+    (P.CONFIRMING, E.KAFKA_COMMITTED): P.READY,
     (P.ABORTING, E.ABORTED): P.READY,
     **{(phase, E.ABORT): P.ABORTING for phase in (P.ACTIVE, P.PREPARING, P.PREPARED, P.RECORDED)},
     **{
@@ -61,8 +64,17 @@ def test_a_new_writer_is_not_open_and_has_begun_nothing() -> None:
 def test_past_the_commit_point_nothing_leads_to_an_abort() -> None:
     """After COMMIT was sent, only a proven rollback of the database may abort Kafka."""
     into_abort = {pair for pair, after in TRANSITIONS.items() if after is Phase.ABORTING}
-    assert {pair for pair in into_abort if pair[0] in (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.IN_DOUBT)} == {
-        (P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK)
+    past = (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.CONFIRMING, P.IN_DOUBT)
+    assert {pair for pair in into_abort if pair[0] in past} == {(P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK)}
+
+
+def test_a_lane_begins_nothing_before_kafka_has_confirmed_its_last_commit() -> None:
+    assert {event for phase, event in TRANSITIONS if phase is P.CONFIRMING} == {
+        E.KAFKA_COMMITTED,
+        E.OPENED,
+        E.BROKEN,
+        E.FENCED,
+        E.CLOSE,
     }
 
 

@@ -188,6 +188,21 @@ class ColumnProducer(Protocol):
 
 
 @runtime_checkable
+class RequestingProducer(Protocol):
+    """An optional addition to TransactionalProducer: a commit whose response is read later."""
+
+    def request_commit(self, *, timeout: float) -> None:
+        """Send the request to commit the prepared transaction, without waiting for the response.
+
+        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
+
+        Raises:
+            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
+        """
+        ...
+
+
+@runtime_checkable
 class MessagesProducer(Protocol):
     """An optional addition to TransactionalProducer: checked messages of different topics at once."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
-
-Acknowledge = Literal["visible", "decided"]
+from dualwrite.settings import Acknowledge
 
 MOST_UNITS: Final = 64
 """PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""

@@ -14,7 +14,6 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
-    ConfigurationError,
     DualWriteError,
     FencedError,
     NestedTransactionError,
@@ -33,7 +32,8 @@ from dualwrite.pool.writers import Writers, closed
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
-from dualwrite.writer import DualWriter, repeated
+from dualwrite.transactional import repeated
+from dualwrite.writer import DualWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class WriterPool(Generic[H]):
         leases = store.leases
         self._ids: Ids = FixedIds(prefix) if leases is None else LeasedIds(leases, prefix, seconds=self._options.lease)
         self._writers = Writers(prefix, self._ids)
-        self._upkeep = Upkeep(prefix, self._ids, self._writers, self._opened)
+        self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
         self._waiting = WaitingCalls()
         self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting)
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
@@ -252,18 +252,6 @@ class WriterPool(Generic[H]):
                 self._upkeep.resize(size, Deadline.after(self._options.timeout))
             finally:
                 self._workers.match_size()
-
-    def _opened(self, name: str) -> DualWriter[H]:
-        writer = self._open_writer(name)
-        if self._options.acknowledge == "decided" and not writer.is_two_phase:
-            writer.close()
-            raise ConfigurationError(
-                'acknowledge="decided" requires two-phase commit.',
-                cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-                "commit; so a call can return only after Kafka's commit",
-                next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
-            )
-        return writer
 
     # --- closing ------------------------------------------------------------------------------------------------------------
 

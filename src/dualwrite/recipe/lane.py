@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from dualwrite.errors import (
     BrokerError,
+    BrokerUnavailableError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -16,7 +17,7 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.outcomes import (
     explain_fencing,
@@ -27,9 +28,10 @@ from dualwrite.recipe.outcomes import (
     report_committed,
     rolled_back,
 )
-from dualwrite.recipe.ownership import Ownership
+from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
-from dualwrite.settings import Timeouts
+from dualwrite.settings import Acknowledge, Timeouts
+from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.transactional_id import TransactionalId
@@ -54,6 +56,7 @@ class Lane:
         transactional_id: The writer's logical id.
         number: The lane's number, from 0.
         timeouts: Time limits.
+        acknowledge: Whether a transaction ends with Kafka's commit, or with the database's, which decides it.
 
     Attributes:
         id: The lane's own id, which is the id of its row: the logical id for lane 0.
@@ -69,6 +72,7 @@ class Lane:
         transactional_id: str,
         number: int,
         timeouts: Timeouts,
+        acknowledge: Acknowledge = "visible",
     ) -> None:
         self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
@@ -77,6 +81,8 @@ class Lane:
         self._coordinator = coordinator
         self._timeouts = timeouts
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
+        self._ends_with_decision = acknowledge == "decided"
+        self._requested: PreparedTxnState | None = None
         self._state = WriterState()
         self._store_transaction: StoreTransaction | None = None
         self._transaction: Transaction | None = None
@@ -132,11 +138,70 @@ class Lane:
         if transaction.on_decided is not None:
             transaction.on_decided()
         hit("before_kafka_commit")
+        if self._ends_with_decision and isinstance(producer, RequestingProducer):
+            self._request_commit(producer, transaction.state)
+            return
         producer.commit_transaction(timeout=self._timeouts.kafka)
         if transaction.state is not None:
             self.ownership.has_committed(transaction.state)
         self.advance(Event.KAFKA_COMMITTED)
         hit("after_kafka_commit")
+
+    def _request_commit(self, producer: RequestingProducer, state: PreparedTxnState | None) -> None:
+        """Request Kafka's commit, which the database has decided, without waiting for the response."""
+        self._requested = state
+        try:
+            producer.request_commit(timeout=min(CHECK_LIMIT, self._timeouts.kafka))
+        except BrokerUnavailableError as error:  # `confirm` requests it again
+            log.info("%s: Kafka's commit could not be requested yet: %s", self.id, error)
+        self.advance(Event.COMMIT_REQUESTED)
+        hit("decided_after_request")
+
+    def confirm(self, *, timeout: float | None = None) -> None:
+        """Read the response to the commit that the last transaction has requested, if it has not been read yet.
+
+        The row names that transaction until then, and the lane begins no other one. So whatever happens in between, recovery
+        commits it.
+
+        Args:
+            timeout: Seconds to wait; by default the limit for Kafka.
+
+        Raises:
+            BrokerUnavailableError: No response; the commit is requested again by the next call.
+            DualWriteError: Any other response; the lane must be recovered.
+        """
+        if self.phase is not Phase.CONFIRMING:
+            return
+        try:
+            self.ownership.producer.commit_transaction(timeout=self._timeouts.kafka if timeout is None else timeout)
+        except BrokerUnavailableError:
+            raise
+        except BaseException:
+            self.advance(Event.BROKEN)
+            raise
+        if self._requested is not None:
+            self.ownership.has_committed(self._requested)
+        self.advance(Event.KAFKA_COMMITTED)
+
+    def confirm_or_recover(self) -> None:
+        """Before the lane's next transaction: `confirm`, or else recover the id, which commits what the database has decided.
+
+        Raises:
+            FencedError: Another writer or recoverer has claimed the id; it commits the transaction.
+            DualWriteError: The id could not be recovered.
+        """
+        try:
+            self.confirm()
+        except DualWriteError as error:
+            log.warning("%s: recovering, since Kafka has not confirmed the last commit: %s", self.id, error)
+            self.advance(Event.BROKEN)
+        else:
+            return
+        self.recover()
+        for outcome in self.ownership.report:
+            lost = lost_error(outcome)
+            if lost is not None:  # nobody waits for it any more; the row has it as well
+                log.error("%s: %s", self.id, lost)
 
     def forget_transaction(self) -> None:
         """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
@@ -276,6 +341,11 @@ class Lane:
         """
         if self.phase is Phase.CLOSED:
             return
+        try:
+            self.confirm()
+        except DualWriteError as error:
+            log.info("%s: closing: resolving the last transaction, whose commit Kafka has not confirmed: %s", self.id, error)
+            self.advance(Event.BROKEN)
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:
             self.ownership.drop_producer()

@@ -9,15 +9,15 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from dualwrite.errors import FencedError, InDoubtTransactionError
+from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
-from dualwrite.recipe.ownership import Ownership
+from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
 from dualwrite.recovery.plan import KafkaCheck
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
-from dualwrite.settings import OnLost, Timeouts
+from dualwrite.settings import Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import TxnStateStore
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Lanes:
         transactional_id: The logical id.
         count: The number of lanes that transactions use.
         timeouts: Time limits; `claim` applies to each lane.
+        acknowledge: See Lane.
     """
 
     def __init__(
@@ -77,13 +78,22 @@ class Lanes:
         transactional_id: str,
         count: int,
         timeouts: Timeouts,
+        acknowledge: Acknowledge = "visible",
     ) -> None:
         self._id = transactional_id
         self._store = store
         self._timeouts = timeouts
         self._coordinator = coordinator
         self._lanes = tuple(
-            Lane(store, coordinator, producers, transactional_id=transactional_id, number=number, timeouts=timeouts)
+            Lane(
+                store,
+                coordinator,
+                producers,
+                transactional_id=transactional_id,
+                number=number,
+                timeouts=timeouts,
+                acknowledge=acknowledge,
+            )
             for number in range(count)
         )
         self._new_ownership = partial(Ownership, store, coordinator, producers, timeouts=timeouts)
@@ -97,7 +107,7 @@ class Lanes:
     @property
     def phase(self) -> Phase:
         """The writer's phase: if one lane can't begin a transaction, the writer can't either."""
-        phases = [lane.phase for lane in self._lanes]
+        phases = [Phase.READY if lane.phase is Phase.CONFIRMING else lane.phase for lane in self._lanes]
         for phase in _BLOCKING:
             if phase in phases:
                 return phase
@@ -219,6 +229,7 @@ class Lanes:
             self.acquire(only_if_ours=True, on_lost="report")
         chosen = self._lanes[self._turn]
         self._turn = (self._turn + 1) % len(self._lanes)
+        chosen.confirm_or_recover()
         if chosen.ownership.producer_must_be_replaced:  # rule F9
             chosen.recover()
         chosen.renew()
@@ -229,7 +240,12 @@ class Lanes:
 
         The caller ensures that nothing else uses the lanes during the call.
         """
-        if self.phase is not Phase.READY:
+        try:
+            for lane in self._lanes:
+                lane.confirm(timeout=CHECK_LIMIT)
+        except DualWriteError as error:
+            log.info("%s: Kafka has not confirmed the last commit yet: %s", self._id, error)
+        if any(lane.phase is not Phase.READY for lane in self._lanes):
             return after
         return min(lane.ownership.clear_if_idle(after) for lane in self._lanes)
 

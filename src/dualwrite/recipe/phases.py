@@ -24,6 +24,7 @@ class Phase(Enum):
     RECORDED = "has recorded the state in the database transaction"
     COMMITTING_DATABASE = "has sent the database's COMMIT"
     COMMITTING_KAFKA = "has committed the database and is committing Kafka"
+    CONFIRMING = "has committed the database and requested Kafka's commit, whose response it has not read yet"
     ABORTING = "is aborting both sides"
     IN_DOUBT = "does not know yet how its last transaction ended"
     NEEDS_RECOVERY = "must recover its id before the next transaction"
@@ -45,6 +46,7 @@ class Event(Enum):
     DATABASE_COMMITTED = "database committed"
     DATABASE_ROLLED_BACK = "database rolled back"
     OUTCOME_UNKNOWN = "outcome unknown"
+    COMMIT_REQUESTED = "commit requested"
     KAFKA_COMMITTED = "kafka committed"
     ABORT = "abort"
     ABORTED = "aborted"
@@ -61,6 +63,7 @@ _STEPS: Final = {
     (Phase.NEEDS_RECOVERY, Event.OPENED): Phase.READY,
     (Phase.IN_DOUBT, Event.OPENED): Phase.READY,
     (Phase.FENCED, Event.OPENED): Phase.READY,
+    (Phase.CONFIRMING, Event.OPENED): Phase.READY,
     (Phase.READY, Event.BEGIN): Phase.ACTIVE,
     (Phase.ACTIVE, Event.PREPARE): Phase.PREPARING,
     (Phase.PREPARING, Event.PREPARED): Phase.PREPARED,
@@ -71,6 +74,8 @@ _STEPS: Final = {
     (Phase.COMMITTING_DATABASE, Event.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
     (Phase.COMMITTING_KAFKA, Event.KAFKA_COMMITTED): Phase.READY,
     (Phase.COMMITTING_KAFKA, Event.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
+    (Phase.COMMITTING_KAFKA, Event.COMMIT_REQUESTED): Phase.CONFIRMING,
+    (Phase.CONFIRMING, Event.KAFKA_COMMITTED): Phase.READY,
     (Phase.ABORTING, Event.ABORTED): Phase.READY,
 }
 _ABORTABLE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED)

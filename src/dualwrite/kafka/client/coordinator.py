@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka.protocol.admin import DescribeConfigsRequest, ListTransactionsRequest
@@ -11,7 +12,7 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
 from dualwrite.kafka.base import EndTxnResult, InitProducerIdResult, ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
@@ -19,6 +20,7 @@ from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
 from dualwrite.kafka.client.retrying_client import RetryingClient
+from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.transient import TryAgainError, check_response, check_retriable
 from dualwrite.state import PreparedTxnState, TransactionDescription
 
@@ -31,6 +33,19 @@ _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedEnd:
+    """An EndTxn that was sent, and its response once it has arrived.
+
+    Args:
+        connection: The connection to the coordinator.
+        inbox: Receives the response.
+    """
+
+    connection: Connection
+    inbox: Inbox
 
 
 class WireTransactionCoordinator:
@@ -119,6 +134,57 @@ class WireTransactionCoordinator:
             return _end_txn_result(response)
 
         return self._client.to_coordinator(kafka_transactional_id, request, limit)
+
+    def request_end(
+        self,
+        kafka_transactional_id: str,
+        *,
+        producer_id: int,
+        epoch: int,
+        commit: bool,
+        timeout: Limit | None = None,
+        just_written: bool = False,
+    ) -> RequestedEnd:
+        """Send the request of `end_transaction` without waiting for its response, which `requested_end` reads.
+
+        Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
+
+        Args: as `end_transaction`.
+
+        Raises:
+            BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
+        """
+        trusted = just_written
+
+        def request(coordinator: Connection, deadline: Deadline) -> RequestedEnd:
+            nonlocal trusted
+            if not trusted:
+                check_leaders(coordinator, kafka_transactional_id, deadline)
+            trusted = False
+            inbox: Inbox = []
+            coordinator.send(EndTxn(EndTxn.BY_EPOCH, kafka_transactional_id, producer_id, epoch, commit), inbox, deadline)
+            return RequestedEnd(coordinator, inbox)
+
+        return self._client.to_coordinator(kafka_transactional_id, request, timeout)
+
+    def requested_end(self, requested: RequestedEnd, *, timeout: Limit | None = None) -> EndTxnResult | None:
+        """Wait for the response to `request_end`. None: there is none, since the connection broke or the limit has passed.
+
+        After any response that does not prove the outcome, and without one, `end_transaction` finds out.
+        """
+
+        def read(deadline: Deadline) -> EndTxnResult | None:
+            try:
+                while not requested.inbox:
+                    if deadline.expired:
+                        return None
+                    requested.connection.receive(deadline.left)
+            except ConnectionLostError:
+                if not requested.inbox:
+                    return None
+            return _end_txn_result(requested.inbox[0][1])
+
+        return self._client.repeated(read, "the coordinator", timeout)
 
     def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
         """Wait until every partition of the id's ongoing transaction has a leader (rule FB)."""

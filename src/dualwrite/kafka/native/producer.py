@@ -29,6 +29,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, header_list
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.bulk import BulkSender
+from dualwrite.kafka.native.ending import TransactionEnd
 from dualwrite.kafka.native.markers import MarkerWait
 from dualwrite.kafka.native.registration import Identity, Registrar
 from dualwrite.kafka.native.retry_policy import failure
@@ -98,6 +99,7 @@ class NativeProducer:
         self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
         self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
+        self._ending = TransactionEnd(coordinator, kafka_transactional_id, self._budget, self._markers)
         self._registrar = Registrar(config, coordinator, kafka_transactional_id, two_phase=two_phase)
         self._bulk = BulkSender(self._sender, self._accumulator, self._markers, self._budget, delivery_timeout)
         self._id_has_changed = False
@@ -323,6 +325,18 @@ class NativeProducer:
             self._flush(deadline)
         self._end(deadline, commit=True)
 
+    def request_commit(self, *, timeout: float = 60.0) -> None:
+        """Send EndTxn v5 for the prepared transaction. `commit_transaction` then reads the response, or sends it again.
+
+        Raises:
+            BrokerUnavailableError: It could not be sent within the time limit; call `commit_transaction`.
+        """
+        self._check_allowed("commit_transaction")
+        if not self._has_content and self._prepared is None:
+            return
+        self._state = ProducerState.UNCERTAIN
+        self._ending.request_commit(self._producer_id, self._epoch, Deadline.after(timeout))
+
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, which bumps the epoch: messages still in flight are rejected on arrival, and are not waited for."""
         self._check_allowed("abort_transaction")
@@ -378,20 +392,12 @@ class NativeProducer:
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
         if not commit:
             self._sender.abandon(deadline)
-        response = self._coordinator.end_transaction(
-            self._id,
-            producer_id=self._producer_id,
-            epoch=self._epoch,
-            commit=commit,
-            timeout=deadline,
-            just_written=commit and self._budget.just_started,
-        )
+        response = self._ending.end(self._producer_id, self._epoch, deadline, commit=commit)
         if not response.proven:
             error = failure(response.code, "EndTxn", self._id, otherwise=BrokerError)
             if isinstance(error, ProducerFencedError):
                 self._state = ProducerState.FENCED
             raise error
-        self._markers.transaction_ended()
         self._id_has_changed = response.producer_id != self._producer_id
         self._producer_id, self._epoch = response.producer_id, response.epoch  # no calls from here on, so no KeyboardInterrupt
         self._prepared = None

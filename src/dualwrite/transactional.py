@@ -1,0 +1,62 @@
+"""Decorators that run a function in a transaction, again after a retriable error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+
+from dualwrite.errors import UsageError
+from dualwrite.transaction import H, Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
+
+
+def transactional(
+    transaction: Callable[[], AbstractContextManager[Transaction[H]]],
+    *,
+    attempts: int,
+    is_retriable: Callable[[BaseException], bool],
+) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
+    """A decorator that runs a function inside `transaction()` and passes it the Transaction as its first argument.
+
+    Args:
+        transaction: Begins a transaction, as a context manager.
+        attempts: The maximum number of runs of the whole function, with backoff in between.
+        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+    """
+
+    def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def once(*args: P.args, **kwargs: P.kwargs) -> T:
+            with transaction() as begun:
+                return function(begun, *args, **kwargs)
+
+        return repeated(once, attempts=attempts, is_retriable=is_retriable)
+
+    return decorate
+
+
+def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[BaseException], bool]) -> Callable[P, T]:
+    """Wrap a function so that a call runs it up to `attempts` times, with backoff, while it raises a retriable error.
+
+    Raises:
+        UsageError: `attempts` is below 1.
+    """
+    if attempts < 1:
+        raise UsageError(f"attempts must be at least 1, not {attempts}.")
+    if attempts == 1:
+        return once
+
+    @functools.wraps(once)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        retrying = Retrying(retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True)
+        return retrying(once, *args, **kwargs)
+
+    return run
