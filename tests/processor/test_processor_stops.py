@@ -198,7 +198,7 @@ def test_offsets_of_a_consumer_without_a_membership_are_refused(
     with caplog.at_level(logging.WARNING), scene.running(options=replace(FAST, offsets="kafka")):
         scene.wait_for(range(4))
     assert scene.agree() == list(range(4))
-    assert "no member of the group" in caplog.text
+    assert "no longer a member of the group" in caplog.text
 
 
 @pytest.mark.slow

@@ -53,17 +53,17 @@ class IdleThread:
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
 
-    def watch(self, writer: T, clear: Callable[[T], float], *, after: float = CLEAR_AFTER) -> None:
+    def watch(self, writer: T, clear: Callable[[T], float], *, after: float | None = None) -> None:
         """Call a function with the writer from time to time, until `unwatch` or until nobody refers to the writer.
 
         Args:
             writer: The writer.
             clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
                 must not block the writer's user for longer than one short transaction of the database, or one request to Kafka.
-            after: Seconds until the first call.
+            after: Seconds until the first call; by default CLEAR_AFTER.
         """
         with self._lock:
-            self._watched[writer] = _Watched(clear, time.monotonic() + after)
+            self._watched[writer] = _Watched(clear, time.monotonic() + (CLEAR_AFTER if after is None else after))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)
