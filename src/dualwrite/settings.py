@@ -139,6 +139,16 @@ def validate_lanes(lanes: int) -> int:
     return lanes
 
 
+def validate_acknowledge(acknowledge: Acknowledge) -> Acknowledge:
+    """Return when a block or a call ends if it is valid.
+
+    Raises:
+        ConfigurationError: It is neither "visible" nor "decided".
+    """
+    _one_of("acknowledge", acknowledge, get_args(Acknowledge))
+    return acknowledge
+
+
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
         raise ConfigurationError(f"{name} is {value!r}.", next_step=f"use one of {', '.join(map(str, allowed))}")

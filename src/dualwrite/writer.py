@@ -24,7 +24,7 @@ from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_lanes
+from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
 from dualwrite.transactional import transactional
@@ -64,7 +64,8 @@ class DualWriter(Generic[H]):
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
-        ConfigurationError: The number of lanes is not from 1 to 100, or `acknowledge="decided"` without two-phase commit.
+        ConfigurationError: The number of lanes is not from 1 to 100; `acknowledge` is not one of its two values, or it is
+            "decided" without two-phase commit.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class DualWriter(Generic[H]):
         self._on_lost = on_lost
         self._owns_store = owns_store
         self._owns_coordinator = owns_coordinator
-        if acknowledge == "decided" and producers.kind is not ProducerKind.NATIVE_TWO_PHASE:
+        if validate_acknowledge(acknowledge) == "decided" and producers.kind is not ProducerKind.NATIVE_TWO_PHASE:
             raise ConfigurationError(
                 'acknowledge="decided" requires two-phase commit.',
                 cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "

@@ -192,7 +192,7 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", thinned(["v5", "v4"], quick=["v5"]), indirect=True)
+@pytest.mark.parametrize("variant", ["v5", "v4"], indirect=True)
 def test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_prepared_transaction(scene: Scene) -> None:
     config = KafkaConfig.of(scene.bootstrap)
     coordinator = WireTransactionCoordinator(config)

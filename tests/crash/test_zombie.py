@@ -121,7 +121,6 @@ def test_postgresql_locks_the_row_only_in_the_commit(
     thinned(
         [*product(["librdkafka"], ["postgresql"], ROW_LOCKED), *product(PRODUCERS, ["mariadb"], ROW_LOCKED)],
         kept=[("librdkafka", "postgresql", ROW_LOCKED[-1]), ("native", "mariadb", ROW_LOCKED[0])],
-        quick=[("librdkafka", "postgresql", ROW_LOCKED[-1])],
     ),
     indirect=["producer"],
 )

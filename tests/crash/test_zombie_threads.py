@@ -104,7 +104,7 @@ def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", thinned(ROW_LOCKED, quick=["before_db_commit"]))
+@pytest.mark.parametrize("point", ROW_LOCKED)
 def test_a_writer_paused_with_its_row_locked_blocks_others_and_commits(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         with pytest.raises(dualwrite.ClaimTimeoutError):

@@ -21,7 +21,6 @@ from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -84,10 +83,7 @@ def test_the_plain_service_takes_each_order_once(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failpoint", "taken"),
-    thinned(
-        [("before_kafka_commit#2=exit", True), ("before_db_commit#2=exit", False)],
-        quick=[("before_kafka_commit#2=exit", True)],
-    ),
+    [("before_kafka_commit#2=exit", True), ("before_db_commit#2=exit", False)],
 )
 def test_the_plain_service_recovers_itself_after_a_crash(
     url: str, new_name: Callable[[str], str], committed: Callable[[str], list[bytes | None]], failpoint: str, taken: bool

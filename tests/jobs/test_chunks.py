@@ -119,7 +119,6 @@ def test_jobs_are_independent(job: ChunkScene, new_name: Callable[[str], str]) -
     thinned(
         [(database, where) for database, where in product(DATABASES, MOMENTS) if (database, where) != ("sqlite", MOMENTS[1])],
         kept=[*zip(DATABASES, cycle(MOMENTS))],
-        quick=[("sqlite", MOMENTS[0])],
     ),
     indirect=["job"],
 )

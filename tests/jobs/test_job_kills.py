@@ -79,10 +79,7 @@ def paused(job: Job, point: str, folder: Path, *, nth: int) -> Iterator[ForkedPr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "nth"),
-    thinned(
-        [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + RESOLVING_POINTS)],
-        quick=[("job_after_prepare", 2), ("job_after_commit", 1)],
-    ),
+    [*((point, 2) for point in TASK_POINTS), *((point, 1) for point in COMMIT_POINTS + RESOLVING_POINTS)],
 )
 def test_a_process_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str, nth: int) -> None:
     job = Job(postgres_scene, tmp_path)
@@ -102,7 +99,6 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
         TASK_POINTS + COMMIT_POINTS + RESOLVING_POINTS,
         # above, a process is killed at every point
         kept=["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"],
-        quick=["job_after_batch", "job_after_move"],
     ),
 )
 def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
@@ -114,7 +110,7 @@ def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", thinned(ABORT_POINTS, quick=["job_after_abort"]))
+@pytest.mark.parametrize("point", ABORT_POINTS)
 def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(postgres_scene, tmp_path)
     assert job.run(f"job_after_move#1=raise;{point}#1=kill") == -signal.SIGKILL
@@ -160,7 +156,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=PAUSED_AT, quick=["job_before_staged"]))
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=[*PAUSED_AT, "job_before_staged"]))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A driver is paused in a task and replaced by the next one; then it continues."""
     replaced_while_paused(postgres_scene, tmp_path, point)
@@ -190,8 +186,7 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
     "point",
     thinned(
         ["job_before_commit", "job_after_move", "job_after_commit", "recover_after_end_txn", "job_after_clear"],
-        kept=["job_after_move", "recover_after_end_txn"],  # before and after the decision
-        quick=["job_after_commit"],
+        kept=["job_after_move", "job_after_commit", "recover_after_end_txn"],  # before and after the decision
     ),
 )
 def test_a_zombie_that_wakes_in_commit(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:

@@ -243,8 +243,8 @@ PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit
         kept=[
             ("mariadb", "group_after_units", "recovered"),
             ("zookeeper", "after_db_commit", "used"),
+            ("postgresql", "after_db_commit", "recovered"),
         ],
-        quick=[("postgresql", "after_db_commit", "recovered")],
     ),
 )
 def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) -> None:

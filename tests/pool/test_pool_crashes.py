@@ -31,8 +31,7 @@ KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS
     ("database", "producer", "point"),
     thinned(
         product(DATABASES, ("native", "librdkafka"), POINTS),
-        kept=KEPT,
-        quick=[(*MOST, "group_after_units"), (*MOST, "after_db_commit")],
+        kept=[*KEPT, (*MOST, "group_after_units"), (*MOST, "after_db_commit")],
     ),
     indirect=["producer"],
 )
@@ -74,7 +73,6 @@ WAYS = {
             ("all", "after_record"),
             ("all", "before_kafka_commit"),
         ],
-        quick=[("pipeline", "group_after_units"), ("all", "before_kafka_commit")],
     ),
 )
 def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str, point: str) -> None:
@@ -99,8 +97,7 @@ ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_r
     ("database", "point"),
     thinned(
         product(DATABASES, POINTS),
-        kept=[*zip(cycle(["postgresql", "rocksdb"]), ASYNC_POINTS)],
-        quick=[("postgresql", "group_after_unit")],
+        kept=[*zip(cycle(["postgresql", "rocksdb"]), ASYNC_POINTS), ("postgresql", "group_after_unit")],
     ),
 )
 def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: str, point: str) -> None:

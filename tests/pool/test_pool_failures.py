@@ -19,7 +19,6 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
 from pool.pool_scene import both, both_producers, grouped, open_pool
 
 
@@ -66,7 +65,7 @@ def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, top
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"])
 def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
     def ends(tx: Transaction) -> None:
         both(tx, scene, 2)

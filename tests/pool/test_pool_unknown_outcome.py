@@ -141,7 +141,6 @@ def test_the_connection_breaks_around_the_commit(proxied: Proxied, pool: WriterP
     thinned(
         product(HANDLES, ("before", "answered")),
         kept=[*product(HANDLES[:3], ["answered"]), ("psycopg", "before")],
-        quick=[("psycopg", "answered")],
     ),
 )
 def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any], when: str) -> None:

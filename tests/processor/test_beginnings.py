@@ -101,7 +101,6 @@ def produce_until(scene: ProcessorScene, numbers: Iterator[int], happened: Calla
     thinned(
         product(RECIPES, PROTOCOLS),
         kept=[("database", "classic"), ("kafka", "classic"), ("kafka", "consumer")],
-        quick=[("database", "classic"), ("kafka", "classic")],
     ),
 )
 def test_messages_after_the_first_start_are_kept_for_the_next_start(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
@@ -161,7 +160,6 @@ def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
     thinned(
         product(RECIPES, PROTOCOLS),
         kept=[("database", "cooperative"), ("kafka", "cooperative"), ("kafka", "consumer"), ("database", "classic")],
-        quick=[("database", "cooperative"), ("kafka", "consumer")],
     ),
 )
 def test_an_added_partition_begins_at_its_first_message(
@@ -247,7 +245,6 @@ def put_back(scene: ProcessorScene, offset: int = 0) -> None:
             ("database", "classic", 4),
             ("database", "consumer", 4),
         ],
-        quick=[("database", "classic", 16), ("database", "consumer", 4)],
     ),
 )
 def test_a_topic_recreated_while_the_processor_runs(scene: ProcessorScene, offsets: Any, protocol: str, messages: int) -> None:
@@ -323,7 +320,6 @@ def test_messages_beyond_the_offset_of_an_earlier_consumer(scene: ProcessorScene
     thinned(
         product(["stop", "skip"], PROTOCOLS),
         kept=[("stop", "classic"), *product(["skip"], PROTOCOLS)],
-        quick=[("stop", "classic"), ("skip", "consumer")],
     ),
 )
 def test_a_position_out_of_range_while_the_processor_runs(

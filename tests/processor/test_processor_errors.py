@@ -111,7 +111,6 @@ POISON = [flush, deferred, swallowed, too_slow]
     thinned(
         product(POISON, RUNNERS),
         kept=[(flush, "writer"), (flush, "pool"), (deferred, "writer"), (swallowed, "writer"), (too_slow, "pool")],
-        quick=[(flush, "writer")],
     ),
 )
 def test_errors_after_the_handler_count_as_attempts(
@@ -216,7 +215,6 @@ TRANSIENT = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped,
     thinned(
         product(TRANSIENT, RUNNERS),
         kept=[*product(TRANSIENT, ["writer"]), (cut, "pool"), (cut_before_the_flush, "pool")],
-        quick=[(cut, "writer")],
     ),
 )
 def test_errors_not_caused_by_the_message_are_not_counted(

@@ -159,7 +159,7 @@ ALL = (list(range(COUNT)), list(range(COUNT)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arrow", thinned([False, True], quick=[True]))
+@pytest.mark.parametrize("arrow", [False, True])
 def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
     report = job.run(frame(spark), arrow=arrow)
     assert (report.rows, report.rows_before, len(report.partitions)) == (COUNT, 0, 4)

@@ -240,8 +240,8 @@ def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Cla
             ("record", "mariadb", "before"),
             ("record_at_commit", "postgresql", "before"),
             ("record_at_commit", "mariadb", "answered"),
+            *product(RECORDS, ["postgresql"], ["answered"]),
         ],
-        quick=[*product(RECORDS, ["postgresql"], ["answered"])],
     ),
     indirect=["record"],
 )

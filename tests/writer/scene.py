@@ -144,19 +144,19 @@ class Scene:
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
         return rows
 
+    def abort(self, lane: int = 0) -> None:
+        """Abort Kafka's side of the transaction that the row names, as an operator or a timeout can."""
+        row = self.state_row(lane)
+        state = row.prepared_state
+        assert state is not None
+        kafka_id = row.kafka_id(row.prepared_generation)
+        with closing(WireTransactionCoordinator(KafkaConfig.of(self.servers), timeout=LIMIT)) as coordinator:
+            ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
+        assert ended.proven
+
     def lose(self, writer: DualWriter, number: int, lane: int = 0) -> LostTransactionError:
-        """Write in a transaction whose Kafka side is aborted between the two commits, as by an operator or a timeout."""
-
-        def abort() -> None:
-            row = self.state_row(lane)
-            state = row.prepared_state
-            assert state is not None
-            kafka_id = row.kafka_id(row.prepared_generation)
-            with closing(WireTransactionCoordinator(KafkaConfig.of(self.servers), timeout=LIMIT)) as coordinator:
-                ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
-            assert ended.proven
-
-        with failpoints.armed("before_kafka_commit", abort), pytest.raises(LostTransactionError) as caught:
+        """Write in a transaction whose Kafka side is aborted between the two commits."""
+        with failpoints.armed("before_kafka_commit", lambda: self.abort(lane)), pytest.raises(LostTransactionError) as caught:
             self.write(writer, number)
         return caught.value
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,8 +23,6 @@ from dualwrite import (
     Timeouts,
 )
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe import idle
 from dualwrite.testing import failpoints
 from fixtures.broker import started
@@ -70,17 +68,6 @@ def write_while_silent(scene: Scene, broker: DevCluster, writer: DualWriter, num
         scene.write(writer, number)
 
 
-def abort(scene: Scene) -> None:
-    """Abort the transaction that the row names, as an operator could."""
-    row = scene.state_row()
-    state = row.prepared_state
-    assert state is not None
-    with closing(WireTransactionCoordinator(KafkaConfig.of(scene.servers), timeout=LIMIT)) as coordinator:
-        kafka_id = row.kafka_id(row.prepared_generation)
-        ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
-    assert ended.proven
-
-
 @with_lanes
 @both_databases
 def test_transactions_follow_each_other(scene: Scene) -> None:
@@ -116,6 +103,20 @@ def test_a_writer_without_transactions_confirms_its_last_one(scene: Scene) -> No
         assert scene.agree() == [1]
         scene.write(writer, 2)
     assert scene.agree() == [1, 2]
+
+
+def test_kafka_commits_before_its_response_is_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "CONFIRM_AFTER", LIMIT)
+    with connected(scene) as writer:
+        scene.write(writer, 1)
+        until_recorded(scene.messages, [1])
+        assert phases(writer) == [Phase.CONFIRMING]
+
+
+def test_another_value_is_refused(scene: Scene) -> None:
+    with pytest.raises(ConfigurationError, match=r"acknowledge is 'soon'.*visible, decided"):
+        scene.connect(acknowledge="soon")
+    assert scene.state_rows() == []
 
 
 def test_without_two_phase_commit(scene: Scene) -> None:
@@ -220,7 +221,7 @@ def test_a_writer_that_opens_its_id_again(scene: Scene) -> None:
 def test_a_commit_that_an_operator_has_prevented_is_recorded_as_lost(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with connected(scene) as writer:
         scene.write(writer, 1)
-        with failpoints.armed("before_kafka_commit", lambda: abort(scene)):
+        with failpoints.armed("before_kafka_commit", scene.abort):
             scene.write(writer, 2)
         with caplog.at_level(logging.ERROR):
             scene.write(writer, 3)
@@ -252,7 +253,7 @@ def test_an_interrupt_before_the_request(scene: Scene) -> None:
     scene.assert_resolved()
 
 
-def test_a_pool_s_groups_end_with_the_decision(scene: Scene) -> None:
+def test_groups_of_a_pool_end_with_the_decision(scene: Scene) -> None:
     options = dualwrite.PoolOptions(acknowledge="decided")
     kafka = {"bootstrap.servers": scene.servers}
     with dualwrite.create_pool(scene.engine, kafka=kafka, prefix=scene.transactional_id, options=options) as pool:

@@ -99,7 +99,6 @@ def write_in_doubt(scene: Scene, writer: DualWriter, number: int) -> None:
             (KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
             (RuntimeError, 1, LIBRDKAFKA, SQLITE),
         ],
-        quick=[(KeyboardInterrupt, 3, NATIVE, POSTGRESQL)],
     ),
 )
 def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[BaseException]) -> None:
@@ -166,7 +165,6 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
             ("before_kafka_commit", KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
             ("after_prepare", RuntimeError, 1, LIBRDKAFKA, SQLITE),
         ],
-        quick=[("before_kafka_commit", KeyboardInterrupt, 3, NATIVE, POSTGRESQL)],
     ),
 )
 def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: str, kind: type[BaseException]) -> None:
@@ -197,7 +195,6 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
     thinned(
         product(LEFT, LANES, PRODUCERS),
         kept=[("before_kafka_commit", 3, NATIVE), ("after_prepare", 1, LIBRDKAFKA)],
-        quick=[("before_kafka_commit", 3, NATIVE)],
     ),
 )
 def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:

@@ -187,9 +187,8 @@ class ColumnProducer(Protocol):
         ...
 
 
-@runtime_checkable
 class RequestingProducer(Protocol):
-    """An optional addition to TransactionalProducer: a commit whose response is read later."""
+    """What a producer with two-phase commit has in addition: a commit whose response is read later."""
 
     def request_commit(self, *, timeout: float) -> None:
         """Send the request to commit the prepared transaction, without waiting for the response.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 from dualwrite.checks import check_count, check_seconds
-from dualwrite.errors import ConfigurationError
-from dualwrite.settings import Acknowledge
+from dualwrite.settings import Acknowledge, validate_acknowledge
 
 MOST_UNITS: Final = 64
 """PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
@@ -41,8 +40,7 @@ class PoolOptions:
     max_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.acknowledge not in get_args(Acknowledge):
-            raise ConfigurationError(f"acknowledge is {self.acknowledge!r}.", next_step='use "visible" or "decided"')
+        validate_acknowledge(self.acknowledge)
         for name in ("group_units", "group_bytes", "max_size"):
             check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):

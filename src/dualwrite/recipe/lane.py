@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 from dualwrite.errors import (
     BrokerError,
@@ -138,8 +138,8 @@ class Lane:
         if transaction.on_decided is not None:
             transaction.on_decided()
         hit("before_kafka_commit")
-        if self._ends_with_decision and isinstance(producer, RequestingProducer):
-            self._request_commit(producer, transaction.state)
+        if self._ends_with_decision:
+            self._request_commit(cast("RequestingProducer", producer), transaction.state)
             return
         producer.commit_transaction(timeout=self._timeouts.kafka)
         if transaction.state is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest, ListTransactionsRequest
 from kafka.protocol.producer import InitProducerIdRequest
@@ -34,10 +35,12 @@ _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
-class RequestedEnd:
-    """An EndTxn that was sent, and its response once it has arrived.
+class RequestedCommit:
+    """An EndTxn(commit) that was sent, and its response once it has arrived.
 
     Args:
         connection: The connection to the coordinator.
@@ -116,36 +119,28 @@ class WireTransactionCoordinator:
         """
         limit = self._client.limit(timeout)
         version = EndTxn.BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
-        trusted = just_written
 
-        def request(coordinator: Connection, deadline: Deadline) -> EndTxnResult:
-            nonlocal trusted
-            if not trusted:
-                check_leaders(coordinator, kafka_transactional_id, deadline)
-            trusted = False
-            if not coordinator.supports(EndTxn, version):  # the new coordinator of a cluster being upgraded
-                self._ends_by_epoch = None
-                raise TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
-            response = coordinator.call(EndTxn(version, kafka_transactional_id, producer_id, epoch, commit), deadline)
+        def call(coordinator: Connection, request: EndTxn, deadline: Deadline) -> EndTxnResult:
+            response = coordinator.call(request, deadline)
             if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
             if response.error_code:
                 check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _end_txn_result(response)
 
-        return self._client.to_coordinator(kafka_transactional_id, request, limit)
+        request = EndTxn(version, kafka_transactional_id, producer_id, epoch, commit)
+        return self._end(request, call, limit, just_written=just_written)
 
-    def request_end(
+    def request_commit(
         self,
         kafka_transactional_id: str,
         *,
         producer_id: int,
         epoch: int,
-        commit: bool,
         timeout: Limit | None = None,
         just_written: bool = False,
-    ) -> RequestedEnd:
-        """Send the request of `end_transaction` without waiting for its response, which `requested_end` reads.
+    ) -> RequestedCommit:
+        """Send the request of `end_transaction` without waiting for its response, which `requested_commit` reads.
 
         Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
 
@@ -154,21 +149,35 @@ class WireTransactionCoordinator:
         Raises:
             BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
         """
+
+        def send(coordinator: Connection, request: EndTxn, deadline: Deadline) -> RequestedCommit:
+            inbox: Inbox = []
+            coordinator.send(request, inbox, deadline)
+            return RequestedCommit(coordinator, inbox)
+
+        request = EndTxn(EndTxn.BY_EPOCH, kafka_transactional_id, producer_id, epoch, committed=True)
+        return self._end(request, send, timeout, just_written=just_written)
+
+    def _end(
+        self, request: EndTxn, send: Callable[[Connection, EndTxn, Deadline], _T], timeout: Limit | None, *, just_written: bool
+    ) -> _T:
+        """Send an EndTxn by `send`, after checking the leaders; with `just_written`, the first attempt does not check them."""
         trusted = just_written
 
-        def request(coordinator: Connection, deadline: Deadline) -> RequestedEnd:
+        def once(coordinator: Connection, deadline: Deadline) -> _T:
             nonlocal trusted
             if not trusted:
-                check_leaders(coordinator, kafka_transactional_id, deadline)
+                check_leaders(coordinator, request.transactional_id, deadline)
             trusted = False
-            inbox: Inbox = []
-            coordinator.send(EndTxn(EndTxn.BY_EPOCH, kafka_transactional_id, producer_id, epoch, commit), inbox, deadline)
-            return RequestedEnd(coordinator, inbox)
+            if not coordinator.supports(EndTxn, request.API_VERSION):  # the new coordinator of a cluster being upgraded
+                self._ends_by_epoch = None
+                raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.API_VERSION}")
+            return send(coordinator, request, deadline)
 
-        return self._client.to_coordinator(kafka_transactional_id, request, timeout)
+        return self._client.to_coordinator(request.transactional_id, once, timeout)
 
-    def requested_end(self, requested: RequestedEnd, *, timeout: Limit | None = None) -> EndTxnResult | None:
-        """Wait for the response to `request_end`. None: there is none, since the connection broke or the limit has passed.
+    def requested_commit(self, requested: RequestedCommit, *, timeout: Limit | None = None) -> EndTxnResult | None:
+        """Wait for the response to `request_commit`. None: there is none, since the connection broke or the limit has passed.
 
         After any response that does not prove the outcome, and without one, `end_transaction` finds out.
         """

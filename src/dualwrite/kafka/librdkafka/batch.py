@@ -61,9 +61,8 @@ class Batch:
         first: dict[Partition, int] = {}
         after: dict[Partition, int] = {}
         for message in self.messages:
-            key, offset = (message.topic(), message.partition()), message.offset()
-            if key not in first:
-                first[key] = offset
+            key, offset = partition_of(message), message.offset()
+            first.setdefault(key, offset)
             after[key] = offset + 1
         return {key: (first[key], after[key]) for key in first}
 

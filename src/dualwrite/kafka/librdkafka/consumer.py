@@ -244,7 +244,7 @@ class GroupConsumer:
 
     def _polled(self, timeout: float) -> Message | None:
         """The next message. The rebalance callbacks run here, before it."""
-        deadline = time.monotonic() + timeout if timeout else 0.0
+        deadline = time.monotonic() + timeout
         left = timeout
         while True:
             message = self._consumer.poll(left)
@@ -253,7 +253,7 @@ class GroupConsumer:
             error = message.error()
             if error is None:
                 return message
-            left = max(deadline - time.monotonic(), 0.0) if timeout else 0.0
+            left = max(deadline - time.monotonic(), 0.0)
             key = partition_of(message)
             if error.name() == _END_OF_PARTITION:  # after the partition's last message, among those of others
                 offset = message.offset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.base import EndTxnResult
-from dualwrite.kafka.client.coordinator import RequestedEnd, WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
 from dualwrite.kafka.native.markers import MarkerWait
 from dualwrite.kafka.time_budget import TimeBudget
 
@@ -26,7 +26,7 @@ class TransactionEnd:
         self._id = kafka_transactional_id
         self._budget = budget
         self._markers = markers
-        self._requested: RequestedEnd | None = None
+        self._requested: RequestedCommit | None = None
 
     def request_commit(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
         """Send EndTxn(commit) without waiting for the response, which the next `end` reads.
@@ -34,11 +34,10 @@ class TransactionEnd:
         Raises:
             BrokerUnavailableError: It could not be sent within the time limit, or the connection broke.
         """
-        self._requested = self._coordinator.request_end(
+        self._requested = self._coordinator.request_commit(
             self._id,
             producer_id=producer_id,
             epoch=epoch,
-            commit=True,
             timeout=deadline,
             just_written=self._budget.just_started,
         )
@@ -52,7 +51,7 @@ class TransactionEnd:
         """
         requested, self._requested = self._requested, None
         if requested is not None and commit:
-            response = self._coordinator.requested_end(requested, timeout=deadline)
+            response = self._coordinator.requested_commit(requested, timeout=deadline)
             if response is not None and response.proven:
                 return response
         response = self._coordinator.end_transaction(
