@@ -76,6 +76,7 @@ class GroupConsumer:
         self._ends: dict[Partition, int] = {}  # the end of each partition that was read to its end
         self._refused: dict[Partition, int] = {}
         self._waiting = False
+        self._is_closing = False
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
             self._consumer = Consumer({**settings, **_OURS, **_INTERNAL})
@@ -180,12 +181,15 @@ class GroupConsumer:
 
     def close(self) -> None:
         """Leave the group."""
+        self._is_closing = True
         self._for_monitors.commit()
         self._consumer.close()  # waits for that commit
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._is_closing:  # nothing will be read from them, and where they begin can't be found out any more
+            return
         keys = [(one.topic, one.partition) for one in partitions]
         begin = self._begin(keys) if keys else {}
         assigned = [TopicPartition(*key, begin[key]) for key in keys]
