@@ -22,8 +22,6 @@ MAX_TOPIC_LENGTH: Final = 249
 MAX_PLACES: Final = 16
 """The maximum number of places stored with a state. `Delivery.messages` counts all messages, also those at other places."""
 
-_as_json: Final = json.JSONEncoder(separators=(",", ":")).encode
-
 
 class Fate(Enum):
     """How a transaction ended, according to the log."""
@@ -107,13 +105,10 @@ class Delivery:
             kept, proof = kept[:MAX_PLACES], self.proof
             if proof is not None and proof not in kept:
                 kept = (proof, *kept[1:])
-        return _as_json(
-            {
-                "messages": self.messages,
-                "places": [_stored(place) for place in kept],
-                "prepared_at": self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds"),
-            }
-        )
+        places = ",".join([_stored(place) for place in kept])
+        prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
+        # not json.dumps, which takes three times as long: every transaction needs this
+        return f'{{"messages":{self.messages},"places":[{places}],"prepared_at":"{prepared_at}"}}'
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -142,9 +137,10 @@ def delivery_text(delivery: Delivery | None) -> str:
     return "" if delivery is None else delivery.text()
 
 
-def _stored(place: Place) -> list[Any]:
-    stored = [place.topic, place.partition, place.first_offset, place.messages]
-    return [*stored, True] if place.in_topic else stored
+def _stored(place: Place) -> str:
+    offset = "null" if place.first_offset is None else place.first_offset
+    in_topic = ",true" if place.in_topic else ""
+    return f"[{json.dumps(place.topic)},{place.partition},{offset},{place.messages}{in_topic}]"
 
 
 def _place(stored: Any) -> Place:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import ClauseElement, Executable
 from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
 
 from dualwrite.errors import TransactionControlError
@@ -19,6 +21,17 @@ from fixtures.pace import LIMIT
 def _with(thing: Any) -> None:
     with thing:
         pass
+
+
+class _Commit(Executable, ClauseElement):
+    """Only its compiled text shows what it does."""
+
+    inherit_cache = True
+
+
+@compiles(_Commit)
+def _compiled(_element: _Commit, _compiler: Any, **_arguments: Any) -> str:
+    return "COMMIT"
 
 
 REFUSED: dict[str, Callable[[StoreTransaction], Any]] = {
@@ -51,6 +64,12 @@ REFUSED: dict[str, Callable[[StoreTransaction], Any]] = {
     "session COMMIT": lambda t: t.session.execute(sa.text("COMMIT")),
     "driver sql COMMIT": lambda t: t.handle.exec_driver_sql("COMMIT"),
     "DDL COMMIT": lambda t: t.handle.execute(sa.DDL("COMMIT")),
+    "scalar COMMIT": lambda t: t.handle.scalar(sa.text("COMMIT")),
+    "scalars COMMIT": lambda t: t.handle.scalars(sa.text("COMMIT")),
+    "columns of COMMIT": lambda t: t.handle.execute(sa.text("COMMIT").columns()),
+    "compiled COMMIT": lambda t: t.handle.execute(_Commit()),
+    "lambda COMMIT": lambda t: t.handle.execute(sa.lambda_stmt(lambda: sa.text("COMMIT"))),
+    "entities of COMMIT": lambda t: t.session.scalars(sa.select(Order).from_statement(sa.text("COMMIT"))),
     **{
         text: (lambda t, text=text: t.handle.execute(sa.text(text)))
         for text in ("COMMIT", "rollback", " end ", "BEGIN", "/* so */ Commit;", "INSERT INTO orders VALUES (9, ''); COMMIT")
@@ -87,6 +106,29 @@ def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: C
     transaction.rollback()
     assert rows(store.engine) == 0
     assert_nothing_is_checked_out(store)
+
+
+def test_the_users_listeners_are_called(store: SqlStateStore, claim: Claim) -> None:
+    seen: list[str] = []
+
+    def listener(name: str) -> Callable[..., None]:
+        return lambda *_: seen.append(name)
+
+    listeners = {name: listener(name) for name in ("all connections", "engine", "this connection")}
+    sa.event.listen(sa.Connection, "before_cursor_execute", listeners["all connections"])
+    try:
+        transaction = store.begin(claim)
+        seen.clear()
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        assert seen == ["all connections"]
+        sa.event.listen(store.engine, "before_cursor_execute", listeners["engine"])
+        sa.event.listen(transaction.handle, "before_cursor_execute", listeners["this connection"])
+        seen.clear()
+        transaction.handle.execute(insert(orders).values(id=2, item="table"))
+        assert sorted(seen) == sorted(listeners)
+        transaction.rollback()
+    finally:
+        sa.event.remove(sa.Connection, "before_cursor_execute", listeners["all connections"])
 
 
 def test_savepoints_of_the_connection(store: SqlStateStore, claim: Claim) -> None:

@@ -61,6 +61,7 @@ class Lane:
     Attributes:
         id: The lane's own id, which is the id of its row: the logical id for lane 0.
         ownership: This writer's ownership of the id.
+        advance: Enters the phase that follows an event.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Lane:
         self._ends_with_decision = acknowledge == "decided"
         self._requested: PreparedTxnState | None = None
         self._state = WriterState()
+        self.advance = self._state.advance
         self._store_transaction: StoreTransaction | None = None
         self._transaction: Transaction | None = None
 
@@ -392,7 +394,3 @@ class Lane:
         except BaseException:
             self.advance(Event.BROKEN)
             raise
-
-    def advance(self, event: Event) -> None:
-        """Enter the phase that follows `event`."""
-        self._state = self._state.after(event)

@@ -22,6 +22,7 @@ from dualwrite.stores.base import TxnStateStore
 
 log = logging.getLogger(__name__)
 
+_BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
 
 
@@ -107,14 +108,10 @@ class Lanes:
     @property
     def phase(self) -> Phase:
         """The writer's phase: if one lane can't begin a transaction, the writer can't either."""
-        phases = [Phase.READY if lane.phase is Phase.CONFIRMING else lane.phase for lane in self._lanes]
-        for phase in _BLOCKING:
-            if phase in phases:
-                return phase
-        for phase in phases:
-            if phase is not Phase.READY:
-                return phase
-        return Phase.READY
+        phases = {lane.phase for lane in self._lanes} - _BETWEEN_TRANSACTIONS
+        if not phases:
+            return Phase.READY
+        return next((phase for phase in _BLOCKING if phase in phases), None) or phases.pop()
 
     @property
     def in_transaction(self) -> bool:

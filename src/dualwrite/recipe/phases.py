@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from dualwrite.errors import UsageError
 
@@ -101,18 +101,21 @@ TRANSITIONS: Final = MappingProxyType(_table())
 """(phase, event) → the next phase. Any other combination is an error."""
 
 
-class WriterState(NamedTuple):
+class WriterState:
     """A writer's phase, and the number of transactions that it has begun since it was made.
 
     The number is never reset: together with the fencing token it identifies a transaction in the row, even after the writer has
     claimed its id again, which keeps the row's number (`TxnStateStore.claim`).
     """
 
-    phase: Phase = Phase.OPENING
-    transaction_number: int = 0
+    __slots__ = ("phase", "transaction_number")
 
-    def after(self, event: Event) -> WriterState:
-        """The state after `event`.
+    def __init__(self, phase: Phase = Phase.OPENING, transaction_number: int = 0) -> None:
+        self.phase = phase
+        self.transaction_number = transaction_number
+
+    def advance(self, event: Event) -> None:
+        """Enter the phase that follows `event`.
 
         Raises:
             UsageError: The event is not possible in this phase; nothing changed.
@@ -121,5 +124,5 @@ class WriterState(NamedTuple):
         if following is None:
             raise UsageError(f"'{event.value}' is not possible: the writer {self.phase.value}.", phase=self.phase)
         if event is Event.BEGIN:
-            return WriterState(following, self.transaction_number + 1)
-        return WriterState(following, self.transaction_number)
+            self.transaction_number += 1
+        self.phase = following

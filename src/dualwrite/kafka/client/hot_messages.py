@@ -56,7 +56,11 @@ class Fields:
 
     def varint(self) -> int:
         """An unsigned number of variable length."""
-        number = shift = 0
+        byte = self._data[self._place]
+        self._place += 1
+        if byte < _MORE:  # as most are
+            return byte
+        number, shift = byte & 0x7F, 7
         while True:
             byte = self._data[self._place]
             self._place += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
@@ -82,7 +83,7 @@ class RetryingClient:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise TryAgainError("another thread is still using the connections")
-                return repeated(lambda: once(deadline), TRANSIENT, deadline, pause=_PAUSE)
+                return repeated(partial(once, deadline), TRANSIENT, deadline, pause=_PAUSE)
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()

@@ -8,13 +8,25 @@ from __future__ import annotations
 import threading
 from typing import Any, Final, NoReturn, Protocol
 
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    RootTransaction,
+    Select,
+    TextClause,
+    UpdateBase,
+    event,
+)
 
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
+_HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
+"""Statements that can't end a transaction, whatever is in them."""
 
 
 class Batch(Protocol):
@@ -137,10 +149,10 @@ class GuardedConnection(Connection):
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""
         self.guard.lifted = False
-        self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener below
+        self._has_events = Connection._has_events  # noqa: SLF001  (the user's listeners for all connections)
 
     def lift_guard(self) -> None:
-        """From here on the writer has the connection. Without the listener below our own statements are 10 % faster."""
+        """From here on the writer has the connection."""
         self.guard.lifted = True
         self._has_events = False  # the engine's listeners, which are the user's, are called anyway
 
@@ -148,6 +160,24 @@ class GuardedConnection(Connection):
         """Refuse unless the writer itself is acting."""
         if not self.guard.lifted:
             self.guard.refuse(call)
+
+    def _check(self, statement: Any) -> None:
+        """Refuse a statement that would end the transaction, unless only its compiled text can show that.
+
+        For those the listener below is switched on. It costs a tenth of a statement, so that most should do without it.
+        """
+        guard = self.guard
+        if guard.ended:
+            guard.check_open()
+        if guard.lifted:
+            return
+        guard.check_thread()
+        if isinstance(statement, str):  # exec_driver_sql
+            _refuse_control(self, statement)
+        elif type(statement) is TextClause:
+            _refuse_control(self, statement.text)
+        elif not isinstance(statement, _HARMLESS):
+            self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener
 
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
@@ -208,25 +238,25 @@ class GuardedConnection(Connection):
             self.guard.check_open()
         return super().connection
 
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
+    def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
-        self.guard.check_open()
-        return super().execute(*args, **kwargs)
+        self._check(statement)
+        return super().execute(statement, *args, **kwargs)
 
-    def scalar(self, *args: Any, **kwargs: Any) -> Any:
+    def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalar."""
-        self.guard.check_open()
-        return super().scalar(*args, **kwargs)
+        self._check(statement)
+        return super().scalar(statement, *args, **kwargs)
 
-    def scalars(self, *args: Any, **kwargs: Any) -> Any:
+    def scalars(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalars."""
-        self.guard.check_open()
-        return super().scalars(*args, **kwargs)
+        self._check(statement)
+        return super().scalars(statement, *args, **kwargs)
 
-    def exec_driver_sql(self, *args: Any, **kwargs: Any) -> Any:
+    def exec_driver_sql(self, statement: str, *args: Any, **kwargs: Any) -> Any:
         """As Connection.exec_driver_sql."""
-        self.guard.check_open()
-        return super().exec_driver_sql(*args, **kwargs)
+        self._check(statement)
+        return super().exec_driver_sql(statement, *args, **kwargs)
 
     def begin_nested(self) -> Any:
         """A savepoint, as Connection.begin_nested."""
@@ -243,10 +273,14 @@ def _refuse_control_text(
     del cursor, parameters, context, executemany
     if not connection.guard.lifted:
         connection.guard.check_thread()
-        control = control_statement(statement)
-        if control is not None:
-            connection.guard.refuse(control)
-        if connection.dialect.name in _COMMITS_BY_ITSELF:
-            implicit = implicit_commit(statement)
-            if implicit is not None:
-                connection.guard.refuse_implicit_commit(implicit)
+        _refuse_control(connection, statement)
+
+
+def _refuse_control(connection: GuardedConnection, statement: str) -> None:
+    control = control_statement(statement)
+    if control is not None:
+        connection.guard.refuse(control)
+    if connection.dialect.name in _COMMITS_BY_ITSELF:
+        implicit = implicit_commit(statement)
+        if implicit is not None:
+            connection.guard.refuse_implicit_commit(implicit)
