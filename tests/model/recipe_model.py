@@ -61,8 +61,8 @@ def environment(scene: Scene, s: State) -> Steps:
         if k.status in ("PC", "PA"):
             yield f"the markers of id {i} are written", completed(s, i)
     for number, request in enumerate(s.late):
-        t, error, _ = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
-        yield f"a late request arrives: {in_words(scene, request)}: {error}", t
+        t, error, epoch = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
+        yield f"a late request arrives: {in_words(scene, request)}: {error}", _answered(t, request, error, epoch)
     for database, row in enumerate(s.rows):
         if row.pending is not None and row.lock is None and row.fence != row.pending_fence:
             t = with_row(s, database, row._replace(pending=None, pending_fence=-1))
@@ -73,6 +73,15 @@ def environment(scene: Scene, s: State) -> Steps:
                 f"the late COMMIT is lost in database {database}",
                 with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1)),
             )
+
+
+def _answered(s: State, request: tuple[Any, ...], error: str, epoch: int) -> State:
+    """The state with the answer to a commit that a writer has requested, if the writer still waits for it."""
+    what, _, _, argument = request
+    if what != "end" or len(argument) < 3:  # commit, by epoch, who has requested it
+        return s
+    n = argument[2]
+    return go(s, n, "confirm", answer=(error, epoch)) if s.processes[n].pc == "confirm" else s
 
 
 def process_step(scene: Scene, s: State, n: int) -> Steps:
@@ -264,7 +273,7 @@ def _reuses(scene: Scene, row: Row) -> bool:
 # --- transactions -------------------------------------------------------------------------------------------------------------
 
 
-def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
+def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912, PLR0915  (a branch for each step)
     """One transaction after another."""
     _, database, cluster, count = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
@@ -293,7 +302,7 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if row.fence != p.fence:
             yield f"may not record: the fencing token is {row.fence}, not {p.fence}", go(s, n, "abort")
         elif scene.is_merged:
-            yield from _commit_merged(s, n, database)
+            yield from _commit_merged(scene, s, n, database)
         else:
             yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, "commit")
         if RAISES in s.budget:
@@ -303,25 +312,50 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if row.lock != n:
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
-        yield "COMMITS", go(_committed(s, database, stored), n, "complete")
+        yield "COMMITS", go(_committed(s, database, stored), n, _after_commit(scene))
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
+    elif p.pc == "request":
+        request = ("end", i, p.epoch, (True, True, n))
+        late = tuple(sorted((*s.late, request), key=str))
+        yield f"requests its commit: {in_words(scene, request)}", go(s._replace(late=late), n, "confirm")
+    elif p.pc == "confirm":
+        yield from _confirm_step(scene, s, n)
     elif p.pc in ("complete", "undo"):
         yield from _finish_step(scene, s, n, i)
     else:
         yield from requested(scene, s, n, ("end", i, p.epoch, (False, scene.is_native)), "over", "over")
 
 
-def _commit_merged(s: State, n: int, database: int) -> Steps:
+def _after_commit(scene: Scene) -> str:
+    return "request" if scene.requests else "complete"
+
+
+def _commit_merged(scene: Scene, s: State, n: int, database: int) -> Steps:
     """The record sent with the COMMIT, in one message: no lock is held before it is executed."""
     p, row = s.processes[n], s.rows[database]
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
-    yield "records its state and COMMITS", go(_committed(s, database, stored), n, "complete")
+    yield "records its state and COMMITS", go(_committed(s, database, stored), n, _after_commit(scene))
     if UNKNOWN in s.budget:
         late = row._replace(pending=stored, pending_fence=p.fence)
         t = with_row(without(s, UNKNOWN), database, late)
         yield "sends its record with COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
+
+
+def _confirm_step(scene: Scene, s: State, n: int) -> Steps:
+    """The caller has its result; before the next transaction the writer reads the answer to the commit, or sends it again."""
+    p = s.processes[n]
+    database = scene.processes[n][1]
+    row = s.rows[database]
+    error, epoch = p.answer or (CONCURRENT, -1)
+    if error == "NONE":
+        yield "reads that Kafka has committed", go(s, n, "begin", number=p.number + 1, epoch=epoch, answer=())
+    elif error != CONCURRENT:
+        yield "reads that its commit was refused", go(s, n, "claim again", number=p.number + 1, answer=())
+    yield "has no answer to its commit", go(s, n, "complete", answer=())
+    if "CU" in scene.tried and row.stored is not None and row.stored.txn == _txn(n, p.number) and row.fence == p.fence:
+        yield f"is idle, clears S={_named(row.stored)}", go(with_row(s, database, row._replace(stored=None)), n, "confirm")
 
 
 def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:

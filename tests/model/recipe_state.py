@@ -28,6 +28,7 @@ RULES: Final = {
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
+    "CU": "clear the state of an idle writer before it has read that Kafka has committed",
 }
 """Changes of the recipe that were tried, and are not part of it."""
 
@@ -106,6 +107,7 @@ class P(NamedTuple):
     number: int = 0  # of its transactions
     start: int = -1  # of the transaction that it has prepared (librdkafka)
     repeated: bool = False  # its EndTxn was sent twice
+    answer: tuple[Any, ...] = ()  # to the commit that it has requested, not read yet: error, epoch
 
 
 class State(NamedTuple):
@@ -140,6 +142,8 @@ class Scene:
         tried: Changes that are tried, see TRIED.
         is_merged: The record is sent with the COMMIT (PostgreSQL under two-phase commit), so that no lock is held in between.
         idles: Between two transactions a writer may clear the state of the one whose commit it knows (`recipe.idle`).
+        requests: A writer only requests Kafka's commit, and reads the answer before its next transaction
+            (`acknowledge="decided"`).
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -153,6 +157,7 @@ class Scene:
     tried: frozenset[str] = frozenset()
     is_merged: bool = False
     idles: bool = False
+    requests: bool = False
 
     def has(self, rule: str) -> bool:
         """Whether the rule is kept."""

@@ -37,7 +37,7 @@ def test_without_a_rule_the_promise_is_broken(rule: str) -> None:
 
 
 @pytest.mark.parametrize("change", TRIED)
-def test_a_change_that_was_tried_does_not_replace_the_rule(change: str) -> None:
+def test_a_change_that_was_tried_breaks_the_promise(change: str) -> None:
     rule, need = INSTEAD[change]
     assert search(need.without(rule), wanted=need.violation).violation == need.violation
 
