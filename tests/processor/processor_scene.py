@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +16,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT, until_recorded
+
+log = logging.getLogger(__name__)
 
 PARTITIONS = 4
 GENTLE = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 10}
@@ -125,7 +128,8 @@ class Running:
     def _run(self) -> None:
         try:
             self.processor.run()
-        except BaseException as error:  # noqa: BLE001  (raised in the test's thread)
+        except BaseException as error:
+            log.exception("the processor has ended")  # a test that waits for records would not say so
             self.error = error
 
     @property

@@ -15,6 +15,7 @@ from processor_scene import GENTLE, PARTITIONS, Running
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
+    BrokerUnavailableError,
     ConfigurationError,
     FencedError,
     InvalidTransactionalIdError,
@@ -143,6 +144,35 @@ def test_the_broker_is_killed_during_the_commit(
         running.stop()
     assert scene.answers() == list(range(40))
     assert "not known whether the transaction committed" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_its_own_registration_comes_late(scene: KafkaScene, monkeypatch: pytest.MonkeyPatch, producer: Any) -> None:
+    """A registration without an answer may be executed after the next one, and fence it. A second time, it is somebody else."""
+    kind = NativeProducer if producer == "native" else LibrdkafkaProducer
+    register = kind.init_transactions
+
+    def unanswered(self: Any, *, timeout: float) -> None:
+        monkeypatch.setattr(kind, "init_transactions", register)
+        raise BrokerUnavailableError("no answer")
+
+    scene.produce(range(10))
+    with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as writer:
+        writer._drop_producer()
+        monkeypatch.setattr(kind, "init_transactions", unanswered)
+        with pytest.raises(BrokerUnavailableError), writer.transaction():
+            pass
+        with writer.transaction() as tx:
+            tx.send(scene.target, b"100")
+        with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer):
+            pass  # the late registration
+        running = Running(scene.processor(writer))
+        until_recorded(scene.answers, [*range(10), 100], pause=0.2)
+        with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer):
+            scene.produce(range(10, 20))
+            assert isinstance(running.ended(), FencedError)
+    assert scene.answers() == [*range(10), 100]
 
 
 @pytest.mark.slow

@@ -102,6 +102,7 @@ class KafkaWriter:
         self._make: Callable[[str], TransactionalProducer] | None = None
         self._producer: TransactionalProducer | None = None
         self._fenced: ProducerFencedError | None = None
+        self._may_fence_itself = False
 
     def open(self) -> Self:
         """Register the id, and fence its previous owner.
@@ -189,8 +190,10 @@ class KafkaWriter:
         try:
             made.init_transactions(timeout=self._timeouts.kafka)
         except BaseException:
+            self._may_fence_itself = True
             made.close()
             raise
+        self._may_fence_itself |= made.must_be_replaced  # it had to repeat its registration
         self._producer = made
 
     def _drop_producer(self) -> None:
@@ -198,10 +201,20 @@ class KafkaWriter:
         if producer is not None:
             producer.close()
 
+    def _note_fencing(self, error: ProducerFencedError) -> None:
+        """Note that another process uses the id, unless an unanswered registration of our own may have arrived late."""
+        if self._may_fence_itself:
+            self._may_fence_itself = False
+            log.warning(
+                "%s: registering again, since an earlier registration of this process may have come late: %s", self._id, error
+            )
+        else:
+            self._fenced = error
+
     def _raise_in_doubt(self, error: BaseException) -> None:
         """Raise the error for a failed commit. Being fenced proves nothing either: a timeout may have ended the transaction."""
         if isinstance(error, ProducerFencedError):
-            self._fenced = error
+            self._note_fencing(error)
         if isinstance(error, BrokerUnavailableError | ProducerFencedError):
             raise InDoubtTransactionError(
                 "It is not known whether the transaction committed.",
@@ -214,7 +227,7 @@ class KafkaWriter:
 
     def _abort(self, producer: TransactionalProducer, error: BaseException) -> None:
         if isinstance(error, ProducerFencedError) and getattr(error, "code", None) not in _GENERATION:
-            self._fenced = error
+            self._note_fencing(error)
         if self._fenced is not None or producer.must_be_replaced:
             self._drop_producer()  # registering the next producer aborts the transaction
             return
