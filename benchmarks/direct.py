@@ -33,6 +33,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--other", type=Path, required=True, help="the checkout to compare with: a folder with src/dualwrite")
     parser.add_argument("--seconds", type=positive, default=3.0, help="duration of one measurement")
     parser.add_argument("--rounds", type=count, default=7, help="number of rounds; each measures both checkouts")
+    parser.add_argument(
+        "--decided", action="store_true", help='acknowledge="decided" in this checkout: the other may not know it'
+    )
     parser.add_argument("--writers", type=counts, default=[1, 8], help="numbers of writers, comma-separated")
     add_servers(parser)
     chosen = parser.parse_args(given)
@@ -63,12 +66,16 @@ class Checkout:
         servers: For Kafka's settings.
         topic: The topic.
         producer: The producer of `dualwrite.connect`.
+        options: More arguments of `dualwrite.connect`.
     """
 
-    def __init__(self, source: Path, url: str, servers: Services, topic: str, producer: str) -> None:
+    def __init__(
+        self, source: Path, url: str, servers: Services, topic: str, producer: str, options: Mapping[str, str]
+    ) -> None:
         self._environment = {**os.environ, "PYTHONPATH": str(source), "DUALWRITE_PRODUCER": producer}
         self._arguments = (url, json.dumps(dict(servers.kafka)))
         self._topic = topic
+        self._options = json.dumps(dict(options))
         self._writers: list[subprocess.Popen[str]] = []
         subprocess.run([sys.executable, "-c", _PREPARE, url], env=self._environment, check=True)  # noqa: S603  (the statement above)
         engine = sa.create_engine(url)
@@ -80,7 +87,7 @@ class Checkout:
         """Start this many writers, and wait until they have warmed up."""
         command = [sys.executable, str(Path(__file__).with_name("direct_writer.py")), *self._arguments]
         for number in range(len(self._writers), writers):
-            mine = [*command, f"direct-{uuid4().hex[:8]}-{number}", self._topic]
+            mine = [*command, f"direct-{uuid4().hex[:8]}-{number}", self._topic, self._options]
             process = subprocess.Popen(  # noqa: S603  (our own script)
                 mine, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
@@ -178,8 +185,9 @@ def main(given: Sequence[str] | None = None) -> None:
         stack.callback(servers.delete_topic, topic)
         databases = stack.enter_context(_databases(servers, 2))
         checkouts = []
-        for root, url in zip((HERE, options.other.resolve()), databases, strict=True):
-            checkout = Checkout(root / "src", url, servers, topic, options.producer)
+        chosen = ({"acknowledge": "decided"} if options.decided else {}, {})
+        for root, url, more in zip((HERE, options.other.resolve()), databases, chosen, strict=True):
+            checkout = Checkout(root / "src", url, servers, topic, options.producer, more)
             stack.callback(checkout.stop)
             checkouts.append(checkout)
         rounds = compare(*checkouts, options)

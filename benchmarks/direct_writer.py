@@ -1,6 +1,6 @@
 """A process with one writer, for direct.py: it runs transactions on request, with the dualwrite on its PYTHONPATH.
 
-python direct_writer.py URL KAFKA ID TOPIC      KAFKA: the settings as JSON
+python direct_writer.py URL KAFKA ID TOPIC OPTIONS      KAFKA: the settings as JSON; OPTIONS: of connect(), as JSON
 
 It prints `ready`. For each line on its standard input, a number of seconds, it runs transactions for so long, and then prints
 a line of JSON: how many it has committed, in how many seconds, and how much CPU time all threads of the process used.
@@ -24,9 +24,10 @@ _INSERT: Final = sa.text("INSERT INTO direct_orders (item) VALUES (:item)")
 
 def main() -> None:
     """Open the writer, then measure until the input ends."""
-    url, kafka, transactional_id, topic = sys.argv[1:]
+    url, kafka, transactional_id, topic, options = sys.argv[1:]
     engine = sa.create_engine(url)
-    with dualwrite.connect(engine, kafka=json.loads(kafka), transactional_id=transactional_id) as writer:
+    chosen = {"kafka": json.loads(kafka), "transactional_id": transactional_id, **json.loads(options)}
+    with dualwrite.connect(engine, **chosen) as writer:
 
         def transaction() -> None:
             with writer.transaction() as tx:
