@@ -1,4 +1,4 @@
-"""Positions in ZooKeeper: a multi whose answer was lost."""
+"""Positions in ZooKeeper: a multi whose answer was lost, and two members that create the first position of their group."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from dualwrite.errors import PositionMovedError
+from dualwrite.errors import PositionMovedError, StoreCommitFailedError
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.positions import ZooKeeperPositions
+from fixtures.pace import LIMIT
 
 GROUP = "billing"
 FIRST = [Move(None, Position("orders", number, 5, "id")) for number in range(2)]
@@ -46,3 +47,33 @@ def test_a_reset_whose_answer_was_lost(store: ZooKeeperStore, monkeypatch: pytes
         positions.reset(GROUP, SECOND)
         assert offsets(positions) == [9, 9]
     assert next(lost, None) is None
+
+
+def test_two_members_create_the_first_position_of_their_group(store: ZooKeeperStore) -> None:
+    """One of them has to run its transaction again; that is not a failed attempt at its messages."""
+    store.positions.prepare()
+    transactions = []
+    for number, move in enumerate(FIRST):
+        transaction = store.begin(store.claim(f"member-{number}", "tests", timeout=LIMIT))
+        store.positions.move(transaction, GROUP, [move])
+        transaction.record(None, generation=0, transaction_number=1)
+        transactions.append(transaction)
+    transactions[0].commit()
+    with pytest.raises(StoreCommitFailedError) as caught:
+        transactions[1].commit()
+    assert store.is_conflict(caught.value)
+    assert store.positions.read(GROUP).keys() == {("orders", 0)}
+
+
+def test_a_node_of_the_users_that_exists_is_no_conflict(store: ZooKeeperStore) -> None:
+    claim = store.claim("writer", "tests", timeout=LIMIT)
+    for number in (1, 2):
+        transaction = store.begin(claim)
+        transaction.handle.create("/orders", b"")
+        transaction.record(None, generation=0, transaction_number=number)
+        if number == 1:
+            transaction.commit()
+    with pytest.raises(StoreCommitFailedError) as caught:
+        transaction.commit()
+    assert not store.is_conflict(caught.value)
+    assert not store.is_conflict(caught.value.__cause__)  # type: ignore[arg-type]  # it has one

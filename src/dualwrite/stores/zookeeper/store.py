@@ -13,7 +13,7 @@ from kazoo.exceptions import ConfigurationError as KazooConfigurationError
 from kazoo.protocol.serialization import Auth
 from kazoo.security import ACL
 
-from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreCommitFailedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
@@ -28,6 +28,7 @@ from dualwrite.stores.zookeeper.errors import ErrorClass, classify
 from dualwrite.stores.zookeeper.leases import ZooKeeperLeases
 from dualwrite.stores.zookeeper.nodes import StateNodes
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
+from dualwrite.stores.zookeeper.positions import ROOT as POSITIONS
 from dualwrite.stores.zookeeper.positions import ZooKeeperPositions
 from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES
 from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
@@ -185,7 +186,12 @@ class ZooKeeperStore(TxnStateStore):
         return transaction
 
     def is_conflict(self, error: BaseException) -> bool:
-        """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises."""
+        """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises.
+
+        Also that a node of a group's first position exists already. For a node of the user's, that is a conflict of the data.
+        """
+        if isinstance(error, StoreCommitFailedError):
+            return error.path is not None and error.path.startswith(f"{POSITIONS}/")
         return isinstance(error, BadVersionError)
 
     def is_outage(self, error: BaseException) -> bool:
