@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from dualwrite.deadline import Deadline
@@ -34,6 +37,21 @@ class Kafka:
         is_written = self.now >= self._ended_at + self.markers_take
         status = TransactionStatus.COMPLETE_COMMIT if is_written else TransactionStatus.PREPARE_COMMIT
         return TransactionDescription(status, 1, 1, 1, 1)
+
+    def late_messages_of(self, takes: Sequence[float], *, pause: float) -> int:
+        """How many messages come too early, and are answered late, if the markers take so many seconds."""
+        late = 0
+        for self.markers_take in takes:
+            self._ended_at = self.now
+            self.wait.transaction_ended()
+            self.now += pause
+            self.wait.wait(Deadline.after(60))
+            is_late = self.now < self._ended_at + self.markers_take
+            late += is_late
+            taken = 0.0205 if is_late else 0.0005
+            self.now += taken
+            self.wait.flushed(taken)
+        return late
 
     def looks_of(self, *, pause: float, transactions: int = 1) -> int:
         """How many looks so many transactions make, each so many seconds after the end of the one before."""
@@ -88,3 +106,17 @@ def test_an_unreachable_coordinator_is_not_waited_for_nor_counted(kafka: Kafka) 
     kafka.is_away = True
     assert kafka.looks_of(pause=0.005) == 1
     assert kafka.looks_of(pause=0.006) == 1
+
+
+def test_markers_that_sometimes_take_longer_than_the_pause_make_few_messages_late(kafka: Kafka) -> None:
+    """As with one id on a fast broker: a late message costs as much as fifty checks."""
+    chance = random.Random(3)
+    takes = [chance.choice((0.0003, 0.0004, 0.0005, 0.0012)) for _ in range(1000)]
+    assert kafka.late_messages_of(takes, pause=0.0006) < 40
+    assert 0 < kafka.looks < 2500
+
+
+def test_a_slow_broker_after_a_long_pause_says_nothing_about_markers(kafka: Kafka) -> None:
+    kafka.looks_of(pause=2 * AT_FIRST)
+    kafka.wait.flushed(1.0)
+    assert kafka.looks_of(pause=2 * AT_FIRST, transactions=10) == 0

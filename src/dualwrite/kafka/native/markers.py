@@ -16,6 +16,12 @@ AT_FIRST: Final = 0.01
 CHECK_AGAIN_AFTER: Final = 64
 """Transactions without a check, after which one is made to find out whether markers have become slower."""
 
+_SLOW: Final = 0.015
+"""Seconds; a message that comes too early waits longer at the broker (`add.partitions.to.txn.retry.backoff.ms`, 20)."""
+
+_CAUTION: Final = 0.02
+"""Which part of the difference the estimate is lowered by, once a message has come too early or a check found no markers."""
+
 _LIMIT: Final = 0.1
 _PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 
@@ -25,8 +31,9 @@ class MarkerWait:
 
     A broker that gets a message while markers are being written backs off, for 20 ms in some releases. Checking whether they
     are written costs a request. So the time that a producer's markers take is estimated: at most the time after which the first
-    check of a transaction found them written, or else twice the time until a later check did. The wait only saves time: a
-    message that is sent too early is refused, and sent again.
+    check of a transaction found them written, or else twice the time until a later check did. If markers sometimes take longer
+    than the pause between two transactions, the estimate falls slowly, and it doubles when a message without a check was
+    answered as late as a message that came too early. The wait only saves time: such a message is refused, and sent again.
 
     Args:
         describe: Describes the producer's id at its coordinator.
@@ -37,6 +44,8 @@ class MarkerWait:
         self._ended_at = 0.0
         self._assumed_written_after = AT_FIRST
         self._without_check = 0
+        self._unchecked_after: float | None = None
+        self._lowered_by = 1.0
 
     def transaction_ended(self) -> None:
         """Called after the response to EndTxn."""
@@ -45,18 +54,21 @@ class MarkerWait:
     def wait(self, deadline: Deadline) -> None:
         """Wait, at most until the deadline."""
         passed = time.monotonic() - self._ended_at
+        self._unchecked_after = None
         self._without_check += 1
         enough = self._assumed_written_after
         if self._without_check > CHECK_AGAIN_AFTER:
             enough = max(enough, AT_FIRST)
         if passed > enough:
+            self._unchecked_after = passed
             return
         self._without_check = 0
         limit, pause = deadline.within(_LIMIT), _PAUSE
         try:
             if self._are_written(limit):
-                self._assumed_written_after = min(self._assumed_written_after, passed)
+                self._assumed_written_after -= max(self._assumed_written_after - passed, 0.0) * self._lowered_by
                 return
+            self._lowered_by = _CAUTION
             while not limit.expired:
                 limit.sleep(pause)
                 pause *= 2
@@ -65,6 +77,13 @@ class MarkerWait:
         except BrokerUnavailableError:
             return  # this wait only saves milliseconds; sending shows whether the broker is reachable
         self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
+
+    def flushed(self, seconds: float) -> None:
+        """Called when the messages of the transaction have been stored, with how long that was waited for at the end."""
+        passed = self._unchecked_after
+        if passed is not None and passed < AT_FIRST and seconds > _SLOW:
+            self._assumed_written_after = max(self._assumed_written_after, 2 * passed)
+            self._lowered_by = _CAUTION
 
     def _are_written(self, limit: Deadline) -> bool:
         described = self._describe(limit)

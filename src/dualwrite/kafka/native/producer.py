@@ -382,7 +382,9 @@ class NativeProducer:
         if self._accumulator.is_empty:
             self._sender.raise_failure()
             return
+        began = time.monotonic()
         self._accumulator.flush(deadline)
+        self._markers.flushed(time.monotonic() - began)
 
     def _end(self, deadline: Deadline, *, commit: bool) -> None:
         """EndTxn for our epoch; continue with the epoch in the response. The state is uncertain before the request is sent."""
