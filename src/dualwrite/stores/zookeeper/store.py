@@ -191,7 +191,7 @@ class ZooKeeperStore(TxnStateStore):
         Also that a node of a group's first position exists already. For a node of the user's, that is a conflict of the data.
         """
         if isinstance(error, StoreCommitFailedError):
-            return error.path is not None and error.path.startswith(f"{POSITIONS}/")
+            return str(error.facts.get("path", "")).startswith(f"{POSITIONS}/")
         return isinstance(error, BadVersionError)
 
     def is_outage(self, error: BaseException) -> bool:
