@@ -56,11 +56,7 @@ class Fields:
 
     def varint(self) -> int:
         """An unsigned number of variable length."""
-        byte = self._data[self._place]
-        self._place += 1
-        if byte < _MORE:  # as most are
-            return byte
-        number, shift = byte & 0x7F, 7
+        number = shift = 0
         while True:
             byte = self._data[self._place]
             self._place += 1

@@ -82,7 +82,7 @@ class MarkerWait:
         """Called when the messages of the transaction have been stored, with how long that was waited for at the end."""
         passed = self._unchecked_after
         if passed is not None and passed < AT_FIRST and seconds > _SLOW:
-            self._assumed_written_after = max(self._assumed_written_after, 2 * passed)
+            self._assumed_written_after = 2 * passed
             self._lowered_by = _CAUTION
 
     def _are_written(self, limit: Deadline) -> bool:

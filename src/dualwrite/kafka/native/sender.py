@@ -251,15 +251,12 @@ class Sender:
         return in_flight
 
     def _by_leader(self, now: float, deadline: Deadline) -> dict[Address, list[Partition]]:
-        leaders: dict[Address, list[Partition]] = {}
-        unknown: list[Partition] = []
-        for partition in self._waiting:
-            if partition.may_send(now, self._settings.in_flight):
-                leader = self.topics.leader(partition.topic, partition.index)
-                (unknown if leader is None else leaders.setdefault(leader, [])).append(partition)
+        ready = [p for p in self._waiting if p.may_send(now, self._settings.in_flight)]
+        unknown = {p.topic for p in ready if self.topics.leader(p.topic, p.index) is None}
         if unknown:
-            self.topics.refresh({p.topic for p in unknown}, deadline)
-        for partition in unknown:
+            self.topics.refresh(unknown, deadline)
+        leaders: dict[Address, list[Partition]] = {}
+        for partition in ready:
             leader = self.topics.leader(partition.topic, partition.index)
             if leader is None:
                 partition.not_before = now + self._settings.retry_backoff
@@ -395,8 +392,6 @@ class Sender:
 
     def _next_attempt_in(self) -> float:
         """Seconds until the next batch that is backing off may be retried."""
-        if not self._waiting:
-            return _CHECK_INTERVAL
         now = time.monotonic()
         return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_CHECK_INTERVAL)
 

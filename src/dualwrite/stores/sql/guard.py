@@ -167,8 +167,7 @@ class GuardedConnection(Connection):
         For those the listener below is switched on. It costs a tenth of a statement, so that most should do without it.
         """
         guard = self.guard
-        if guard.ended:
-            guard.check_open()
+        guard.check_open()
         if guard.lifted:
             return
         guard.check_thread()
