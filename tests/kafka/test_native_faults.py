@@ -319,6 +319,9 @@ def test_an_interrupt_at_any_moment_of_sending_neither_repeats_nor_loses_a_commi
     monkeypatch.setattr(accumulator, "WORTHWHILE_BYTES", 0)
     producer, topic = new_native(**{"batch.size": 300}), new_name("topic")
     make_topic(frail, topic)
+    producer.begin_transaction()
+    SENDS[how](producer, topic, [])  # imports what it needs: thousands of calls, which are no part of sending
+    producer.commit_transaction(timeout=LIMIT)
     expected: list[tuple[list[bytes], list[bytes]]] = []  # accepted before, perhaps accepted
     count, refused = 0, 0
     while True:
