@@ -43,6 +43,7 @@ KINDS = [
     ("NOT_COORDINATOR", BrokerUnavailableError),
     ("REQUEST_TIMED_OUT", BrokerUnavailableError),
     ("LEADER_NOT_AVAILABLE", BrokerUnavailableError),
+    ("CONCURRENT_TRANSACTIONS", BrokerUnavailableError),
 ]
 
 

@@ -25,6 +25,12 @@ from dualwrite.kafka.client.errors import (
 _UNREACHABLE: Final = ErrorKind(
     BrokerUnavailableError, next_step="check that the brokers are running and bootstrap.servers is correct"
 )
+_ENDING: Final = ErrorKind(
+    BrokerUnavailableError,
+    cause="the last transaction of the id is still ending: its markers are being written, or can't be (a partition without a "
+    "leader?)",
+    next_step="retry; prepared transactions stay prepared",
+)
 _UNKNOWN_TOPIC_CODES: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -53,6 +59,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
     **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID), GROUP_MOVED),
     KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
+    KafkaError.CONCURRENT_TRANSACTIONS: _ENDING,  # after init_transactions' limit; librdkafka has retried until then
     KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
     KafkaError._TRANSPORT: _UNREACHABLE,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN: _UNREACHABLE,  # noqa: SLF001
