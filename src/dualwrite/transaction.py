@@ -154,6 +154,11 @@ class Transaction(Generic[H]):
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
         self._open = False
 
+    @property
+    def after_commit_error(self) -> Exception | None:
+        """What a listener of the session's `after_commit` has raised; see StoreTransaction."""
+        return self._store_transaction.after_commit_error
+
     # --- for coroutines: called by dualwrite.aio, in the event loop's thread ----------------------------------------------
 
     def db_in(self, thread: TransactionThread) -> Any:

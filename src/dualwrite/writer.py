@@ -22,6 +22,7 @@ from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
+from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
@@ -232,6 +233,7 @@ class DualWriter(Generic[H]):
             TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
                 back.
             InDoubtTransactionError: The outcome is unknown. Recovery resolves it.
+            AfterCommitError: Both sides committed, and a listener of `tx.session`'s `after_commit` has failed.
             ProducerFencedError: Kafka refuses the producer. Both sides are rolled back. The error says why: for example another
                 process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
                 (with librdkafka a DeliveryError, "Purged in queue").
@@ -269,6 +271,8 @@ class DualWriter(Generic[H]):
                 lane.handle_error(error)
             finally:
                 self._forget_transaction()
+            if transaction.after_commit_error is not None:
+                raise_after_commit_error(transaction.after_commit_error, self._id)
         except DualWriteError as error:
             name_lane(error, self._id)
             raise

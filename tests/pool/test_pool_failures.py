@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
 
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import Transaction
+from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
+    AfterCommitError,
     FencedError,
     MessageTooLargeError,
     StoreCommitFailedError,
@@ -46,6 +49,34 @@ def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
         with pytest.raises(StoreCommitFailedError, match="once"):
             futures[1].result()
     assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("acknowledge", ["visible", "decided"])
+def test_a_failing_listener_of_the_commit_changes_no_result(
+    scene: Scene, caplog: pytest.LogCaptureFixture, size: int, acknowledge: Literal["visible", "decided"]
+) -> None:
+    """Even if its error looks like one of the commit: every unit runs once, and every caller gets its result."""
+    runs: list[int] = []
+
+    def fail(_: Session) -> None:
+        raise StoreCommitFailedError("of another pool", transactional_id="another")
+
+    def unit(tx: Transaction, number: int) -> int:
+        runs.append(number)
+        tx.session.execute(sa.text("SELECT 1"))
+        return both(tx, scene, number)
+
+    maker = sessionmaker()
+    sa.event.listen(maker, "after_commit", fail)
+    options = PoolOptions(timeout=LIMIT, acknowledge=acknowledge)
+    with open_pool(scene, session=maker, options=options) as pool:
+        futures = grouped(pool, *(partial(unit, number=number) for number in range(size)))
+        assert [future.result() for future in futures] == runs == list(range(size))
+        with pytest.raises(AfterCommitError, match="another pool"), pool.transaction() as tx:
+            unit(tx, size)
+    assert "has committed" in caplog.text
+    assert scene.agree() == list(range(size + 1))
 
 
 @both_producers

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from processor_scene import PARTITIONS, ProcessorScene
+from sqlalchemy.orm import sessionmaker
 
 import dualwrite
 from dualwrite.errors import (
@@ -339,6 +340,27 @@ def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch
             scene.wait_for([8])
     assert scene.agree() == [8]
     assert next(failures, None) is None
+
+
+@pytest.mark.slow
+def test_a_failing_listener_of_the_commit_stops_nothing(scene: ProcessorScene, caplog: pytest.LogCaptureFixture) -> None:
+    maker = sessionmaker()
+    sa.event.listen(maker, "after_commit", lambda _: 1 / 0)
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        tx.session.execute(sa.text("SELECT 1"))
+        scene.book(message, tx)
+
+    servers = scene.broker.bootstrap_servers
+    scene.produce(range(10))
+    with dualwrite.connect(scene.events.database, kafka=servers, transactional_id=scene.prefix, session=maker) as writer:
+        processor = DualProcessor(
+            writer, scene.settings(), [scene.source], handle=handle, options=ProcessorOptions(batch=3, attempts=1)
+        )
+        with scene.started(processor):
+            scene.wait_for(range(10))
+    assert scene.agree() == list(range(10))
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.slow

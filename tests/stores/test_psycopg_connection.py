@@ -137,6 +137,18 @@ def test_the_session_writes_in_the_same_transaction(any_source: SqlStateStore, d
         assert watcher.execute("SELECT count(*) FROM orm_orders").fetchone() == (2,)
 
 
+def test_a_failing_listener_leaves_the_source_usable(any_source: SqlStateStore, dsn: str) -> None:
+    claim = any_source.claim(ID, "tests", timeout=LIMIT)
+    for number in (1, 2):
+        transaction = any_source.begin(claim)
+        sa.event.listen(transaction.session, "after_commit", lambda _: 1 / 0)
+        transaction.session.add(Order(id=number, item="chair"))
+        transaction.record(STATE, generation=1, transaction_number=number)
+        transaction.commit()
+        assert isinstance(transaction.after_commit_error, ZeroDivisionError)
+    assert any_source.read_claimed(claim).transaction_number == 2
+
+
 def test_a_claim_waits_for_the_transaction_and_fences_it(any_source: SqlStateStore, dsn: str) -> None:
     store = any_source
     claim = claim_of(store)

@@ -154,6 +154,32 @@ def test_sessions_get_the_outcome_of_their_unit(store: SqlStateStore) -> None:
     assert heard[3:] == [("after_commit", 1), ("after_commit", 3)]
 
 
+def test_a_failing_listener_of_one_unit_keeps_nothing_from_the_others(
+    store: SqlStateStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[int] = []
+
+    def listen(session: Session, number: int) -> None:
+        def after_commit(_session: Session) -> None:
+            heard.append(number)
+            raise StoreCommitFailedError(f"listener {number}", transactional_id="another")
+
+        event.listen(session, "after_commit", after_commit)
+
+    transaction = begun(store)
+    for number in (1, 2, 3):
+        transaction.begin_unit()
+        listen(transaction.session, number)
+        transaction.session.add(Order(id=number, item="chair"))
+        transaction.end_unit()
+    commit(transaction)
+    assert heard == [1, 2, 3]
+    assert str(transaction.after_commit_error).startswith("listener 1")
+    assert "listener 2" in caplog.text
+    assert "listener 3" in caplog.text
+    assert numbers(store, Order.id) == [1, 2, 3]
+
+
 def test_a_flush_that_fails_takes_only_its_unit_with_it(store: SqlStateStore) -> None:
     transaction = begun(store)
     for number in (1, 1, 2):

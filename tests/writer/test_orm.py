@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm.exc import DetachedInstanceError
 
 from dualwrite import ConfigurationError, StoreCommitFailedError, Transaction
+from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
@@ -129,15 +130,43 @@ def test_an_error_of_a_listener_before_the_commit_rolls_back_both_sides(scene: S
     assert scene.agree() == [3]
 
 
-def test_an_error_of_a_listener_after_the_commit_rolls_back_nothing(scene: Scene) -> None:
+@both_databases
+@pytest.mark.parametrize(
+    "kind", [ZeroDivisionError, StoreCommitFailedError, FencedError, sa.exc.OperationalError, KeyboardInterrupt]
+)
+def test_an_error_of_a_listener_after_the_commit_rolls_back_nothing(scene: Scene, kind: type[BaseException]) -> None:
+    """Neither if it looks like an error of the commit, such as that of another writer or database that the listener uses."""
+    errors: dict[type[BaseException], BaseException] = {
+        StoreCommitFailedError: StoreCommitFailedError("another one", transactional_id="another"),
+        FencedError: FencedError("the same id elsewhere", transactional_id=scene.transactional_id),
+        sa.exc.OperationalError: sa.exc.OperationalError("UPDATE", {}, Exception("deadlock")),
+    }
+    error, runs = errors.get(kind) or kind(), 0
     maker = sessionmaker(scene.engine)
-    sa.event.listen(maker, "after_commit", lambda _session: 1 / 0)
+
+    def fail(_session: Session) -> None:
+        if runs == 1:
+            raise error
+
+    sa.event.listen(maker, "after_commit", fail)
     with scene.connect(session=maker) as writer:
-        with pytest.raises(ZeroDivisionError) as caught, writer.transaction() as tx:
-            scene.send(tx, 1)
-            tx.session.add(Event(writer=scene.transactional_id, number=1))
-        assert "committed on both sides" in " ".join(caught.value.__notes__)
-        scene.write(writer, 2)
+
+        @writer.transactional(attempts=3)
+        def write(tx: Transaction, number: int) -> None:
+            nonlocal runs
+            runs += 1
+            scene.send(tx, number)
+            tx.session.add(Event(writer=scene.transactional_id, number=number))
+
+        with pytest.raises(AfterCommitError if isinstance(error, Exception) else kind) as caught:
+            write(1)
+        if isinstance(error, Exception):
+            assert caught.value.__cause__ is error
+            assert type(error).__name__ in str(caught.value)
+        else:
+            assert "committed on both sides" in " ".join(caught.value.__notes__)
+        write(2)
+    assert runs == 2
     assert scene.agree() == [1, 2]
 
 

@@ -38,7 +38,13 @@ from dualwrite.errors.messages import (
     SchemaRegistryUnavailableError,
     SerializationError,
 )
-from dualwrite.errors.outcomes import InDoubtTransactionError, LostTransactionError, RecoveryError, UnverifiedTransactionError
+from dualwrite.errors.outcomes import (
+    AfterCommitError,
+    InDoubtTransactionError,
+    LostTransactionError,
+    RecoveryError,
+    UnverifiedTransactionError,
+)
 from dualwrite.errors.ownership import ClaimTimeoutError, FencedError, PoolTimeoutError, PrefixLeasedError
 from dualwrite.errors.store import (
     NotResolvedError,
@@ -64,6 +70,7 @@ from dualwrite.errors.usage import (
 )
 
 __all__ = [
+    "AfterCommitError",
     "BatchRefusedError",
     "BrokerAuthorizationError",
     "BrokerError",

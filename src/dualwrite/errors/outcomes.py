@@ -7,6 +7,13 @@ from typing import Any
 from dualwrite.errors.base import DualWriteError
 
 
+class AfterCommitError(DualWriteError):
+    """The transaction committed, and a listener of the ORM session's `after_commit` event raised an error.
+
+    Don't repeat the transaction. The listener's error is the `__cause__`.
+    """
+
+
 class InDoubtTransactionError(DualWriteError):
     """This process does not know whether the transaction committed on both sides. Recovery, here or elsewhere, resolves it.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dualwrite.errors import (
+    AfterCommitError,
     DeliveryError,
     DualWriteError,
     FencedError,
@@ -125,6 +126,9 @@ class Group:
             if not self._try_to_commit():
                 self._commit()
         except _AllFailedError:
+            self._deliver()
+        except AfterCommitError:
+            log.exception("a group of %s has committed, and a listener of the commit has failed", _units(self.calls))
             self._deliver()
         except BaseException as error:
             self.error = error

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any, Final
 
 from dualwrite.errors import (
+    AfterCommitError,
     BrokerAuthorizationError,
     BrokerError,
     DualWriteError,
@@ -263,7 +264,7 @@ class ProcessingLoop:
         while batch.messages:
             began = time.monotonic()
             try:
-                self._runner.run(self._messages(batch) if handled else (), finish_of(batch))
+                self._run_once(self._messages(batch) if handled else (), finish_of(batch))
             except PositionMovedError as error:
                 left = self._caught_up(consumer, batch)
                 if len(left.messages) < len(batch.messages):
@@ -288,6 +289,12 @@ class ProcessingLoop:
                 break
             batch = batch.still_owned(consumer.owned())
         return False
+
+    def _run_once(self, messages: Sequence[Any], finish: Finish) -> None:
+        try:
+            self._runner.run(messages, finish)
+        except AfterCommitError:
+            log.exception("%s: a transaction has committed, and a listener of the commit has failed", self._group)
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Return if the transaction should be run again; raise the error otherwise."""

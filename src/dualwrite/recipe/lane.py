@@ -221,6 +221,8 @@ class Lane:
     def handle_error(self, error: BaseException) -> None:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
+        if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
+            log.error("%s: a listener of after_commit has failed", self.id, exc_info=after_commit_error)
         if phase in BEFORE_COMMIT_POINT:
             self.advance(Event.ABORT)
             assert self._store_transaction is not None

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Final, NoReturn
 
-from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, ProducerFencedError, StoreCommitFailedError
+from dualwrite.errors import (
+    AfterCommitError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    ProducerFencedError,
+    StoreCommitFailedError,
+)
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.report import GenerationOutcome, raise_for_lost
@@ -29,6 +36,16 @@ def report_committed(error: BaseException, outcome: str) -> None:
         return
     error.add_note(f"dualwrite: {outcome}.")
     raise error
+
+
+def raise_after_commit_error(error: Exception, transactional_id: str) -> NoReturn:
+    """Raise what a listener of the commit has raised, as an error that says that the transaction committed."""
+    raise AfterCommitError(
+        "The transaction committed on both sides, but a listener of the session's after_commit has failed.",
+        transactional_id=transactional_id,
+        cause=f"{type(error).__name__}: {error}".rstrip(": "),
+        next_step="repeat what the listener should have done, not the transaction",
+    ) from error
 
 
 def rolled_back(transactional_id: str, why: BaseException) -> StoreCommitFailedError:

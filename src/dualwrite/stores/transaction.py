@@ -194,6 +194,9 @@ class StoreTransaction(ABC):
         """
         self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
 
+    after_commit_error: Exception | None = None
+    """Set by `commit`: what the user's listeners of the commit have raised. It does not change that the database committed."""
+
     is_surely_rolled_back: bool = False
     """Set by `commit` before it raises an error of `record`: certainly nothing was committed."""
 

@@ -89,16 +89,19 @@ def close_rolled_back(session: GuardedSession) -> None:
     quietly(session.close)
 
 
-def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> None:
+def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
     """Notify the session's listeners how the transaction ended, if that is known, and close it.
 
-    Raises:
-        Exception: What the listeners of a commit raise.
+    Returns:
+        What a listener of the commit has raised.
     """
     try:
         if is_committed:
             session.dispatch_after_commit()
         elif is_known:
             quietly(session.dispatch_after_rollback)
+    except Exception as error:  # noqa: BLE001  (it must not look like an error of the commit)
+        return error
     finally:
         quietly(session.close)
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from dualwrite.stores.sql.async_session import AsyncSession
+
+log = logging.getLogger(__name__)
 
 _tokens: Final = itertools.count(1)
 
@@ -371,15 +374,24 @@ class SqlStoreTransaction(StoreTransaction):
                 quietly(connection.invalidate)
             for session in sessions:
                 guard.ended = True
-                close_ended(session, is_committed=self._is_committed, is_known=self._outcome_is_known)
-        except BaseException:  # KeyboardInterrupt while rolling back: the closed connection rolls back
-            quietly(connection.invalidate)
+                self._note(close_ended(session, is_committed=self._is_committed, is_known=self._outcome_is_known))
+        except BaseException:  # KeyboardInterrupt
+            if not self._is_committed:  # perhaps while rolling back: the closed connection rolls back
+                quietly(connection.invalidate)
             raise
         finally:
             quietly(connection.close)
             guard.session = None
             guard.ended = True
             guard.lifted = False
+
+    def _note(self, error: Exception | None) -> None:
+        if error is None:
+            return
+        if self.after_commit_error is None:
+            self.after_commit_error = error
+        else:
+            log.error("%s: another listener of after_commit has failed", self._claim.transactional_id, exc_info=error)
 
     def _roll_back(self, connection: GuardedConnection) -> None:
         if connection.in_transaction() or connection.get_transaction() is not None:
