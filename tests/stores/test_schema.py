@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import cast
 
 import psycopg
 import pytest
@@ -13,12 +15,15 @@ from alembic.runtime.migration import MigrationContext
 from store_scene import STATE
 
 import dualwrite
-from dualwrite import migration
+from dualwrite import Transaction, migration
+from dualwrite.chunks.markers import ChunkMarker
+from dualwrite.chunks.sql_markers import SqlChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
+from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
@@ -68,9 +73,17 @@ def use_everything(store: SqlStateStore) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT, expected_fence=claim.fence)
     generation = store.acquire_generation(claim, ProducerKind.NATIVE)
     transaction = store.begin(claim)
+    position, marker = Position("topic", 0, 5), ChunkMarker(0, 10, "digest")
+    store.positions.move(transaction, "group", [Move(None, position)])
+    markers, whole = SqlChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
+    markers.write(whole, "job", 0, marker)
+    assert markers.read(whole, "job", 0) == {0: marker}
     transaction.record(STATE, generation=generation, transaction_number=1)
     transaction.commit()
     assert store.read_claimed(claim).prepared_state == STATE
+    assert store.positions.read("group")[position.key].offset == 5
+    store.positions.reset("group", [Move(position, replace(position, offset=7))])
+    assert (store.positions.groups(), store.positions.forget("group"), markers.forget("job")) == (["group"], 1, 1)
     with pytest.raises(NotResolvedError):
         store.forget("id")
     lost = LostTransaction(LostKind.LOST, STATE, generation, datetime(2026, 1, 1, tzinfo=UTC))

@@ -12,8 +12,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ClauseElement, Executable
 from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
 
+from dualwrite import migration
 from dualwrite.errors import TransactionControlError
 from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 
@@ -215,12 +217,88 @@ def test_a_script_run_by_the_sqlite_driver_is_found(sqlite_url: str) -> None:
         transaction.rollback()
 
 
-def test_listeners_of_the_user_are_still_called(store: SqlStateStore, claim: Claim) -> None:
+@pytest.mark.parametrize("at", ["engine", "all connections"])
+def test_listeners_of_the_user_are_still_called(
+    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(sa.Connection, "_has_events", False)  # as above
+    target: Any = store.engine if at == "engine" else sa.Connection
     heard: list[str] = []
-    for name in ("begin", "commit", "rollback"):
-        sa.event.listen(store.engine, name, lambda _connection, name=name: heard.append(name))
-    transaction = store.begin(claim)
+    listeners = {name: lambda _connection, name=name: heard.append(name) for name in ("begin", "commit", "rollback")}
+    for name, listener in listeners.items():
+        sa.event.listen(target, name, listener)
+    try:
+        transaction = store.begin(claim)
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
+        store.begin(claim).rollback()
+    finally:
+        for name, listener in listeners.items():
+            sa.event.remove(target, name, listener)
+    assert heard == ["begin", "commit", "begin", "rollback"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_listeners_of_the_connection_are_called_after_statements_of_ours(store: SqlStateStore, claim: Claim, end: str) -> None:
+    heard: list[str] = []
+    transaction = store.begin_group(claim)
+    transaction.begin_unit()
+    sa.event.listen(transaction.handle, "before_cursor_execute", lambda *_: heard.append("statement"))
+    sa.event.listen(transaction.handle, end, lambda *_: heard.append(end))
+    transaction.end_unit()
+    transaction.begin_unit()
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    assert heard == ["statement"]
+    transaction.end_unit()
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    getattr(transaction, end)()
+    assert heard == ["statement", end]
+
+
+USERS_OPTIONS: dict[str, dict[str, Any]] = {
+    "another schema": {"schema_translate_map": {None: "elsewhere"}},
+    "a cursor of the server": {"stream_results": True, "yield_per": 10},
+}
+
+
+@pytest.mark.parametrize("options", USERS_OPTIONS)
+def test_options_of_the_user_are_not_for_our_own_statements(store: SqlStateStore, claim: Claim, options: str) -> None:
+    """SQLAlchemy's Connection.execution_options changes the connection itself."""
+    transaction = store.begin_group(claim)
+    transaction.begin_unit()
+    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    transaction.handle.execution_options(**USERS_OPTIONS[options])
+    transaction.end_unit()
+    transaction.begin_unit()
+    if options == "another schema":
+        with pytest.raises(sa.exc.DBAPIError):
+            transaction.handle.execute(insert(orders).values(id=2, item="table"))
+    transaction.undo_unit(ValueError())
+    transaction.begin_unit()
+    assert transaction.handle.get_execution_options().items() >= USERS_OPTIONS[options].items()
+    position = Position("topic", 0, 5)
+    store.positions.move(transaction, "group", [Move(None, position)])
+    transaction.end_unit()
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
-    store.begin(claim).rollback()
-    assert heard == ["begin", "commit", "begin", "rollback"]
+    assert store.read_claimed(claim).prepared_state == STATE
+    assert rows(store.engine) == 1
+    assert store.positions.read("group")[position.key].offset == 5
+
+
+def test_an_engine_that_translates_schemas(postgres_url: str) -> None:
+    """Everything of ours is in the schema that the engine's map gives."""
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA IF EXISTS tenant CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA tenant")
+    migration.upgrade(postgres_url, schema="tenant")
+    store = SqlStateStore(engine.execution_options(schema_translate_map={None: "tenant"}))
+    claim = store.claim(ID, "ours", timeout=LIMIT)
+    transaction = store.begin(claim)
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert store.read_claimed(claim).prepared_state == STATE
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT transaction_number FROM tenant.kafka_transaction_state").scalar_one() == 1
+    engine.dispose()

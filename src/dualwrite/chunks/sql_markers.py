@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,6 +15,7 @@ from dualwrite.chunks.table import CHUNK_TABLE_NAME
 from dualwrite.chunks.table import chunk_table as t
 from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.transaction import Transaction
 
 _ANY: Final = select(t).where(t.c.job_id == "").limit(1)
@@ -27,7 +29,7 @@ _DELETE: Final = delete(t).where(_OF_JOB)
 
 
 class SqlChunkMarkers(ChunkMarkers):
-    """See ChunkMarkers. The statements run through `tx.session`, which every SQL store offers, whatever its `tx.db` is.
+    """See ChunkMarkers. The statements run on the connection of `tx.session`, which every SQL store has.
 
     Args:
         store: The store.
@@ -51,7 +53,8 @@ class SqlChunkMarkers(ChunkMarkers):
 
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
         """See ChunkMarkers."""
-        found = transaction.session.execute(_READ, {"job_id": job_id, "partition": partition})
+        with _own_statements(transaction) as connection:
+            found = connection.execute(_READ, {"job_id": job_id, "partition": partition}).all()
         return {row.chunk_number: ChunkMarker(row.chunk_number, row.row_count, row.digest) for row in found}
 
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
@@ -65,7 +68,8 @@ class SqlChunkMarkers(ChunkMarkers):
             "committed_at": datetime.now(UTC),
         }
         try:
-            transaction.session.execute(_WRITE, row)
+            with _own_statements(transaction) as connection:
+                connection.execute(_WRITE, row)
         except IntegrityError as error:
             raise committed_meanwhile(job_id, partition, marker) from error
 
@@ -80,3 +84,9 @@ class SqlChunkMarkers(ChunkMarkers):
 
         self._store.short_transactions.run(work, "forgetting a job")
         return counted
+
+
+def _own_statements(transaction: Transaction) -> AbstractContextManager[Connection]:
+    connection = transaction.session.connection()
+    assert isinstance(connection, GuardedConnection)
+    return connection.own_statements()

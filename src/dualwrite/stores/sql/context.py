@@ -57,7 +57,8 @@ class StoreContext:
             )
         )
         marked = self.dialect.marked_condition()
-        object.__setattr__(self, "merged", self.dialect.merged_statements(self.engine))
+        translates = "schema_translate_map" in self.engine.get_execution_options()  # only SQLAlchemy can do that
+        object.__setattr__(self, "merged", None if translates else self.dialect.merged_statements(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))
         dbapi = self.engine.dialect.dbapi

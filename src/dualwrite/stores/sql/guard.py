@@ -6,6 +6,8 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import (
@@ -142,19 +144,40 @@ class GuardedConnection(Connection):
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
-        self._has_events = Connection._has_events  # noqa: SLF001  (as below: our listener is not for `engine_connect`)
+        self._users_has_events = self._has_events = Connection._has_events  # noqa: SLF001  (our own listener is for statements)
         super().__init__(engine, pooled)
-        self.lift_guard()
+        self.guard.lifted = True
+        self._has_events = False
+        self._users_options: Any = None
+        self._own_options: Any = None
 
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""
         self.guard.lifted = False
-        self._has_events = Connection._has_events  # noqa: SLF001  (the user's listeners for all connections)
+        self._has_events = self._users_has_events
+        if self._own_options is None:
+            self._own_options = self._execution_options
+        else:
+            self._execution_options = self._users_options
 
     def lift_guard(self) -> None:
-        """From here on the writer has the connection."""
+        """From here on the writer has the connection: without the options and the listeners that the user has added to it.
+
+        The engine's listeners, which are the user's too, are called anyway.
+        """
+        if not self.guard.lifted:
+            self._users_has_events, self._users_options = self._has_events, self._execution_options
+            self._has_events, self._execution_options = False, self._own_options
         self.guard.lifted = True
-        self._has_events = False  # the engine's listeners, which are the user's, are called anyway
+
+    @contextmanager
+    def own_statements(self) -> Iterator[Connection]:
+        """The connection, for statements of ours within the user's block."""
+        self.lift_guard()
+        try:
+            yield self
+        finally:
+            self.restore_guard()
 
     def guard_call(self, call: str) -> None:
         """Refuse unless the writer itself is acting."""
@@ -183,7 +206,10 @@ class GuardedConnection(Connection):
     def begin(self) -> RootTransaction:
         """Only the writer may call this."""
         self.guard_call("begin()")
-        return OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
+        self._has_events = self._users_has_events
+        begun = OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
+        self._has_events = False
+        return begun
 
     def begin_twophase(self, xid: Any | None = None) -> NoReturn:
         """Refused."""
@@ -193,11 +219,13 @@ class GuardedConnection(Connection):
     def commit(self) -> None:
         """Only the writer may call this."""
         self.guard_call("commit()")
+        self._has_events = self._users_has_events
         super().commit()
 
     def rollback(self) -> None:
         """Only the writer may call this."""
         self.guard_call("rollback()")
+        self._has_events = self._users_has_events
         super().rollback()
 
     def close(self) -> None:

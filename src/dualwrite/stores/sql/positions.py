@@ -62,12 +62,12 @@ class SqlPositions(Positions):
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions; an update whose condition does not hold changes no row; the primary key rejects a second insert."""
         assert isinstance(transaction, SqlStoreTransaction)
-        connection = transaction.connection  # not tx.session: it would flush the user's objects, and costs more
-        for one in in_order(moves):
-            try:
-                _move(connection.execute, group_id, one)
-            except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
-                raise moved(group_id, one, None) from error
+        with transaction.own_statements() as connection:  # not tx.session: it would flush the user's objects, and costs more
+            for one in in_order(moves):
+                try:
+                    _move(connection.execute, group_id, one)
+                except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
+                    raise moved(group_id, one, None) from error
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
         """See Positions."""

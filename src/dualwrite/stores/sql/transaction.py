@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,11 +134,10 @@ class SqlStoreTransaction(StoreTransaction):
         self._end_batch()  # SQLAlchemy reads each response
         return self._sessions.current(self._open_connection())
 
-    @property
-    def connection(self) -> Connection:
-        """The connection, for statements of our own within the block, whatever the user's handle is."""
+    def own_statements(self) -> AbstractContextManager[Connection]:
+        """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
         self._end_batch()  # SQLAlchemy reads each response
-        return self._open_connection()
+        return self._open_connection().own_statements()
 
     def async_handle(self, thread: TransactionThread) -> Any:
         """See StoreTransaction: an AsyncConnection."""
