@@ -34,6 +34,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.engines import make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap
@@ -49,6 +50,9 @@ from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 _RELATIVE: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
 _LOCK_TIMEOUT: Final = 30.0
+_WORK_TIME: Final = 600.0
+"""The maximum for one statement besides its wait for a lock, in seconds."""
+
 _one_at_a_time: Final = threading.Lock()
 """Needed because `alembic.context`, which every environment uses, is a single object for the whole process."""
 
@@ -259,10 +263,15 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
     try:
         with engine.connect() as connection:
             # The dialect's BEGIN: sqlite3 would begin only at the first INSERT, so a failed migration would be half applied.
-            dialect.begin(connection)
-            with made_in_schema(connection, schema):
-                yield connection
-            connection.commit()
+            # Its limits: as long as ALTER TABLE waits for a lock, all writers wait behind it.
+            dialect.begin_short(connection, _LOCK_TIMEOUT, work_time=_WORK_TIME)
+            try:
+                with made_in_schema(connection, schema):
+                    yield connection
+                connection.commit()
+            except BaseException:
+                quietly(lambda: dialect.finish(connection, "ROLLBACK"))
+                raise
             dialect.finish(connection, "COMMIT")
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as error:
         raise ErrorMap(engine, dialect).translated(error, doing) from error

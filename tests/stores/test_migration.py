@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dualwrite import migration
 from dualwrite.cli import db
-from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreUnavailableError
+from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreError, StoreUnavailableError
 from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
@@ -94,6 +94,25 @@ def test_upgrades_at_once(empty_url: str) -> None:
     processes = [ForkedProcess("forked_code", [program], folder=TESTS / "unit") for _ in range(3)]
     assert [ended(process) for process in processes] == [0, 0, 0]
     assert migration.current(empty_url) == migration.newest()
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("given", ["a URL", "an engine"])
+def test_an_upgrade_waits_for_a_lock_only_for_so_long(empty_url: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it waits, all writers wait behind it."""
+    monkeypatch.setattr(migration, "_LOCK_TIMEOUT", 1.0)
+    migration.upgrade(empty_url, "0004")
+    engine = sa.create_engine(empty_url)
+    with engine.connect() as reader:
+        reader.execute(sa.text("SELECT * FROM kafka_transaction_state")).all()
+        with pytest.raises(StoreError, match=r"(?i)lock"):
+            migration.upgrade(empty_url if given == "a URL" else engine)
+    migration.upgrade(engine)
+    assert migration.current(engine) == migration.newest()
+    with engine.connect() as connection:
+        limits = {"postgresql": "SHOW lock_timeout", "mariadb": "SELECT @@lock_wait_timeout"}[connection.dialect.name]
+        assert connection.scalar(sa.text(limits)) not in (1, "1s", "30s")
+    engine.dispose()
 
 
 @each
