@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from dualwrite.errors import (
     StoreUnavailableError,
     TopicReplacedError,
 )
+from dualwrite.kafka.librdkafka.batch import Batch
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.processor.stored import StoredProgress
 from dualwrite.stores.positions import Move, Position
@@ -340,6 +343,63 @@ def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch
             scene.wait_for([8])
     assert scene.agree() == [8]
     assert next(failures, None) is None
+
+
+@pytest.mark.slow
+def test_what_another_has_processed_is_not_processed_one_by_one(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of all partitions: another member has processed that of one, and then the rest fails."""
+    scene.produce(range(8))
+    poll, first = GroupConsumer.poll, iter([True])
+
+    def whole(consumer: GroupConsumer, most: int, timeout: float) -> Batch:
+        found = poll(consumer, most, timeout)
+        while found.messages and len(found.messages) < 8 and next(first, None):
+            while len(found.messages) < 8:
+                more = poll(consumer, most, timeout)
+                found = Batch([*found.messages, *more.messages], {**found.terms, **more.terms})
+        return found
+
+    monkeypatch.setattr(GroupConsumer, "poll", whole)
+    batches: list[list[int]] = []
+    with scene.writer("another") as another, scene.writer() as writer:
+
+        def handle(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
+            batches.append([int(message.value()) for message in messages])
+            for message in messages:
+                scene.book(message, tx)
+            if len(batches) == 1:
+                another.store.positions.reset(scene.group, [Move(None, Position(scene.source, 0, 2))])
+            if len(batches) == 2:
+                raise ValueError("poison")
+
+        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=handle, options=FAST)
+        with scene.started(processor):
+            scene.wait_for([1, 2, 3, 5, 6, 7])
+            scene.produce([8])
+            scene.wait_for([1, 2, 3, 5, 6, 7, 8])
+    assert [sorted(batch) for batch in batches[:2]] == [list(range(8)), [1, 2, 3, 5, 6, 7]]
+    assert scene.agree() == [1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.slow
+def test_an_error_is_not_blamed_on_a_message_that_was_processed_already(scene: ProcessorScene) -> None:
+    """As a handler that finds the row of its message there already."""
+    scene.produce([0])
+    begun = threading.Event()
+    with scene.writer("another") as another:
+
+        def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+            if message.offset() == 0:
+                begun.set()
+                another.store.positions.reset(scene.group, [Move(None, Position(scene.source, 0, 1))])
+                raise ValueError("it is there already")
+            scene.book(message, tx)
+
+        with scene.running(handle, options=replace(FAST, attempts=1)):
+            assert begun.wait(LIMIT)
+            scene.produce([4])
+            scene.wait_for([4])
+    assert scene.agree() == [4]
 
 
 @pytest.mark.slow

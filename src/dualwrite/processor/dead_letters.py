@@ -28,4 +28,7 @@ def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, at
         "error": type(error).__qualname__,
         "error.message": str(error)[:_LONGEST],
     }
-    return [*(message.headers() or ()), *((f"{PREFIX}{name}", str(value).encode()) for name, value in ours.items())]
+    return [
+        *(message.headers() or ()),
+        *((f"{PREFIX}{name}", str(value).encode(errors="backslashreplace")) for name, value in ours.items()),
+    ]

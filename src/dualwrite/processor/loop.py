@@ -138,8 +138,8 @@ class ProcessingLoop:
         batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # without messages that were processed already
         if not batch.messages or self._process(consumer, batch):
             return
-        for one in batch.one_by_one():
-            kept = one.still_owned(consumer.owned())
+        for one in batch.one_by_one():  # without those that turned out to be processed already
+            kept = one.still_owned(consumer.owned()).from_offsets(self._next)
             if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
                 return
 
@@ -272,9 +272,10 @@ class ProcessingLoop:
                     continue
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
-                self._failed(error, pause)
-                if self._progress.is_transient(error):
-                    self._was_too_slow(batch, time.monotonic() - began, error)
+                rest = self._rest_after(error, consumer, batch, pause=pause, seconds=time.monotonic() - began)
+                if rest is not None:
+                    batch = rest
+                    continue
             else:
                 self._times_too_slow = 0
                 self._next |= batch.after
@@ -296,18 +297,53 @@ class ProcessingLoop:
         except AfterCommitError:
             log.exception("%s: a transaction has committed, and a listener of the commit has failed", self._group)
 
-    def _failed(self, error: Exception, pause: float) -> None:
-        """Return if the transaction should be run again; raise the error otherwise."""
+    def _rest_after(
+        self, error: Exception, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
+    ) -> Batch | None:
+        """What to run now, after an error that came after so many seconds; None: the same batch again, after the pause.
+
+        Raises:
+            UnprocessableError: One of the messages may be the cause.
+            MessageFailedError: See `_was_too_slow`.
+            Exception: The error itself, if the processor can't continue.
+        """
         match verdict_of(error, self._is_transient):
             case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
                 log.warning("%s: %s", self._group, error)
                 self._progress.left_in_doubt()
             case Verdict.LATER:
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
-            case Verdict.MESSAGE:
-                raise UnprocessableError(error) from error
             case Verdict.STOP:
                 raise error
+            case Verdict.MESSAGE:
+                return self._without_cause(error, consumer, batch)
+        if self._progress.is_transient(error):
+            self._was_too_slow(batch, seconds, error)
+        return None
+
+    def _without_cause(self, error: Exception, consumer: GroupConsumer, batch: Batch) -> Batch | None:
+        """The rest of a failed batch if some of its messages have been processed already: they may be the cause.
+
+        That is so if a transaction in doubt has committed, or if this member has lost its partitions: the handler then finds
+        rows that are there already.
+
+        Returns:
+            None if the positions can't be read now: until they can, the error is not blamed on a message.
+
+        Raises:
+            UnprocessableError: No position has moved.
+        """
+        try:
+            left = self._without_processed(consumer, batch)
+        except DualWriteError as reading:
+            if not reading.retriable:
+                raise
+            log.warning("%s: a batch failed, and its positions can't be read yet: %s; %s", self._group, error, reading)
+            return None
+        if len(left.messages) == len(batch.messages):
+            raise UnprocessableError(error) from error
+        log.info("%s: some messages of a batch that failed were processed already: %s", self._group, error)
+        return left
 
     def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
         """After the error of a member whose generation has ended: poll fewer messages at once, if they took too long.
@@ -356,12 +392,20 @@ class ProcessingLoop:
         can't be read now, the whole batch is returned, and the next attempt tries again.
         """
         try:
-            left, moved = self._progress.catch_up(consumer, batch)
+            return self._without_processed(consumer, batch)
         except DualWriteError as error:
             if not error.retriable:
                 raise
             log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
             return batch
+
+    def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+        """The batch without the partitions whose positions have moved, as far as the database or Kafka shows that now.
+
+        Raises:
+            DualWriteError: The positions can't be read, or are gone.
+        """
+        left, moved = self._progress.catch_up(consumer, batch)
         after = batch.after
         self._next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
