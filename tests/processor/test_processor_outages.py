@@ -66,3 +66,29 @@ def test_the_broker_is_killed_between_the_two_commits(
     back.join(LIMIT)
     assert scene.agree() == list(range(40))
     assert "the outcome on Kafka's side is unknown" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_stop_does_not_wait_for_a_coordinator_that_is_down(
+    databases: Databases, brisk: DevCluster, new_name: NewName, offsets: Any
+) -> None:
+    """librdkafka would wait for it for session.timeout.ms: five minutes here, longer than the test's limit."""
+    scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)
+    scene.produce(range(8))
+    with scene.writer() as writer:
+        processor = DualProcessor(
+            writer,
+            scene.settings(**{"session.timeout.ms": 300_000, "heartbeat.interval.ms": 1000}),
+            [scene.source],
+            handle=scene.book,
+            options=replace(OPTIONS, offsets=offsets),
+        )
+        with scene.started(processor) as running:
+            scene.wait_for(range(8))
+            brisk.kill()
+            try:
+                running.stop()
+            finally:
+                brisk.start()
+    assert scene.agree() == list(range(8))

@@ -52,6 +52,16 @@ def test_deleted_messages(stored: Position | None) -> None:
     assert begin(stored, seen, on_gap="skip") == 8
 
 
+@pytest.mark.parametrize("end", [5, 9])
+def test_a_log_that_has_grown_again_after_it_was_truncated(end: int) -> None:
+    """librdkafka compares leader epochs (KIP-320): the end alone does not show it."""
+    seen = Seen("one", first_offset=0, end_offset=end, is_truncated=True)
+    with pytest.raises(LogTruncatedError, match=f"was truncated before the position 5, and has grown again since, to {end}"):
+        begin(at(5), seen)
+    assert begin(at(5), seen, on_gap="skip") == 5
+    assert begin(at(5), Seen("one", first_offset=0, end_offset=end)) == 5
+
+
 @pytest.mark.parametrize("stored", [at(5), None], ids=["stored", "at Kafka"])
 def test_a_log_that_ends_before_the_position(stored: Position | None) -> None:
     seen = Seen("one", first_offset=0, committed=5, end_offset=3)

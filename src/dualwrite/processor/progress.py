@@ -104,6 +104,8 @@ class Progress(ABC):
         for key in partitions:
             position = stored.get(key)
             begin = begin_of(key, position, seen[key], self._options)
+            if seen[key].is_truncated:
+                log.warning("%s: %s-%d was truncated before its position; continuing at %s", self._group, *key, begin)
             found[key] = begin if isinstance(begin, int) else places.BEGINNING
             self._note(key, position)
             self._ids[key] = ids[key]
@@ -287,7 +289,11 @@ class Progress(ABC):
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
         first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
         ends = consumer.offsets.end_offsets([key for key, place in refused.items() if begun.get(key) == place], timeout)
-        return {key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key)) for key in partitions}
+        truncated = consumer.truncated & ends.keys()
+        return {
+            key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)
+            for key in partitions
+        }
 
     def _note(self, key: Partition, position: Position | None) -> None:
         if position is None:

@@ -21,12 +21,14 @@ class Seen:
         first_offset: The first offset that retention has not deleted; None if it was not queried.
         committed: The group's committed offset at Kafka, if there is one.
         end_offset: The partition's end, if Kafka refused to read from the position; None otherwise.
+        is_truncated: Whether Kafka refused since the log was truncated before the position; it may have grown again since.
     """
 
     topic_id: str
     first_offset: int | None = None
     committed: int | None = None
     end_offset: int | None = None
+    is_truncated: bool = False
 
 
 def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int | str:
@@ -41,7 +43,7 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
     Raises:
         TopicReplacedError: The topic was deleted and created again, and the policy is to stop.
         MessagesDeletedError: Retention has deleted messages that were not read yet, and the policy is to stop.
-        LogTruncatedError: The partition ends before the position, and the policy is to stop.
+        LogTruncatedError: The partition ends, or was truncated, before the position, and the policy is to stop.
     """
     topic, number = partition
     if stored is not None and stored.topic_id and seen.topic_id and stored.topic_id != seen.topic_id:
@@ -69,11 +71,14 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
             position=position,
             first_offset=seen.first_offset,
         )
-    if seen.end_offset is not None and seen.end_offset < position:
+    if seen.end_offset is not None and (seen.end_offset < position or seen.is_truncated):
         if options.on_gap == "skip":
-            return seen.end_offset
+            return min(seen.end_offset, position)
         raise LogTruncatedError(
-            f"The partition {topic}-{number} ends at {seen.end_offset}, before the position {position}.",
+            f"The partition {topic}-{number} ends at {seen.end_offset}, before the position {position}."
+            if seen.end_offset < position
+            else f"The partition {topic}-{number} was truncated before the position {position}, and has grown again since, to "
+            f"{seen.end_offset}: an unknown number of new messages lie before the position.",
             cause="brokers have lost messages that were read already (an unclean election of a leader, a lost disk), or the "
             "topic was deleted and created again",
             next_step=f"to go on at the end, set on_gap='skip'; or move the position: {how_to_reset(options)}",

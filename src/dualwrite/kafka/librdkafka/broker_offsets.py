@@ -17,6 +17,7 @@ _EARLIEST: Final = -2
 _LATEST: Final = -1
 """ListOffsets' timestamp for the end: the last stable offset, for a consumer that reads committed messages."""
 
+_WITHOUT_LEADER: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
 _REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
@@ -97,10 +98,10 @@ class BrokerOffsets:
         try:
             found = self._consumer.offsets_for_times(wanted, timeout) if wanted else ()
         except KafkaException as error:
-            raise broker_error(error, None, f"reading the {name} offsets of partitions") from error
+            raise _unlisted(error.args[0], f"reading the {name} offsets of partitions") from error
         for one in found:
             if one.error is not None:
-                raise broker_error(one.error, None, f"reading the {name} offset of {one.topic}-{one.partition}")
+                raise _unlisted(one.error, f"reading the {name} offset of {one.topic}-{one.partition}")
         return {(one.topic, one.partition): one.offset for one in found}
 
     def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
@@ -118,3 +119,14 @@ class BrokerOffsets:
         if error.name() in _REBALANCING:
             return BrokerUnavailableError(f"Kafka error during {doing}: {error.str()}.", next_step="retry")
         return broker_error(error, None, doing)
+
+
+def _unlisted(error: KafkaError, doing: str) -> BrokerError:
+    """The error of a lookup of offsets; librdkafka calls partitions without a leader unknown, if all that it looks up are."""
+    if error.name() not in _WITHOUT_LEADER:
+        return broker_error(error, None, doing)
+    return BrokerUnavailableError(
+        f"Kafka error during {doing}: {error.str()}.",
+        cause="the partitions have no leader, or the brokers don't know them yet",
+        next_step="retry; check that every broker is running",
+    )

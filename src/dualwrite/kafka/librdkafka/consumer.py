@@ -7,6 +7,7 @@ therefore stays the same, and is as accurate as a member's view can be.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -41,6 +42,10 @@ _WARNING_INTERVAL: Final = 60.0
 
 _END_OF_PARTITION: Final = "_PARTITION_EOF"
 _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
+_TRUNCATION: Final = "truncation"
+
+_CLOSING: Final = 10.0
+"""Seconds that `close` waits; librdkafka itself would wait for a coordinator that is down for `session.timeout.ms`."""
 
 
 class GroupConsumer:
@@ -75,6 +80,7 @@ class GroupConsumer:
         self._next_offsets: dict[Partition, int] = {}  # the offset of the next message
         self._ends: dict[Partition, int] = {}  # the end of each partition that was read to its end
         self._refused: dict[Partition, int] = {}
+        self._truncated: set[Partition] = set()
         self._waiting = False
         self._is_closing = False
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
@@ -137,6 +143,14 @@ class GroupConsumer:
         return dict(self._refused)
 
     @property
+    def truncated(self) -> frozenset[Partition]:
+        """The partitions in `refused` of which librdkafka says that the log was truncated before the offset (KIP-320).
+
+        The partition may have grown again since, so that its end is no proof.
+        """
+        return frozenset(self._truncated)
+
+    @property
     def passed(self) -> dict[Partition, tuple[int, int]]:
         """The partitions that were read to their end: the offset after the last message returned, and the end.
 
@@ -180,10 +194,25 @@ class GroupConsumer:
         self._for_monitors.commit_due()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. If its coordinator does not respond within ten seconds, that continues in the background."""
         self._is_closing = True
         self._for_monitors.commit()
-        self._consumer.close()  # waits for that commit
+        closing = threading.Thread(target=self._close, name=f"dualwrite-leave-{self.group_id}", daemon=True)
+        closing.start()
+        closing.join(_CLOSING)
+        if closing.is_alive():
+            log.warning(
+                "%s: the group's coordinator does not respond: this member could not leave within %g s, and will be removed "
+                "after session.timeout.ms",
+                self.group_id,
+                _CLOSING,
+            )
+
+    def _close(self) -> None:
+        try:
+            self._consumer.close()  # waits for the commit
+        except Exception as error:  # noqa: BLE001  (nothing depends on it any more)
+            log.warning("%s: leaving the group: %s", self.group_id, error)
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
 
@@ -211,6 +240,7 @@ class GroupConsumer:
         for key in keys:
             self._terms.pop(key, None)
             self._refused.pop(key, None)
+            self._truncated.discard(key)
             self._ends.pop(key, None)
         if self._waiting and partitions:
             consumer.resume(partitions)  # librdkafka keeps a pause for the next assignment
@@ -234,6 +264,7 @@ class GroupConsumer:
         stopped = []
         for key in keys:
             self._refused.pop(key, None)
+            self._truncated.discard(key)
             try:
                 self._consumer.seek(TopicPartition(*key, self._next_offsets[key]))
             except KafkaException:  # librdkafka has stopped fetching it: the offset was out of range
@@ -265,9 +296,7 @@ class GroupConsumer:
                     self._ends[key] = offset
                 continue
             if error.name() == _OUT_OF_RANGE and not error.fatal():
-                if key in self._terms:
-                    offset = message.offset()
-                    self._refused[key] = self._next_offsets[key] if offset is None else offset
+                self._note_refused(key, message.offset(), error)
             elif not consumer_recovers(error):
                 raise _failed(error, message)
             log.debug("%s: %s", self.group_id, error)
@@ -275,6 +304,13 @@ class GroupConsumer:
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
                 self._unknown.setdefault(topic, -_WARNING_INTERVAL)
             return None
+
+    def _note_refused(self, key: Partition, offset: int | None, error: KafkaError) -> None:
+        if key not in self._terms:
+            return
+        self._refused[key] = self._next_offsets[key] if offset is None else offset
+        if _TRUNCATION in error.str().lower():  # which has no code of its own
+            self._truncated.add(key)
 
     def _warn_of_unknown_topics(self) -> None:
         """Warn at once, and then every minute: the topic may still be created, but its name may also be wrong."""
