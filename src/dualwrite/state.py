@@ -135,7 +135,7 @@ def names(stored: PreparedTxnState | None, described: TransactionDescription | N
     """Whether S (`stored`) is the name of the current or last transaction of D (`described`).
 
     While the transaction is ongoing, D shows its epoch. Once it has ended, EndTxn v5 or a timeout has raised the epoch by one;
-    EndTxn v4 does not raise it, which is possible only for a state with a start time.
+    an older EndTxn does not raise it, which is possible only for a state with a start time.
     """
     if stored is None or described is None or stored.producer_id != described.producer_id:
         return False

@@ -1,4 +1,4 @@
-"""The coordinator's requests against real brokers, with and without EndTxn v5."""
+"""The coordinator's requests against real brokers, with and without EndTxn v5; a fake one has the versions of Kafka 3.0."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
+from kafka.protocol.admin import DescribeTransactionsRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
@@ -15,6 +18,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.pace import LIMIT, joined, until
+from fixtures.wire_server import WireServer
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -157,7 +161,7 @@ def test_an_abort_with_nothing_ongoing_raises_the_epoch(
     assert not again.proven
 
 
-# --- EndTxn v4 --------------------------------------------------------------------------------------------------------
+# --- EndTxn before v5 -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -190,6 +194,26 @@ def test_v4_init_producer_id_aborts_what_is_ongoing_and_fences(
     coordinator_v4: WireTransactionCoordinator, ongoing_v4: Opener, new_name: NewName
 ) -> None:
     _init_aborts_and_fences(coordinator_v4, ongoing_v4, new_name)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_broker_with_the_versions_of_kafka_3_0_ends_a_transaction(
+    new_coordinator: Callable[..., WireTransactionCoordinator], commit: bool
+) -> None:
+    """EndTxn v4 came with Kafka 3.8."""
+    versions = {
+        EndTxnRequest: (0, 3),
+        InitProducerIdRequest: (0, 4),
+        FindCoordinatorRequest: (0, 4),
+        MetadataRequest: (0, 12),
+        DescribeTransactionsRequest: (0, 0),
+    }
+    with WireServer(versions=versions, features={}) as server:
+        coordinator = new_coordinator(server.bootstrap_servers)
+        assert coordinator.end_transaction("id", producer_id=1, epoch=2, commit=commit, timeout=LIMIT).proven
+        (ended,) = server.received(EndTxnRequest)
+        assert (ended.API_VERSION, ended.producer_id, ended.producer_epoch, ended.committed) == (3, 1, 2, commit)
+        assert coordinator.init_producer_id("id", timeout=LIMIT).proven
 
 
 # --- InitProducerId, ListTransactions, settings -----------------------------------------------------------------------

@@ -4,9 +4,9 @@ Apache's tool sends a plain InitProducerId, which ends whatever is open when it 
 successor. Here the request contains the producer id and epoch that the operator has seen.
 
 Brokers without EndTxn v5 have no request that aborts and fences by compare-and-set. InitProducerId compares only the producer
-id while a transaction is ongoing, so with a stale epoch it aborts a successor's transaction (measured on 3.9.1). EndTxn v4
+id while a transaction is ongoing, so with a stale epoch it aborts a successor's transaction (measured on 3.9.1). Their EndTxn
 compares the epoch, but does not raise it, so a late message of the aborted transaction may still be accepted (rule FA), and
-hang. Aborting a transaction that the operator has not seen is worse, so we send EndTxn v4, and InitProducerId right after it.
+hang. Aborting a transaction that the operator has not seen is worse, so we send EndTxn, and InitProducerId right after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def force_terminate(
     result = coordinator.end_transaction(transactional_id, producer_id=producer_id, epoch=epoch, commit=False, timeout=deadline)
     if not result.proven:
         raise _changed(transactional_id, f"Kafka returned {result.name}")
-    if not coordinator.knows_end_by_epoch(timeout=deadline):  # EndTxn v4 does not raise the epoch: its producer could continue
+    if not coordinator.knows_end_by_epoch(timeout=deadline):  # the epoch was not raised: its producer could continue
         _fence(coordinator, transactional_id, producer_id, epoch, deadline)
 
 

@@ -28,8 +28,8 @@ from dualwrite.state import PreparedTxnState, TransactionDescription
 CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 
-_END_PLAIN: Final = 4
-_INIT_PLAIN: Final = 4
+_END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
+_INIT_PLAIN: Final = 4  # of Kafka 3.0
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
 _ANY_TIMEOUT_MS: Final = 60_000
