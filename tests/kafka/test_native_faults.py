@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
@@ -24,12 +25,14 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inspect.topics import describe_topics
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from fixtures.acls import Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, read_values, started
+from fixtures.leaders import coordinator_of
 from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
@@ -450,6 +453,37 @@ def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
     found = read_topic(guarded.bootstrap_servers, topic)
     assert [message.value() for message in found if message.partition() == 1 and message.value() != b"next"] == sent
     assert len(found) == len(sent) + 1
+
+
+@pytest.mark.slow
+def test_a_partition_that_has_lost_its_leader_does_not_stop_messages_to_the_others(
+    three_brokers: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    servers, topic = three_brokers.bootstrap_servers, new_name("topic")
+    producer = new_native(three_brokers)
+    coordinator = coordinator_of(servers, producer.kafka_transactional_id)
+    lost = next(node for node in (1, 2, 3) if node != coordinator)
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 2, replica_assignment=[[coordinator], [lost]])])[topic].result(LIMIT)
+
+    def commit_next(value: bytes) -> None:
+        producer.begin_transaction()
+        producer.send(topic, value, partition=0)
+        producer.commit_transaction(timeout=LIMIT)
+
+    commit_next(b"before")
+    three_brokers.kill(lost)
+    try:
+        until(lambda: describe_topics(servers, [topic])[0].without_leader, "partition 1 has no leader")
+        producer.begin_transaction()
+        producer.send(topic, b"never stored", partition=1)
+        with pytest.raises(DeliveryError):
+            producer.prepare_transaction(timeout=0.5)
+        producer.abort_transaction(timeout=LIMIT)
+        commit_next(b"after")
+    finally:
+        three_brokers.start(lost)
+    assert read_values(servers, topic) == [b"before", b"after"]
 
 
 # --- ACLs -----------------------------------------------------------------------------------------------------------------

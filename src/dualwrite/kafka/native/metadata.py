@@ -119,6 +119,5 @@ class Topics:
                 continue
             leaders = [addresses.get(p.leader_id) for p in sorted(topic.partitions, key=lambda p: p.partition_index)]
             self._layouts[topic.name] = Layout(tuple(leaders), now)
-            if all(leaders):
-                self._stale.discard(topic.name)
+            self._stale.discard(topic.name)
         return codes
