@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -20,8 +21,10 @@ import dualwrite
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import UsageError
-from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client import sockets
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.sockets import ConnectionLostError, open_socket
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.migration import upgrade
 from fixtures.broker import USERS, make_topic, read_values, started
@@ -254,6 +257,37 @@ def test_a_connection_uses_tcp_keepalive_unless_switched_off() -> None:
             if expected and hasattr(socket, "TCP_KEEPIDLE"):
                 assert plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
             coordinator.close()
+
+
+# --- addresses that can't be connected to --------------------------------------------------------------------------------
+
+
+def test_an_address_of_a_family_that_the_system_lacks_is_a_lost_connection(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """A name with an IPv4 address that refuses connections, and an IPv6 address, on a system without IPv6."""
+    new_socket = socket.socket
+
+    def without_ipv6(family: int, *arguments: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return new_socket(family, *arguments)
+
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", free_port)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", free_port, 0, 0)),
+    ]
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(sockets.socket, "socket", without_ipv6)
+    for last in ("Address family not supported", "refused"):
+        with pytest.raises(ConnectionLostError, match=last):
+            open_socket(Address("broker", 9092), KafkaConfig.of("broker:9092"), Deadline.after(LIMIT))
+        found.reverse()
+
+
+def test_a_host_that_is_no_valid_name_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLostError, match=r"broker\.\.example:9092: can't connect"):
+        open_socket(Address("broker..example", 9092), KafkaConfig.of("broker..example:9092"), Deadline.after(LIMIT))
 
 
 # --- a fork ----------------------------------------------------------------------------------------------------------------

@@ -40,31 +40,29 @@ def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> so
         ConfigurationError: See `KafkaConfig.tls`.
     """
     context = config.tls()
-    plain = _connected(address, deadline)
-    with _closed_on_error(plain):
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if config.keepalive:
-            _keep_alive(plain)
+    plain = _connected(address, config, deadline)
     return plain if context is None else _secured(plain, context, address, deadline)
 
 
-def _connected(address: Address, deadline: Deadline) -> socket.socket:
+def _connected(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
         raise ConnectionLostError(address, f"can't connect: {error}") from error
     problem: OSError | None = None
     for position, (family, kind, protocol, _, where) in enumerate(found):
-        made = socket.socket(family, kind, protocol)
-        with _closed_on_error(made):
-            made.settimeout(max(deadline.left / (len(found) - position), LEAST_TIME))
-            try:
+        try:
+            made = socket.socket(family, kind, protocol)
+            with _closed_on_error(made):
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if config.keepalive:
+                    _keep_alive(made)
+                made.settimeout(max(deadline.left / (len(found) - position), LEAST_TIME))
                 made.connect(where)
-            except OSError as error:
-                made.close()
-                problem = error
-            else:
-                return made
+        except OSError as error:
+            problem = error
+        else:
+            return made
     if isinstance(problem, TimeoutError):
         raise ConnectionLostError(address, f"can't connect: no response within {deadline.seconds:.3g} s") from problem
     raise ConnectionLostError(address, f"can't connect: {problem}") from problem
