@@ -41,12 +41,25 @@ messages: st.SearchStrategy[Message] = st.tuples(
 )
 
 
+class TopicsDouble:
+    """Topics with a number of partitions, which is looked up once and then known."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self._known: dict[str, int] = {}
+
+    def layout(self, topic: str, _: Deadline) -> Any:
+        return SimpleNamespace(leaders=(None,) * self._known.setdefault(topic, self.partitions))
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+
 class SenderDouble:
     """The part of Sender that the accumulator uses."""
 
     def __init__(self, partitions: int) -> None:
-        layout = SimpleNamespace(leaders=(None,) * partitions)
-        self.topics = SimpleNamespace(layout=lambda _topic, _timeout: layout)
+        self.topics = TopicsDouble(partitions)
         self.batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
         self.buffered = self.most_buffered = 0
         self._unacknowledged: list[Batch] = []
@@ -203,3 +216,36 @@ def test_a_new_transaction_drops_leftover_messages() -> None:
     accumulator.append("t", None, b"new", None, 0, 0, TIMEOUT)
     accumulator.flush(Deadline.after(TIMEOUT))
     assert [records(batch) for batch in sender.batches["t", 0]] == [[(None, b"new", [], 0)]]
+
+
+def test_a_partition_that_was_added_since_the_topic_was_looked_up_is_accepted() -> None:
+    sender, accumulator = begun()
+    accumulator.append("t", None, b"v", None, 0, 0, TIMEOUT)
+    sender.topics.partitions += 1
+    accumulator.begin(7, 4)
+    accumulator.append("t", None, b"v", None, PARTITIONS, 0, TIMEOUT)
+    accumulator.begin(7, 5)
+    with pytest.raises(UnknownTopicError):
+        accumulator.append("t", None, b"v", None, PARTITIONS + 1, 0, TIMEOUT)
+
+
+@pytest.mark.parametrize("call", ["append", "extend", "extend_keyed"])
+def test_a_partition_that_is_added_during_a_transaction_is_accepted_by_the_next_one(call: str) -> None:
+    """Within a transaction the number of partitions does not change, so that a key always means the same partition."""
+    sender, accumulator = begun()
+
+    def add(partition: int) -> None:
+        if call == "append":
+            accumulator.append("t", None, b"v", None, partition, 0, TIMEOUT)
+        elif call == "extend":
+            accumulator.extend("t", [b"v"], partition, 0, Patience(TIMEOUT, lambda: 0))
+        else:
+            accumulator.extend_keyed("t", [(b"k", b"v")], partition, 0, Patience(TIMEOUT, lambda: 0))
+
+    add(0)
+    sender.topics.partitions += 1
+    with pytest.raises(UnknownTopicError):
+        add(PARTITIONS)
+    accumulator.begin(7, 4)
+    add(0)
+    add(PARTITIONS)

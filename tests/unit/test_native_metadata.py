@@ -43,3 +43,15 @@ def test_a_partition_without_leader_does_not_hide_the_leaders_of_the_others() ->
     cluster.leaders = (2, NONE)
     topics.refresh({"orders"}, Deadline.after(SECONDS))
     assert (topics.leader("orders", 0), topics.leader("orders", 1)) == (SECOND, None)
+
+
+def test_a_forgotten_topic_is_looked_up_again() -> None:
+    cluster = Cluster(1)
+    topics = topics_of(cluster)
+    assert len(topics.layout("orders", Deadline.after(SECONDS)).leaders) == 1
+    cluster.leaders = (1, 2)
+    assert len(topics.layout("orders", Deadline.after(SECONDS)).leaders) == 1
+    topics.forget("orders")
+    assert topics.leader("orders", 0) is None
+    assert len(topics.layout("orders", Deadline.after(SECONDS)).leaders) == 2
+    assert cluster.looked_up == 2

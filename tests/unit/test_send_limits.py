@@ -53,7 +53,7 @@ class Brokers:
 
     def __init__(self, clock: Clock, *, wait: float, stores: int) -> None:
         self._clock, self._wait, self._stores = clock, wait, stores
-        self.topics = SimpleNamespace(layout=self._layout)
+        self.topics = SimpleNamespace(layout=self._layout, forget=lambda _: None)
         self.buffered = self.stored = 0
         self.has_sent, self.failure = False, None
         self.limits: set[float] = set()

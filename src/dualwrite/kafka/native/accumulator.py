@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError
-from dualwrite.kafka.messages import as_bytes, check_topic
+from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
 from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
@@ -321,10 +321,14 @@ class RecordAccumulator:
         check_topic(topic)
         found = self._topics.get(topic)  # a subclass of str
         if found is None:
-            count = len(self._sender.topics.layout(topic, deadline).leaders)
+            topics = self._sender.topics
+            count = len(topics.layout(topic, deadline).leaders)
             if partition is not None:
+                if check_number("partition", partition, MAX_PARTITION) >= count:  # it may have been added since the lookup
+                    topics.forget(topic)
+                    count = len(topics.layout(topic, deadline).leaders)
                 check_partition(topic, partition, count, self._id)
-            found = TopicPartitions(topic, count, self._producer_id, self._epoch, self._settings, self._id)
+            found = TopicPartitions(topic, count, self._producer_id, self._epoch, self._settings, self._id, topics.forget)
             self._topics[topic] = found
         return found
 

@@ -73,6 +73,10 @@ class Topics:
         """A leader has moved or does not respond: look up the topic before anything more is sent to it."""
         self._stale.add(topic)
 
+    def forget(self, topic: str) -> None:
+        """The topic may have more partitions now: `layout` looks it up again."""
+        self._layouts.pop(topic, None)
+
     def refresh(self, topics: set[str], deadline: Deadline) -> None:
         """Look up the topics once. Those that can't be looked up now stay marked as stale.
 

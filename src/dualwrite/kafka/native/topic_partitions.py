@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from dualwrite.errors import UnknownTopicError
 from dualwrite.kafka.messages import MAX_PARTITION, check_number
@@ -13,6 +14,8 @@ from dualwrite.kafka.native.settings import NativeSettings
 class TopicPartitions:
     """The partitions of a topic that one transaction writes to, created when the first message goes to each.
 
+    Their number does not change during the transaction.
+
     Args:
         topic: The topic's name.
         count: The number of its partitions.
@@ -20,16 +23,25 @@ class TopicPartitions:
         epoch: The transaction's epoch.
         settings: Partitioner and compression.
         kafka_transactional_id: For error messages.
+        forget: Called with the topic when a message is for a partition that does not exist: it may have been added since the
+            topic was looked up, and then the next transaction may write to it.
 
     Attributes:
         partitions: Every partition by its number, or None if nothing was written to it; also read by the accumulator's loops.
         sticky: The partition that currently gets the messages without a key; None if the next one is to choose it.
     """
 
-    __slots__ = ("_epoch", "_id", "_partitioner", "_producer_id", "_settings", "_topic", "partitions", "sticky")
+    __slots__ = ("_epoch", "_forget", "_id", "_partitioner", "_producer_id", "_settings", "_topic", "partitions", "sticky")
 
     def __init__(
-        self, topic: str, count: int, producer_id: int, epoch: int, settings: NativeSettings, kafka_transactional_id: str
+        self,
+        topic: str,
+        count: int,
+        producer_id: int,
+        epoch: int,
+        settings: NativeSettings,
+        kafka_transactional_id: str,
+        forget: Callable[[str], None],
     ) -> None:
         self._topic = topic
         self._producer_id = producer_id
@@ -37,6 +49,7 @@ class TopicPartitions:
         self._settings = settings
         self._partitioner = settings.partitioner
         self._id = kafka_transactional_id
+        self._forget = forget
         self.partitions: list[Partition | None] = [None] * count
         self.sticky: Partition | None = None
 
@@ -48,7 +61,11 @@ class TopicPartitions:
         """
         partitions = self.partitions
         if partition is not None:
-            check_partition(self._topic, partition, len(partitions), self._id)
+            try:
+                check_partition(self._topic, partition, len(partitions), self._id)
+            except UnknownTopicError:
+                self._forget(self._topic)
+                raise
             index = partition
         else:
             chosen = self._partitioner(key, len(partitions))
