@@ -11,33 +11,42 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, Metadat
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, ProduceRequest
 
 import dualwrite
-from dualwrite.errors import BrokerError, BrokerUnavailableError, ProducerFencedError, UnknownTransactionStateError
-from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    DeliveryError,
+    ProducerFencedError,
+    UnknownTransactionStateError,
+)
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.opening import Opening
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import PreparedTxnState
 from fixtures.pace import LIMIT
 from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer
 
 CONCURRENT_TRANSACTIONS, UNKNOWN = 51, -1
+NOBODY = -1
 OTHER = PreparedTxnState(1, 1)
 
 
-def one_topic(request: Any, server: WireServer) -> Any:
-    """A Metadata answer in which every topic has one partition, with the server as its leader."""
+def one_topic(request: Any, server: WireServer, *, leader: int = NODE_ID) -> Any:
+    """A Metadata answer in which every topic has one partition, by default with the server as its leader."""
     answer = server.metadata(request)
     found = MetadataResponse.MetadataResponseTopic
     partition = found.MetadataResponsePartition(
-        error_code=0, partition_index=0, leader_id=NODE_ID, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID], offline_replicas=[]
+        error_code=0, partition_index=0, leader_id=leader, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID], offline_replicas=[]
     )
     answer.topics = [found(error_code=0, name=asked.name, partitions=[partition]) for asked in request.topics or ()]
     return answer
 
 
-def on_server(server: WireServer) -> NativeProducer:
+def on_server(server: WireServer, **more: Any) -> NativeProducer:
     server._handlers[MetadataRequest] = lambda request: one_topic(request, server)
-    settings = {"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1}
+    settings = {"bootstrap.servers": server.bootstrap_servers, "retry.backoff.ms": 1, **more}
     return NativeProducer(KafkaConfig.of(settings), "orders", two_phase=True)
 
 
@@ -194,6 +203,33 @@ def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction() ->
         assert len(server.received(EndTxnRequest)) == 100
         producer.close()
     assert looks < 80
+
+
+def test_a_wait_sleeps_although_nobody_asks_for_a_connection_that_could_not_be_opened(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that to a bootstrap server which was given up for another one; here a partition's leader is waited for."""
+    waits: list[float] = []
+    wait = Sender._wait
+
+    def counted(self: Sender, timeout: float) -> None:
+        waits.append(timeout)
+        wait(self, timeout)
+
+    monkeypatch.setattr(Sender, "_wait", counted)
+    with WireServer() as server:
+        producer = on_server(server, **{"retry.backoff.ms": 100})
+        server._handlers[MetadataRequest] = lambda request: one_topic(request, server, leader=NOBODY)
+        producer.init_transactions(timeout=LIMIT)
+        failed = Opening(Address("127.0.0.1", free_port), producer._network.config)
+        producer._network._openings[Address("127.0.0.1", free_port)] = failed
+        assert failed.wait(LIMIT)
+        producer.begin_transaction()
+        producer.send("topic", b"v")
+        with pytest.raises(DeliveryError):
+            producer.prepare_transaction(timeout=0.5)
+        assert len(waits) <= 10
+        producer.close()
 
 
 def test_brokers_get_the_version_of_dualwrite() -> None:

@@ -101,14 +101,15 @@ class Network:
             )
 
     def wait_for_openings(self, seconds: float) -> None:
-        """Wait for at most `seconds` until one of the connections being opened is open or has failed."""
-        for opening in self._openings.values():
-            opening.wait(seconds / len(self._openings))
+        """Wait for at most `seconds` until one of the connections being opened is open or has failed; each ends one wait."""
+        openings = [opening for opening in self._openings.values() if not opening.is_reported]
+        for opening in openings:
+            opening.is_reported = opening.wait(seconds / len(openings))
 
     @property
     def has_openings(self) -> bool:
-        """Whether connections are being opened."""
-        return bool(self._openings)
+        """Whether `wait_for_openings` has connections to wait for."""
+        return any(not opening.is_reported for opening in self._openings.values())
 
     def is_opening(self, address: Address) -> bool:
         """Whether a connection to this broker is being opened."""

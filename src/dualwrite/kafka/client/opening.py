@@ -31,6 +31,8 @@ class Opening:
         connection: The open connection, once the attempt has succeeded.
         cluster_id: Kafka's `cluster.id`, as this broker reports it; empty if it has none.
         error: The exception, if the attempt failed; see `Connection`.
+        is_reported: Whether a wait has returned because the attempt has finished. Only the first one does: perhaps nobody wants
+            the connection any more.
     """
 
     def __init__(self, address: Address, config: KafkaConfig) -> None:
@@ -40,6 +42,7 @@ class Opening:
         self.connection: Connection | None = None
         self.cluster_id = ""
         self.error: BaseException | None = None
+        self.is_reported = False
         self._is_done = False
         self._is_unwanted = False
         self._running = _thread.allocate_lock()

@@ -298,6 +298,7 @@ class Sender:
             return
         if self._network.has_openings:
             timeout = min(timeout, _OPENINGS_INTERVAL)
+            self._network.wait_for_openings(0.0)
         if len(all_in_flight) == 1:
             self._read(all_in_flight[0], timeout)
         else:
