@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -203,6 +204,28 @@ def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction() ->
         assert len(server.received(EndTxnRequest)) == 100
         producer.close()
     assert looks < 80
+
+
+def test_a_coordinator_that_is_slow_to_describe_keeps_its_connection() -> None:
+    """As over a slow line: a response that is no longer waited for costs the connection."""
+    epochs = iter(range(1, 1000))
+    ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
+
+    def described_late(request: Any) -> Any:
+        time.sleep(0.2)
+        return described_as("CompleteCommit", request)
+
+    with WireServer({DescribeTransactionsRequest: described_late, EndTxnRequest: ended}) as server:
+        producer = on_server(server)
+        producer.init_transactions(timeout=LIMIT)
+        prepare_one(producer)
+        producer.commit_transaction(timeout=LIMIT)
+        before = len(server.received(ApiVersionsRequest))
+        for _ in range(10):
+            prepare_one(producer)
+            producer.commit_transaction(timeout=LIMIT)
+        assert len(server.received(ApiVersionsRequest)) <= before + 1
+        producer.close()
 
 
 def test_a_wait_sleeps_although_nobody_asks_for_a_connection_that_could_not_be_opened(

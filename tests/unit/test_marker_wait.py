@@ -102,10 +102,18 @@ def test_the_wait_is_limited(kafka: Kafka) -> None:
     assert kafka.now < before + 0.2
 
 
-def test_an_unreachable_coordinator_is_not_waited_for_nor_counted(kafka: Kafka) -> None:
+def test_a_coordinator_that_does_not_respond_in_time_is_asked_more_and_more_rarely(kafka: Kafka) -> None:
+    """Each time costs the connection. Once it responds, it is asked as before."""
     kafka.is_away = True
-    assert kafka.looks_of(pause=0.005) == 1
-    assert kafka.looks_of(pause=0.006) == 1
+    for skipped in (CHECK_AGAIN_AFTER, 2 * CHECK_AGAIN_AFTER, 4 * CHECK_AGAIN_AFTER):
+        assert kafka.looks_of(pause=0.001) == 1
+        assert kafka.looks_of(pause=0.001, transactions=skipped) == 0
+    kafka.is_away = False
+    kafka.markers_take = 0.02
+    assert kafka.looks_of(pause=0.001) > 1
+    kafka.is_away = True
+    assert kafka.looks_of(pause=0.001) == 1
+    assert kafka.looks_of(pause=0.001, transactions=CHECK_AGAIN_AFTER + 1) == 1
 
 
 def test_markers_that_sometimes_take_longer_than_the_pause_make_few_messages_late(kafka: Kafka) -> None:

@@ -22,6 +22,8 @@ _SLOW: Final = 0.015
 _CAUTION: Final = 0.02
 """Which part of the difference the estimate is lowered by, once a message has come too early or a check found no markers."""
 
+_MOST_SKIPPED: Final = 64 * CHECK_AGAIN_AFTER
+
 _LIMIT: Final = 0.1
 _PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 
@@ -35,6 +37,9 @@ class MarkerWait:
     than the pause between two transactions, the estimate falls slowly, and it doubles when a message without a check was
     answered as late as a message that came too early. The wait only saves time: such a message is refused, and sent again.
 
+    A check without a response within its limit costs the connection. So the next transactions make none, twice as many each
+    time: over a connection that slow, the markers are written before the next message arrives.
+
     Args:
         describe: Describes the producer's id at its coordinator.
     """
@@ -46,6 +51,8 @@ class MarkerWait:
         self._without_check = 0
         self._unchecked_after: float | None = None
         self._lowered_by = 1.0
+        self._to_skip = 0
+        self._skipped_next = CHECK_AGAIN_AFTER
 
     def transaction_ended(self) -> None:
         """Called after the response to EndTxn."""
@@ -55,6 +62,9 @@ class MarkerWait:
         """Wait, at most until the deadline."""
         passed = time.monotonic() - self._ended_at
         self._unchecked_after = None
+        if self._to_skip:
+            self._to_skip -= 1
+            return
         self._without_check += 1
         enough = self._assumed_written_after
         if self._without_check > CHECK_AGAIN_AFTER:
@@ -63,19 +73,24 @@ class MarkerWait:
             self._unchecked_after = passed
             return
         self._without_check = 0
-        limit, pause = deadline.within(_LIMIT), _PAUSE
         try:
+            self._check(passed, deadline.within(_LIMIT))
+        except BrokerUnavailableError:  # this wait only saves milliseconds; sending shows whether the broker is reachable
+            self._to_skip, self._skipped_next = self._skipped_next, min(2 * self._skipped_next, _MOST_SKIPPED)
+        else:
+            self._skipped_next = CHECK_AGAIN_AFTER
+
+    def _check(self, passed: float, limit: Deadline) -> None:
+        if self._are_written(limit):
+            self._assumed_written_after -= max(self._assumed_written_after - passed, 0.0) * self._lowered_by
+            return
+        self._lowered_by = _CAUTION
+        pause = _PAUSE
+        while not limit.expired:
+            limit.sleep(pause)
+            pause *= 2
             if self._are_written(limit):
-                self._assumed_written_after -= max(self._assumed_written_after - passed, 0.0) * self._lowered_by
-                return
-            self._lowered_by = _CAUTION
-            while not limit.expired:
-                limit.sleep(pause)
-                pause *= 2
-                if self._are_written(limit):
-                    break
-        except BrokerUnavailableError:
-            return  # this wait only saves milliseconds; sending shows whether the broker is reachable
+                break
         self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
 
     def flushed(self, seconds: float) -> None:
