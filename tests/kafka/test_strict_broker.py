@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import trustme
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 
 import dualwrite
@@ -21,7 +22,7 @@ from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.logins import LOGIN, LOGINS, settings_for
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, until
 from fixtures.revocation import revocation_list
 from fixtures.wire_server import WireServer
 
@@ -69,6 +70,27 @@ def test_a_refused_login_is_reported_at_once_by_name_and_without_the_password(
     assert mechanism in text
     assert "sasl.password" in text
     assert login["sasl.password"] not in text.replace("sasl.password", "")
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_scram_user_name_may_contain_the_separators_of_the_protocol(
+    strict_broker: DevCluster, new_coordinator: NewCoordinator, mechanism: str
+) -> None:
+    name, password = "CN=writer,O=2C", "p=,w"
+    credentials = ScramCredentialInfo(ScramMechanism[mechanism.replace("-", "_")], 4096)
+    upsertion = UserScramCredentialUpsertion(name, credentials, password.encode())
+    admin = AdminClient({"bootstrap.servers": strict_broker.bootstrap_servers})
+    admin.alter_user_scram_credentials([upsertion])[name].result(LIMIT)
+    login = {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
+    config = KafkaConfig.of(settings_for(strict_broker, "SASL_PLAINTEXT", **login))
+
+    def logged_in() -> bool:
+        try:
+            return new_coordinator(config).describe("no-such-id") is None
+        except BrokerAuthorizationError:
+            return False
+
+    until(logged_in, "the broker knows the new user")
 
 
 def test_a_certificate_of_an_unknown_authority_is_reported_at_once(

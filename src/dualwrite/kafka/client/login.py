@@ -33,7 +33,7 @@ def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], A
         host=address.host,
         security_protocol=protocol,
         sasl_mechanism=login.mechanism,
-        sasl_plain_username=login.username,
+        sasl_plain_username=_saslname(login.username) if login.mechanism.startswith("SCRAM-") else login.username,
         sasl_plain_password=login.password,
     )
     while not mechanism.is_done():
@@ -48,6 +48,11 @@ def log_in(address: Address, login: Sasl, protocol: str, call: Callable[[Any], A
             )
         mechanism.receive(response.auth_bytes)
     return float(response.session_lifetime_ms / 1000)
+
+
+def _saslname(username: str) -> str:
+    """The name as SCRAM's messages contain it (RFC 5802, 5.1), which kafka-python does not escape."""
+    return username.replace("=", "=3D").replace(",", "=2C")
 
 
 def _no_handshake(address: Address, login: Sasl, protocol: str, response: Any) -> BrokerAuthorizationError:
