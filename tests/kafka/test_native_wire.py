@@ -29,7 +29,7 @@ from dualwrite.state import PreparedTxnState
 from fixtures.pace import LIMIT
 from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer
 
-CONCURRENT_TRANSACTIONS, UNKNOWN = 51, -1
+CONCURRENT_TRANSACTIONS, REBOOTSTRAP_REQUIRED, UNKNOWN = 51, 129, -1
 NOBODY = -1
 OTHER = PreparedTxnState(1, 1)
 
@@ -225,6 +225,49 @@ def test_a_coordinator_that_is_slow_to_describe_keeps_its_connection() -> None:
             prepare_one(producer)
             producer.commit_transaction(timeout=LIMIT)
         assert len(server.received(ApiVersionsRequest)) <= before + 1
+        producer.close()
+
+
+def test_metadata_that_requires_a_rebootstrap_is_asked_for_again_over_a_new_connection() -> None:
+    """KIP-1102: such a response names neither brokers nor topics, nor the cluster."""
+    codes: list[int] = []
+
+    def metadata(request: Any) -> Any:
+        if codes and codes.pop(0):
+            return MetadataResponse(brokers=[], cluster_id=None, controller_id=-1, topics=[], error_code=REBOOTSTRAP_REQUIRED)
+        return one_topic(request, server)
+
+    with WireServer() as server:
+        producer = on_server(server)
+        server._handlers[MetadataRequest] = metadata
+        producer.init_transactions(timeout=LIMIT)
+        prepare_one(producer)
+        before = len(server.received(ApiVersionsRequest))
+        codes += [REBOOTSTRAP_REQUIRED, REBOOTSTRAP_REQUIRED]  # to the request for the topic, and when connecting again
+        producer.abort_transaction(timeout=LIMIT)
+        producer.begin_transaction()
+        producer.send("other", b"v")
+        assert codes == []
+        assert len(server.received(ApiVersionsRequest)) == before + 2
+        producer.close()
+
+
+def test_a_topic_that_is_missing_in_the_metadata_is_asked_for_again() -> None:
+    empty = [True]
+
+    def metadata(request: Any) -> Any:
+        return (
+            server.metadata(MetadataRequest(topics=[]))
+            if request.topics and empty and empty.pop()
+            else one_topic(request, server)
+        )
+
+    with WireServer() as server:
+        producer = on_server(server)
+        server._handlers[MetadataRequest] = metadata
+        producer.init_transactions(timeout=LIMIT)
+        prepare_one(producer)
+        assert empty == []
         producer.close()
 
 

@@ -411,7 +411,7 @@ def test_unexpected_and_broken_answers_are_kafka_errors() -> None:
         protocol.receive_bytes(struct.pack(">iib", 5, number, 0))
 
 
-NEWER = {ErrorCode.INVALID_REGULAR_EXPRESSION}  # which kafka-python does not know
+NEWER = {ErrorCode.INVALID_REGULAR_EXPRESSION, ErrorCode.REBOOTSTRAP_REQUIRED}  # which kafka-python does not know
 RENAMED = {"NOT_LEADER_OR_FOLLOWER", "MESSAGE_TOO_LARGE", "INVALID_TOPIC_EXCEPTION", "UNKNOWN_SERVER_ERROR", "NONE"}
 
 

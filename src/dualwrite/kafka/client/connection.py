@@ -116,7 +116,7 @@ class Connection:
 
         Raises:
             ConnectionLostError: No response came: the connection is closed, and the request may have been executed. Or no time
-                was left, and nothing was sent.
+                was left, and nothing was sent. Or the broker requires a new connection (KIP-1102).
         """
         limit = self._limit(deadline)
         if limit.expired:
@@ -126,7 +126,7 @@ class Connection:
         while True:
             self.receive(limit.left)
             if inbox:
-                return inbox[0][1]
+                return self._checked(inbox[0][1])
             if limit.expired:
                 self.close()
                 raise ConnectionLostError(self.address, f"no response to {type(request).__name__} within {limit.seconds:.3g} s")
@@ -220,6 +220,13 @@ class Connection:
         if self._socket is None:
             raise ConnectionLostError(self.address, "closed")
         return self._socket
+
+    def _checked(self, response: Any) -> Any:
+        """The response, unless it is Metadata's REBOOTSTRAP_REQUIRED: such a response names neither brokers nor the cluster."""
+        if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.REBOOTSTRAP_REQUIRED:
+            self.close()
+            raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
+        return response
 
     def _limit(self, deadline: Deadline | None) -> Deadline:
         longest = self._config.socket_timeout

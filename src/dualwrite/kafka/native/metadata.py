@@ -98,7 +98,7 @@ class Topics:
         code = 0
         while True:
             try:
-                code = self._look_up({topic}, deadline).get(topic, 0)
+                code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
             except (ConnectionLostError, BrokerUnavailableError) as error:
                 if deadline.expired and code:  # the response before the limit cut off the last request
                     raise failure(code, f"lookup of topic {topic!r}", self._id) from error
