@@ -49,7 +49,7 @@ class Driver:
         try:
             committer.commit(outcomes)
         except Exception:
-            committer.abort(outcomes, prefix=self._prefix, batch_id=batch_id)
+            committer.abort(run)
             raise
 
     def _task(self, run: JobRun, partition: int, part: list[int]) -> TaskOutcome | None:

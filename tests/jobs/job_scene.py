@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -93,7 +93,10 @@ class JobScene:
             return list(threads.map(lambda part: self.task(run, part[0], part[1], attempt=attempt), enumerate(parts)))
 
     def task(self, run: JobRun, partition: int, part: Sequence[int], *, attempt: int = 0) -> TaskOutcome:
-        batches = [part[i : i + 3] for i in range(0, len(part), 3)]
+        return self.task_of(run, partition, [part[i : i + 3] for i in range(0, len(part), 3)], attempt=attempt)
+
+    def task_of(self, run: JobRun, partition: int, batches: Iterable[Sequence[int]], *, attempt: int = 0) -> TaskOutcome:
+        """Run a task with these batches."""
         with self.site.opened() as opened:
             return TaskAttempt(opened, run, self.sink, partition=partition, attempt=attempt).write(batches)
 
@@ -101,9 +104,19 @@ class JobScene:
         with self.site.opened() as opened:
             return JobCommitter(opened, self.sink).commit(outcomes)
 
-    def abort(self, outcomes: Sequence[TaskOutcome | None], batch_id: int = 0) -> None:
+    def abort(self, outcomes: Sequence[TaskOutcome | None]) -> None:
+        """Abort the run that these outcomes belong to."""
+        self.abort_run(next(outcome.run for outcome in outcomes if outcome is not None))
+
+    def abort_run(self, run: JobRun) -> None:
+        """Abort a run, as Spark aborts a batch write, even if no task has reported."""
         with self.site.opened() as opened:
-            JobCommitter(opened, self.sink).abort(outcomes, prefix=self.prefix, batch_id=batch_id)
+            JobCommitter(opened, self.sink).abort(run)
+
+    def abort_unknown(self, batch_id: int = 0) -> None:
+        """As Spark aborts a micro-batch of which no task has reported."""
+        with self.site.opened() as opened:
+            JobCommitter(opened, self.sink).abort_unknown(self.prefix, batch_id)
 
     # --- looking ----------------------------------------------------------------------------------------------------------
 

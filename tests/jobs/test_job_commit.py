@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from job_scene import JobScene
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, done, happened
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
 
@@ -45,10 +48,44 @@ def test_an_abort(scene: JobScene) -> None:
 def test_an_abort_without_tasks(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(3), PARTS)
-    scene.abort([None, None], batch_id=2)  # not the open batch
+    scene.abort_unknown(2)  # not the open batch
     assert len(scene.open_ids()) == 3
-    scene.abort([None, None], batch_id=3)
+    scene.abort_unknown(3)
     scene.assert_holds([])
+
+
+@pytest.mark.slow
+def test_an_abort_without_tasks_leaves_a_run_whose_tasks_work(postgres_scene: JobScene) -> None:
+    """As when a driver that was presumed dead gives up a micro-batch that its successor is writing."""
+    scene = postgres_scene
+    scene.site = replace(scene.site, lease_timeout=6.0)
+    run, begun, gate = scene.run(), threading.Event(), threading.Event()
+
+    def batches() -> Iterator[list[int]]:
+        yield [1]
+        begun.set()
+        happened(gate)
+        yield [2]
+
+    with ThreadPoolExecutor(1) as thread:
+        task = thread.submit(scene.task_of, run, 0, batches())
+        happened(begun)
+        scene.abort_unknown()
+        gate.set()
+        outcome = done(task)
+    scene.commit([outcome])
+    scene.assert_holds([1, 2])
+
+
+def test_an_abort_of_a_write_leaves_the_run_of_another_one(scene: JobScene) -> None:
+    """As when a second write finds its prefix in use, before any of its tasks has reported."""
+    one = scene.write(scene.run(job_id="one", keeps_lease=False), [[1], [2]])
+    two = scene.run(job_id="two", keeps_lease=False)
+    scene.abort_run(two)
+    scene.commit(one)
+    with pytest.raises(JobClosedError):
+        scene.task(two, 0, [3])
+    scene.assert_holds([1, 2])
 
 
 def test_an_abort_of_a_committed_batch_completes_it(postgres_scene: JobScene) -> None:
@@ -56,7 +93,7 @@ def test_an_abort_of_a_committed_batch_completes_it(postgres_scene: JobScene) ->
     outcomes = scene.write(scene.run(), PARTS)
     scene.commit(outcomes)
     scene.abort(outcomes)
-    scene.abort([None])
+    scene.abort_unknown()
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 

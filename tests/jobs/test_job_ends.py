@@ -52,10 +52,21 @@ def ended_at(point: str, scene: JobScene) -> Iterator[None]:
 
 def test_a_task_that_starts_after_the_abort_of_an_unopened_run(scene: JobScene) -> None:
     run = scene.run()
-    scene.abort([TaskOutcome(run, 0, 0), None])
+    scene.abort_run(run)
     with pytest.raises(JobClosedError, match="has been closed"):
         scene.task(run, 1, [9])
     scene.commit(scene.write(scene.run(), PARTS))
+    scene.assert_holds([1, 2, 3])
+
+
+def test_a_task_that_starts_after_the_abort_of_an_unopened_run_while_another_run_is_open(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    given_up = scene.run()
+    scene.abort_run(given_up)
+    with pytest.raises(JobClosedError, match="was replaced"):
+        scene.task(given_up, 1, [9])
+    scene.commit(outcomes)
     scene.assert_holds([1, 2, 3])
 
 

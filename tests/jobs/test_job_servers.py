@@ -70,12 +70,13 @@ def driven(scene: JobScene, batch_id: int, runs: int = 3) -> list[DualWriteError
     failed: list[DualWriteError] = []
     for _ in range(runs):
         outcomes: list[TaskOutcome | None] = []
+        run = scene.run(batch_id)
         try:
-            outcomes += scene.write(scene.run(batch_id), PARTS)
+            outcomes += scene.write(run, PARTS)
             scene.commit(outcomes)
         except DualWriteError as error:
             failed.append(error)
-            scene.abort(outcomes, batch_id)
+            scene.abort_run(run)
         else:
             return failed
     raise failed[-1]

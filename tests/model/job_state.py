@@ -82,8 +82,8 @@ class State(NamedTuple):
 class Scene:
     """The processes of a search.
 
-    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token, or 0 for an abort that knows
-    no outcome), ("recover",), or ("recover id",).
+    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token), ("recover",), or
+    ("recover id",). ("abort", 0) knows no outcome and aborts the newest run; here it does so even if its tasks are working.
     """
 
     processes: tuple[tuple[Any, ...], ...]

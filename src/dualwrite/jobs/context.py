@@ -22,6 +22,7 @@ from dualwrite.stores.sql import SqlStateStore
 log = logging.getLogger(__name__)
 
 DEFAULT_COMMIT_TIMEOUT: Final = 600.0
+_HEARTBEAT_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class JobSite:
                 "A job stages its rows in tables, so it needs a SQL database.",
                 next_step="use PostgreSQL, MariaDB, MySQL or SQLite; for other stores use write_partitions",
             )
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds between two heartbeats of a task."""
+        return min(_HEARTBEAT_INTERVAL, self.lease_timeout / 3)
 
     @contextmanager
     def opened(self) -> Iterator[OpenSite]:

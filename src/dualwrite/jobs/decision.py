@@ -25,7 +25,7 @@ from dualwrite.jobs.job_rows import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, closed, opened
+from dualwrite.jobs.lease import Committed, JobRow, after_close, closed, opened, with_given_up
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
 from dualwrite.stores.sql import SqlStateStore
@@ -137,7 +137,7 @@ class JobDecision:
     def abort(self, run: JobRun) -> Verdict:
         """Abort the run, unless its batch is committed: close it and fence its attempts.
 
-        A run that no task has opened yet is recorded as closed, so that a late task can't open it.
+        A run that no task has opened yet is recorded as closed, so that a late task can't open it. Another open run stays open.
         """
 
         def work(connection: Connection) -> Verdict:
@@ -146,21 +146,21 @@ class JobDecision:
 
         return self._short.run(work, f"aborting {run.name}", patience=self._patience)
 
-    def close(self, prefix: str, *, batch_id: int | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
+    def close(self, prefix: str, *, expected: JobRow | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
         """Close the open run on a prefix, regardless of its owner, and fence its attempts.
 
         Args:
             prefix: The prefix.
-            batch_id: If given, close the run only if it belongs to this batch.
+            expected: If given, close the run only if the newest run is still the one in this row, and open only if it was.
             release: Whether to release the prefix for another job, even if its job keeps the lease.
 
         Returns:
-            The row as it was, and what is left behind; None if there is no row or it belongs to another batch.
+            The row as it was, and what is left behind; None if there is no row, or not the expected one.
         """
 
         def work(connection: Connection) -> tuple[JobRow, Verdict] | None:
             row = read_job(connection, prefix, LOCKED)
-            if row is None or batch_id not in (None, row.batch_id):
+            if row is None or (expected is not None and (row.token, row.is_open) != (expected.token, expected.is_open)):
                 return None
             ended = self._close(connection, row, release=release)
             marker = read_marker(connection, row.job_id, row.batch_id)
@@ -182,13 +182,16 @@ class JobDecision:
 
     def _record_closed(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
         """Record a run that could still be opened as closed, so that it can't be opened; other runs need no record."""
-        try:
-            outcome, new = opened(row, run, Committed(this=False, newest=None), owner=self._owner, staging_table="")
-        except DualWriteError:
-            return row
-        if new is None or outcome is not Opening.OPENED or (row is not None and row.is_open):
-            return row
-        new = after_close(replace(new, staging_table="" if row is None else row.staging_table))
+        if row is not None and row.is_open:
+            new = with_given_up(row, run)
+        else:
+            try:
+                _, made = opened(row, run, Committed(this=False, newest=None), owner=self._owner, staging_table="")
+            except DualWriteError:
+                return row
+            if made is None:
+                return row
+            new = after_close(replace(made, staging_table="" if row is None else row.staging_table))
         write_job(connection, new, is_new=row is None)
         return new
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -130,32 +131,33 @@ class JobCommitter:
                 database_committed=None,
             ) from error
 
-    def abort(self, outcomes: Sequence[TaskOutcome | None], *, prefix: str, batch_id: int) -> None:
+    def abort(self, run: JobRun) -> None:
         """Abort the run; if its batch turns out to be committed, complete it instead. Raises no DualWriteError.
 
         If the database or Kafka can't be reached, everything stays prepared for the next run or for recovery.
-
-        Args:
-            outcomes: One outcome per task, as far as they are known.
-            prefix: The prefix, for the case that no outcome is known.
-            batch_id: The batch, for the case that no outcome is known.
         """
-        reported = [outcome for outcome in outcomes if outcome is not None]
-        try:
-            self._aborted(reported, prefix, batch_id)
-        except DualWriteError as error:
-            log.warning("%s: batch %d could not be aborted completely and is left to recovery: %s", prefix, batch_id, error)
+        with _left_to_recovery(run.prefix, run.batch_id):
+            self._clean_up(run, self._decision.abort(run))
 
-    def _aborted(self, reported: Sequence[TaskOutcome], prefix: str, batch_id: int) -> None:
-        if reported:
-            run = reported[0].run
-            verdict = self._decision.abort(run)
-        else:
-            closed = self._decision.close(prefix, batch_id=batch_id)
-            if closed is None:
+    def abort_unknown(self, prefix: str, batch_id: int) -> None:
+        """Like `abort`, for a caller that knows neither the job nor the token of its run, because no task has reported.
+
+        The open run of this batch may belong to another driver that is alive. So it is aborted only if none of its tasks sends
+        a heartbeat for two intervals; otherwise it is left to the next run of the job, or to recovery.
+        """
+        with _left_to_recovery(prefix, batch_id):
+            ledger = self._site.ledger
+            row = ledger.job(prefix)
+            if row is None or row.batch_id != batch_id:
                 return
-            row, verdict = closed
-            run = JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token)
+            if row.is_open and not ledger.seems_dead(row, 2 * self._site.site.heartbeat_interval):
+                log.info("%s: batch %d is not aborted: tasks of its open run are still working", prefix, batch_id)
+                return
+            closed = self._decision.close(prefix, expected=row)
+            if closed is not None:
+                self._clean_up(JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token), closed[1])
+
+    def _clean_up(self, run: JobRun, verdict: Verdict) -> None:
         hit("job_after_abort")
         report = self._resolve_rest(verdict)
         self._clear_staging(run, verdict)
@@ -210,6 +212,15 @@ class JobCommitter:
             entries = () if row is None else row.lost
             found += [(name, lost) for lost in entries if (lost.generation, str(lost.state)) == (generation, state)]
         return found
+
+
+@contextmanager
+def _left_to_recovery(prefix: str, batch_id: int) -> Iterator[None]:
+    """Log a DualWriteError instead of raising it."""
+    try:
+        yield
+    except DualWriteError as error:
+        log.warning("%s: batch %d could not be aborted completely and is left to recovery: %s", prefix, batch_id, error)
 
 
 def _all_reported(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:

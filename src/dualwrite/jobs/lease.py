@@ -26,7 +26,8 @@ class JobRow:
         token: The newest run.
         is_open: Whether the newest run is neither committed nor aborted.
         keeps_lease: Whether the job holds the prefix even while it has no open run.
-        earlier_tokens: Tokens of runs of this batch that were replaced.
+        earlier_tokens: Tokens of other runs that can no longer be opened: earlier runs of this batch, and any run that was
+            given up while the newest one was open.
         staging_table: Where the newest run stages its rows.
         owner: The name of the process that opened the newest run, for messages.
         updated_at: When the row last changed (UTC, aware).
@@ -100,7 +101,7 @@ def opened(
         if not row.is_open:
             raise closed(run, row)
         return Opening.JOINED, None
-    if row is not None and (row.job_id, row.batch_id) == (run.job_id, run.batch_id) and run.token in row.earlier_tokens:
+    if row is not None and run.token in row.earlier_tokens:
         raise closed(run, row)
     if row is not None and row.job_id == run.job_id and row.batch_id > run.batch_id:
         raise closed(run, row)
@@ -124,6 +125,13 @@ def after_close(row: JobRow, *, keeps_lease: bool | None = None) -> JobRow:
     """The row after its run was committed or aborted, with a new value of `keeps_lease` if given."""
     keeps = row.keeps_lease if keeps_lease is None else keeps_lease
     return replace(row, is_open=False, keeps_lease=keeps, updated_at=datetime.now(UTC))
+
+
+def with_given_up(row: JobRow, run: JobRun) -> JobRow:
+    """The row of an open run after another run was given up, which can then no longer be opened."""
+    if run.token in row.earlier_tokens:
+        return row
+    return replace(row, earlier_tokens=_newest((*row.earlier_tokens, run.token)))
 
 
 def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
@@ -151,7 +159,11 @@ def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
 def _earlier_tokens(row: JobRow | None, run: JobRun) -> tuple[str, ...]:
     if row is None or (row.job_id, row.batch_id) != (run.job_id, run.batch_id):
         return ()
-    return (*row.earlier_tokens, row.token)[-_TOKENS_KEPT:]
+    return _newest((*row.earlier_tokens, row.token))
+
+
+def _newest(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    return tokens[-_TOKENS_KEPT:]
 
 
 def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:

@@ -103,7 +103,7 @@ class JobLedger:
                 row = self.job(run.prefix)
                 if row is None or (not row.is_open and not row.keeps_lease):
                     continue
-                if row.keeps_lease or dead == row.token or not self._seems_dead(row, lease_timeout):
+                if row.keeps_lease or dead == row.token or not self.seems_dead(row, lease_timeout):
                     raise
                 log.warning("%s: job %s sent no heartbeat for %g s; taking over", run.prefix, row.job_id, lease_timeout)
                 dead = row.token
@@ -128,8 +128,8 @@ class JobLedger:
         made: Opened = retrying(self._short.run, work, f"opening {run.name}", patience=self._patience)
         return made
 
-    def _seems_dead(self, row: JobRow, lease_timeout: float) -> bool:
-        """Whether an open run's row and its attempts' heartbeat counters stay unchanged for `lease_timeout`, by our clock."""
+    def seems_dead(self, row: JobRow, seconds: float) -> bool:
+        """Whether an open run's row and its attempts' heartbeat counters stay unchanged for so many seconds, by our clock."""
 
         def observed() -> tuple[Any, ...]:
             now = self.job(row.prefix)
@@ -140,9 +140,9 @@ class JobLedger:
             return (None if now is None else (now.token, now.is_open), *beats)
 
         first = observed()
-        deadline = time.monotonic() + lease_timeout
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            time.sleep(min(_WATCH_PAUSE, lease_timeout / 4))
+            time.sleep(min(_WATCH_PAUSE, seconds / 4))
             if observed() != first:
                 return False
         return True

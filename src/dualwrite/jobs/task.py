@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 BatchIn_contra = TypeVar("BatchIn_contra", contravariant=True)
-
-HEARTBEAT_INTERVAL: Final = 5.0
-"""Maximum time between two heartbeats, in seconds."""
 
 
 class Loader(Protocol[BatchIn_contra]):
@@ -144,8 +141,7 @@ class TaskAttempt(Generic[Batch]):
         self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
         hit("job_after_claim")
         ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
-        interval = min(HEARTBEAT_INTERVAL, site.site.lease_timeout / 3)
-        with heartbeats(site.ledger, self._run, str(self._id), interval=interval) as status:
+        with heartbeats(site.ledger, self._run, str(self._id), interval=site.site.heartbeat_interval) as status:
             ownership.adopt(claim)
             ownership.resolve()
             ownership.start()

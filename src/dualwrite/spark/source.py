@@ -140,10 +140,10 @@ class _Writer:
         with self._options.site.opened() as site:
             JobCommitter(site, self._sink).commit(_outcomes(messages))
 
-    def _aborted(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+    def _aborted(self, run: JobRun) -> None:
         _show_log()
         with self._options.site.opened() as site:
-            JobCommitter(site, self._sink).abort(_outcomes(messages), prefix=self._options.prefix, batch_id=batch_id)
+            JobCommitter(site, self._sink).abort(run)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -159,7 +159,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
-        self._aborted(messages, self._run.batch_id)
+        del messages  # the run is known even if no task has reported
+        self._aborted(self._run)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -185,7 +186,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
-        self._aborted(messages, batchId)
+        reported = [outcome for outcome in _outcomes(messages) if outcome is not None]
+        if reported:
+            self._aborted(reported[0].run)
+            return
+        _show_log()
+        with self._options.site.opened() as site:
+            JobCommitter(site, self._sink).abort_unknown(self._options.prefix, batchId)
 
 
 def _checked(options: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
