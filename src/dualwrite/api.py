@@ -370,7 +370,8 @@ def recover(
     by `dualwrite recover --prefix`. If Kafka does not answer, no id is claimed, and the report has an error for each.
     """
     with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
-        return recoverer.recover(_selected_ids(recoverer, ids, prefix))
+        selected, fences = _selected_ids(recoverer, ids, prefix)
+        return recoverer.recover(selected, fences=fences)
 
 
 def plan_recovery(
@@ -385,22 +386,31 @@ def plan_recovery(
 ) -> RecoveryPlan:
     """What `recover` would do now with the same arguments, and why, for each id and generation. Read-only."""
     with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
-        return recoverer.plan(_selected_ids(recoverer, ids, prefix))
+        return recoverer.plan(_selected_ids(recoverer, ids, prefix)[0])
 
 
-def _selected_ids(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) -> list[str]:
-    """The requested ids with their lanes; if `ids` is None, without those of running jobs."""
-    ids = None if ids is None else list(ids)
-    skipped = _ids_of_running_jobs(recoverer.store) if ids is None else frozenset()
-    selected = ids_with_lanes(recoverer.store, ids, prefix=prefix)
-    for name in skipped.intersection(selected):
-        log.info("%s: skipped: a running job is using it", name)
-    return [name for name in selected if name not in skipped]
+def _selected_ids(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) -> tuple[list[str], dict[str, int]]:
+    """The requested ids with their lanes; if `ids` is None, without those of running jobs.
+
+    Returns:
+        The ids, and the fencing tokens of those that jobs use which are not running: with these only, they may be claimed.
+    """
+    if ids is not None:
+        return ids_with_lanes(recoverer.store, list(ids), prefix=prefix), {}
+    listed = ids_with_lanes(recoverer.store, prefix=prefix)
+    fences = _fences_of_jobs(recoverer.store)  # read last, so that it has every task's id that is listed
+    selected = []
+    for name in listed:
+        if fences.get(name, 0) is None:
+            log.info("%s: skipped: a running job is using it", name)
+        else:
+            selected.append(name)
+    return selected, {name: fence for name, fence in fences.items() if fence is not None}
 
 
-def _ids_of_running_jobs(store: TxnStateStore) -> frozenset[str]:
+def _fences_of_jobs(store: TxnStateStore) -> dict[str, int | None]:
     if not isinstance(store, SqlStateStore):
-        return frozenset()
+        return {}
     from dualwrite.jobs.ledger import JobLedger  # noqa: PLC0415  (`import dualwrite` does not need it)
 
-    return JobLedger(store).attempts_of_open_runs()
+    return JobLedger(store).attempt_fences()

@@ -177,6 +177,7 @@ def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster,
     coordinator.close()
     with scene.site.opened() as opened:
         report = recover_job(opened, scene.prefix)
+    assert report is not None
     assert [one.transactional_id for one in report.ids if one.unacknowledged] == [prepared.transactional_id]
     with pytest.raises(LostTransactionError):
         scene.commit(scene.write(scene.run(), PARTS))

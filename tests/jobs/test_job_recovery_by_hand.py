@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
 import dualwrite
 from dualwrite.cli import recover, status, transactions
+from dualwrite.cli.jobs import jobs_to_recover
+from dualwrite.cli.options import settings_for
 from dualwrite.errors import BatchRefusedError, BrokerUnavailableError, JobClosedError
+from dualwrite.jobs.ledger import JobLedger
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT
@@ -77,6 +81,57 @@ def test_without_a_prefix_a_running_job_is_skipped(postgres_scene: JobScene) -> 
     assert f"Skipped: batch 0 of job 'job' is open on the prefix '{scene.prefix}'" in result.output
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
+    postgres_scene: JobScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(0), PARTS))
+    settings = settings_for(scene.url, scene.servers, None)
+    with jobs_to_recover(settings, scene.store.list(), "", named=False, release=False) as jobs:
+        assert jobs is not None
+        assert [row.prefix for row in jobs.rows] == [scene.prefix]
+        outcomes = scene.write(scene.run(1), [[7]])
+        jobs.recover(release=False, yes=True)
+    assert "Skipped: batch 1 of job 'job' is open" in capsys.readouterr().err
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_prefix_whose_next_batch_is_opened_meanwhile_is_confirmed_again(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(0), PARTS))
+    settings = settings_for(scene.url, scene.servers, None)
+    with jobs_to_recover(settings, scene.store.list(), scene.prefix, named=False, release=False) as jobs:
+        assert jobs is not None
+        outcomes = scene.write(scene.run(1), [[7]])
+        with pytest.raises(typer.Exit):
+            jobs.recover(release=False, yes=False)
+        scene.commit(outcomes)
+        outcomes = scene.write(scene.run(2), [[8]])
+        jobs.recover(release=False, yes=True)
+    with pytest.raises(JobClosedError):
+        scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_service_that_starts_while_a_job_opens_its_next_batch(
+    postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(0), PARTS))
+    listed, outcomes = JobLedger.attempt_fences, []
+
+    def listed_too_early(ledger: JobLedger) -> dict[str, int | None]:
+        found = listed(ledger)
+        outcomes.extend(scene.write(scene.run(1), [[7]]))
+        return found
+
+    monkeypatch.setattr(JobLedger, "attempt_fences", listed_too_early)
+    dualwrite.recover(scene.url, kafka=scene.servers).raise_for_problems()
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
 @pytest.mark.parametrize("prefix", ["", "shop"])

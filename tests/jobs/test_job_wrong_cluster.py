@@ -51,7 +51,9 @@ def test_a_decided_batch_is_completed_on_its_own_cluster_only(scene: JobScene, e
     with elsewhere.site.opened() as opened, pytest.raises(ClusterMismatchError):
         recover_job(opened, elsewhere.prefix)
     with scene.site.opened() as opened:
-        assert recover_job(opened, scene.prefix).ok
+        report = recover_job(opened, scene.prefix)
+    assert report is not None
+    assert report.ok
     scene.assert_holds([1, 2, 3, 4])
 
 

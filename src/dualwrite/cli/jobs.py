@@ -82,12 +82,14 @@ class JobsToRecover:
         rows: Their rows.
         attempts: The ids of the tasks of all jobs, which must not be recovered individually.
         running: Jobs that have an open batch and were not named.
+        named: Whether the jobs were named, so that an open batch is ended, too.
     """
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
     running: tuple[JobRow, ...]
+    named: bool
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
         """What `recover` would do for each. Changes nothing."""
@@ -95,22 +97,38 @@ class JobsToRecover:
 
     def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
         """Recover them, after asking for confirmation for each one that is open."""
-        reports = []
-        for row in self.rows:
+        reports = [self._recovered(row, release=release, yes=yes) for row in self.rows]
+        for row in self.running:
+            _show_skipped(row)
+        return RecoveryReport(tuple(one for report in reports for one in report.ids))
+
+    def _recovered(self, row: JobRow, *, release: bool, yes: bool) -> RecoveryReport:
+        """Recover a job, unless it was not named and has an open batch by now."""
+        while True:
+            if row.is_open and not self.named:
+                _show_skipped(row)
+                return RecoveryReport()
             if row.is_open:
                 confirm(
                     f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
                     f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. Continue?",
                     yes=yes,
                 )
-            reports.append(recover_job(self.site, row.prefix, release=release))
-        for row in self.running:
-            typer.echo(
-                f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
-                f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
-                err=True,
-            )
-        return RecoveryReport(tuple(one for report in reports for one in report.ids))
+            report = recover_job(self.site, row.prefix, expected=row, release=release)
+            if report is not None:
+                return report
+            changed = self.site.ledger.job(row.prefix)
+            if changed is None:
+                return RecoveryReport()
+            row = changed
+
+
+def _show_skipped(row: JobRow) -> None:
+    typer.echo(
+        f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
+        f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
+        err=True,
+    )
 
 
 @contextmanager
@@ -142,4 +160,4 @@ def jobs_to_recover(
             ours = [row for row in rows if not row.is_open]
         running = () if prefix else tuple(row for row in rows if row.is_open)
         attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
-        yield JobsToRecover(site, tuple(ours), attempts, running)
+        yield JobsToRecover(site, tuple(ours), attempts, running, named=bool(prefix))

@@ -48,6 +48,11 @@ _WATCH_PAUSE: Final = 0.5
 _OPEN_ATTEMPTS: Final = 5
 _NEWEST: Final = select(func.max(b.c.batch_id)).where(b.c.job_id == bindparam("job"))
 _BEATS: Final = select(func.count(), func.sum(a.c.beats)).where(a.c.prefix == bindparam("p"), a.c.token == bindparam("run"))
+_FENCES: Final = (
+    select(a.c.transactional_id, t.c.fence, j.c.is_open)
+    .join(t, t.c.transactional_id == a.c.transactional_id)
+    .outerjoin(j, (j.c.prefix == a.c.prefix) & (j.c.token == a.c.token))
+)
 _CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
 
 
@@ -229,13 +234,16 @@ class JobLedger:
         """Those of the given ids that belong to task attempts of jobs."""
         return self._ids(select(a.c.transactional_id)).intersection(ids)
 
-    def attempts_of_open_runs(self) -> frozenset[str]:
-        """The ids used by tasks of open runs; empty if the database has no tables for jobs yet."""
-        query = select(a.c.transactional_id).join(j, (j.c.prefix == a.c.prefix) & (j.c.token == a.c.token))
+    def attempt_fences(self) -> dict[str, int | None]:
+        """The fencing token of each id that a task has used; None for an id that a task of an open run is using.
+
+        A task that claims its id later raises the fencing token. Empty if the database has no tables for jobs yet.
+        """
         try:
-            return self._ids(query.where(j.c.is_open))
+            found = self._short.query(lambda connection: connection.execute(_FENCES).all(), "listing the ids of tasks")
         except StateTableMissingError:
-            return frozenset()
+            return {}
+        return {row.transactional_id: None if row.is_open else row.fence for row in found}
 
     def _ids(self, query: Select[tuple[str]]) -> frozenset[str]:
         return self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")

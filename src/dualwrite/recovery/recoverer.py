@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -166,6 +166,7 @@ class Recoverer:
         ids: Iterable[str] | None = None,
         *,
         prefix: str = "",
+        fences: Mapping[str, int] | None = None,
         progress: Callable[[IdReport], None] | None = None,
     ) -> RecoveryReport:
         """Recover the given ids, or those that begin with `prefix`, or all.
@@ -176,6 +177,8 @@ class Recoverer:
         Args:
             ids: Logical transactional ids, each with all its lanes, or ids of lanes; None for all that begin with `prefix`.
             prefix: Only ids that begin with it.
+            fences: Fencing tokens by the id of the row. A row that has another one by now is left to the process that has
+                claimed it, as its report says (`taken_over_by`).
             progress: Called with the report of each id and each lane when it is finished.
 
         Raises:
@@ -185,7 +188,7 @@ class Recoverer:
         reports = []
         check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
-            report = self._recover_one(transactional_id, check)
+            report = self._recover_one(transactional_id, check, expected_fence=(fences or {}).get(transactional_id))
             reports.append(report)
             if progress is not None:
                 progress(report)
@@ -259,9 +262,16 @@ class Recoverer:
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
-    def _recover_one(self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None = None) -> IdReport:
+    def _recover_one(
+        self,
+        transactional_id: str,
+        check: KafkaCheck,
+        planned: IdPlan | None = None,
+        *,
+        expected_fence: int | None = None,
+    ) -> IdReport:
         try:
-            return self._resolve(transactional_id, check, planned)
+            return self._resolve(transactional_id, check, planned, expected_fence)
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "another process" if row is None else row.owner
@@ -271,12 +281,17 @@ class Recoverer:
             log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _resolve(self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None) -> IdReport:
+    def _resolve(
+        self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None, expected_fence: int | None
+    ) -> IdReport:
         row = self._read(transactional_id)
         if not row.generations_to_recover:
             return IdReport(transactional_id, unacknowledged=row.lost)
         found = check.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
-        claim = self._claim(transactional_id) if planned is None else self._claim_as_planned(planned, row, found)
+        if planned is None:
+            claim = self._claim(transactional_id, expected_fence)
+        else:
+            claim = self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
         return resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
 
