@@ -67,6 +67,8 @@ OTHERS = {
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "value.format"])  # which has one value
 def test_every_option_has_an_effect(name: str) -> None:
     least = {**LEAST, "url": "postgresql+psycopg://me@db/shop", "value.format": "json"}
+    if name == "batchId":
+        least["jobId"] = "job"
     assert SinkOptions.of({**least, name: OTHERS[name]}) != SinkOptions.of(least)
 
 
@@ -108,6 +110,7 @@ def test_urls(url: str, user: str | None, password: str | None, expected: str) -
         ({"topics": "orders"}, "unknown option topics (did you mean topic?)"),
         ({"value.columns": "id"}, "value.columns needs value.format=json"),
         ({"batchId": "-1"}, "batchId must be an integer of at least 0, not '-1'"),
+        ({"batchId": "7"}, "batchId needs jobId"),
         ({"numPartitions": "0"}, "numPartitions must be an integer of at least 1, not '0'"),
         ({"commitTimeout": "soon"}, "commitTimeout must be a number of seconds greater than 0, not 'soon'"),
         ({"kafkaTimeout": "nan"}, "kafkaTimeout must be a number of seconds greater than 0, not 'nan'"),

@@ -83,7 +83,7 @@ class SinkOptions:
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name.removeprefix(KAFKA_PREFIX): value for name, value in given.items() if name.startswith(KAFKA_PREFIX)}
         reader = _Reader(given)
-        problems = [*_unknown(given), *_missing(given, kafka)]
+        problems = [*_unknown(given), *_missing(given, kafka), *_batch_without_job(given)]
         read: dict[str, Any] = {}
 
         def parse(name: str, how: Callable[[], Any]) -> None:
@@ -177,6 +177,12 @@ def _missing(given: Mapping[str, str], kafka: Mapping[str, str]) -> Iterator[str
             yield f"{name} is missing"
     if not kafka.get("bootstrap.servers"):
         yield "kafka.bootstrap.servers is missing"
+
+
+def _batch_without_job(given: Mapping[str, str]) -> Iterator[str]:
+    """A job with batches keeps its prefix; under a random name it could never return, and nobody else could use the prefix."""
+    if "batchid" in given and "jobid" not in given:
+        yield "batchId needs jobId"
 
 
 def _value_columns(reader: _Reader) -> tuple[str, ...]:
