@@ -175,6 +175,13 @@ def test_two_sources_of_a_value_are_refused() -> None:
     assert "value.columns is empty" in problems({"a": pa.int8()}, topic="t", value_columns=[])
 
 
+@pytest.mark.parametrize("name", ["variant", "geometry", "geography"])
+def test_a_value_of_a_type_with_an_internal_form_is_refused(name: str) -> None:
+    """As PySpark converts these types."""
+    kind = pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={name: "true"})])
+    assert f"a {name} arrives in Spark's internal form" in problems({"doc": kind}, topic="t", value_columns=["doc"])
+
+
 def test_a_duplicate_column() -> None:
     schema = pa.schema([("value", pa.string()), ("value", pa.string())])
     with pytest.raises(ConfigurationError, match="there are 2 columns named value"):

@@ -14,6 +14,13 @@ from dualwrite.jobs.frame.columns import TargetTable, compare, split_name, table
 UTC = pa.timestamp("us", "UTC")
 LOCAL = pa.timestamp("us")
 TEXTS = pa.list_(pa.string())
+VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
+"""As PySpark converts the type."""
 
 
 def look_up(url: str, dbtable: str, *ddl: str, schema: str | None = None) -> TargetTable:
@@ -183,6 +190,14 @@ def test_every_mismatch_is_in_one_error(postgres_url: str) -> None:
         "upsertKeys: the table has no primary key, unique constraint or unique index over exactly (nr); it has (id)",
     ]
     assert problems(table, {"customer": pa.string()}) == []
+
+
+@pytest.mark.parametrize("kind", [VARIANT, pa.list_(pa.struct([("doc", VARIANT)])), pa.map_(pa.string(), VARIANT)])
+def test_a_variant_is_refused(database_url: str, kind: pa.DataType) -> None:
+    table = look_up(database_url, "t", "CREATE TABLE t (text varchar(100), doc json)")
+    for name in ("text", "doc"):
+        (problem,) = problems(table, {name: kind})
+        assert f"column {name}: a variant arrives in Spark's internal form; convert it in Spark, by to_json" in problem
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ _SIMPLE: Final = (
     pa.types.is_time,
     pa.types.is_timestamp,
 )
+_FORM: Final = "arrives in Spark's internal form; convert it in Spark"
+_INTERNAL: Final = {
+    b"variant": f"a variant {_FORM}, by to_json",
+    b"geometry": f"a geometry {_FORM}, by st_asbinary",
+    b"geography": f"a geography {_FORM}, by st_asbinary",
+}
+"""Types that PySpark passes on as a struct of their internal bytes, by the mark in the metadata of one of its fields."""
 _NOT_FINITE: Final = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 
 
@@ -65,7 +72,8 @@ def json_values(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
 def json_problem(kind: pa.DataType) -> str | None:
     """Why a type can't be written as JSON, or None if it can."""
     if pa.types.is_struct(kind):
-        return next(filter(None, (json_problem(field.type) for field in kind)), None)
+        own = next((_INTERNAL[mark] for field in kind for mark in _INTERNAL if mark in (field.metadata or {})), None)
+        return own or next(filter(None, (json_problem(field.type) for field in kind)), None)
     if pa.types.is_map(kind):
         if pa.types.is_nested(kind.key_type):
             return f"the keys of a JSON object are strings, not {kind.key_type}"
