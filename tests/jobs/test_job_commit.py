@@ -103,6 +103,24 @@ def test_nothing_to_write(postgres_scene: JobScene) -> None:
     assert postgres_scene.table() == []
 
 
+def test_a_batch_without_rows_replaces_an_earlier_run(scene: JobScene) -> None:
+    first = scene.write(scene.run(), PARTS)  # by a driver that is paused
+    assert scene.commit(scene.write(scene.run(), [[], []])) == 0
+    scene.assert_holds([])
+    assert scene.commit(first) == 0
+    scene.assert_holds([])
+
+
+def test_a_batch_without_rows_is_committed_once(scene: JobScene) -> None:
+    assert scene.commit(scene.write(scene.run(5), [[], []])) == 0
+    again = scene.write(scene.run(5), PARTS)
+    assert all(outcome.already_committed for outcome in again if outcome.partition != 2)
+    assert scene.commit(again) == 0
+    scene.assert_holds([])
+    scene.commit(scene.write(scene.run(6), PARTS))
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
 def test_a_missing_task(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)

@@ -23,6 +23,7 @@ from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
 from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import Marker
+from dualwrite.jobs.opening import open_run
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
@@ -65,6 +66,8 @@ class JobCommitter:
     def commit(self, outcomes: Sequence[TaskOutcome | None]) -> int:
         """Commit what the tasks have prepared: all of it, or nothing.
 
+        A batch without rows is committed as well: it replaces an earlier run of the batch, and no later run writes the batch.
+
         Returns without an error only if the table and the topic both have the batch.
 
         Args:
@@ -76,6 +79,7 @@ class JobCommitter:
         Raises:
             BatchRefusedError: Nothing was committed: a task is missing or was replaced, or rows are missing.
             JobClosedError: Nothing was committed: another run replaced this one.
+            PrefixLeasedError: The batch has no rows, and another job holds the prefix.
             ClusterMismatchError: Nothing was committed: the tasks prepared on another Kafka cluster than the driver's.
             TransactionTimeoutError: Nothing was committed: Kafka might have aborted a transaction before its commit.
             InDoubtTransactionError: The database did not respond, so it is unknown whether the batch is committed; or it is
@@ -92,17 +96,18 @@ class JobCommitter:
         hit("job_before_commit")
         if winners:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
-        verdict = self._decided(run, winners, rows) if winners else self._decision.abort(run)  # no winners: nothing to write
+        else:  # no task has opened the run; its batch is recorded as committed, too
+            open_run(self._site, run, owner=describe_owner("job commit"), staging_table=self._sink.staging_table)
+        verdict = self._decided(run, winners, rows)
         hit("job_after_commit")
         completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
         rest = self._resolve_rest(verdict, completed={one.transactional_id for one in completed.ids})
         self._clear_staging(run, verdict, winners)
-        if verdict.marker is None:
-            log.info("%s: nothing to write", run.name)
-            return 0
-        self._raise_for_incomplete(run, verdict.marker, RecoveryReport(completed.ids + rest.ids))
-        log.info("%s: %s rows and messages, %s", run.name, f"{verdict.marker.row_count:,}", verdict.decided.value)
+        marker = verdict.marker
+        assert marker is not None  # otherwise the decision has raised
+        self._raise_for_incomplete(run, marker, RecoveryReport(completed.ids + rest.ids))
+        log.info("%s: %s rows and messages, %s", run.name, f"{marker.row_count:,}", verdict.decided.value)
         return rows if verdict.decided is Decided.COMMITTED else 0
 
     def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
@@ -119,7 +124,7 @@ class JobCommitter:
         except StoreCommitFailedError:
             raise
         except StoreError as error:
-            if not error.retriable:
+            if not error.retriable or not winners:
                 raise
             raise InDoubtTransactionError(
                 f"The database did not respond to the commit of {run.name}: its outcome is unknown, and it stays prepared.",

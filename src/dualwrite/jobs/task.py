@@ -21,14 +21,12 @@ from sqlalchemy import Connection
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.base import AttemptId, JobRun, Prepared, TaskOutcome
-from dualwrite.jobs.completing import cleanup
 from dualwrite.jobs.context import OpenSite
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.lease import Opening
 from dualwrite.jobs.ledger import JobLedger
+from dualwrite.jobs.opening import open_run
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.recipe.ownership import Ownership
-from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql.clock import database_clock
@@ -101,8 +99,14 @@ class TaskAttempt(Generic[Batch]):
         first = next(remaining, None)
         if first is None:
             return self._outcome()
-        check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
-        if self._open() is Opening.ALREADY_COMMITTED:
+        opening = open_run(
+            self._site,
+            self._run,
+            owner=describe_owner("task"),
+            staging_table=self._sink.staging_table,
+            ids=[str(self._id)],
+        )
+        if opening is Opening.ALREADY_COMMITTED:
             return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
         rows, prepared = self._write_all(itertools.chain((first,), remaining))
         log.info("%s: %d rows staged, %s prepared", self._id, rows, prepared.state)
@@ -117,23 +121,6 @@ class TaskAttempt(Generic[Batch]):
             prepared=prepared,
             already_committed=already_committed,
         )
-
-    def _open(self) -> Opening:
-        """Open the run, unless it is open, and resolve what earlier runs left.
-
-        Opening the run fences the tasks of earlier runs, so Kafka is checked first.
-        """
-        check_cluster(self._site.store, self._site.coordinator, [str(self._id)])
-        made = self._site.ledger.open(
-            self._run,
-            owner=describe_owner("task"),
-            staging_table=self._sink.staging_table,
-            lease_timeout=self._site.site.lease_timeout,
-        )
-        hit("job_after_open")
-        if made.earlier is not None and made.left:
-            cleanup(self._site, made.left, StagedRows(made.earlier.staging_table))
-        return made.outcome
 
     def _write_all(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
         site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
