@@ -252,6 +252,27 @@ def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
+def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: JobScene) -> None:
+    scene.site = replace(scene.site, lease_timeout=6.0)
+    one, gate = scene.run(job_id="one", keeps_lease=False), threading.Event()
+    first = scene.task(one, 0, [1])
+
+    def batches() -> Iterator[list[int]]:
+        happened(gate)
+        yield [2]
+
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(scene.task_of, one, 1, batches())
+        try:
+            with pytest.raises(PrefixLeasedError):
+                scene.task(scene.run(job_id="two", keeps_lease=False), 0, [3])
+        finally:
+            gate.set()
+        scene.commit([first, done(second)])
+    scene.assert_holds([1, 2])
+
+
+@pytest.mark.slow
 def test_prefixes_with_a_common_beginning(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     longer = f"{scene.prefix}.eu"

@@ -111,7 +111,8 @@ class JobsToRecover:
             if row.is_open:
                 confirm(
                     f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
-                    f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. Continue?",
+                    f"{row.owner!r}, last change at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. "
+                    "Continue?",
                     yes=yes,
                 )
             report = recover_job(self.site, row.prefix, expected=row, release=release)

@@ -30,7 +30,7 @@ class JobRow:
             given up while the newest one was open.
         staging_table: Where the newest run stages its rows.
         owner: The name of the process that opened the newest run, for messages.
-        updated_at: When the row last changed (UTC, aware).
+        updated_at: When the row last changed (UTC, aware); a heartbeat of a task that waits for its first rows changes it, too.
     """
 
     prefix: str
@@ -170,7 +170,7 @@ def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:
     if row.keeps_lease:
         cause = "a streaming query holds its prefix for as long as it exists, even while it is stopped"
     else:
-        cause = f"its batch {row.batch_id} has been open since {row.updated_at:%Y-%m-%d %H:%M:%S%z} and still sends heartbeats"
+        cause = f"its batch {row.batch_id} is open and still sends heartbeats"
     return PrefixLeasedError(
         f"The prefix {run.prefix!r} is held by job {row.job_id!r} (opened by {row.owner!r}); job {run.job_id!r} can't use it.",
         cause=cause,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
@@ -142,7 +143,7 @@ class JobLedger:
                 lambda connection: tuple(connection.execute(_BEATS, {"p": row.prefix, "run": row.token}).one()),
                 "looking for heartbeats",
             )
-            return (None if now is None else (now.token, now.is_open), *beats)
+            return (None if now is None else (now.token, now.is_open, now.updated_at), *beats)
 
         first = observed()
         deadline = time.monotonic() + seconds
@@ -196,6 +197,31 @@ class JobLedger:
             return row is not None and row.is_open_for(run)
 
         return self._short.run(work, "sending a heartbeat", transactional_id)
+
+    def beat_before_rows(self, run: JobRun, seen: datetime | None) -> datetime | None:
+        """Send a heartbeat for a task that waits for its first rows: it changes the job's row, if the run is open.
+
+        One waiting task is enough: if another one has changed the row since the last call, it is left alone.
+
+        Args:
+            run: The run.
+            seen: What the last call returned, or None.
+
+        Returns:
+            When the row was last changed; None if the run is not open.
+        """
+
+        def work(connection: Connection) -> datetime | None:
+            row = read_job(connection, run.prefix)
+            if row is None or not row.is_open_for(run):
+                return None
+            if seen is not None and row.updated_at != seen:
+                return row.updated_at
+            now = datetime.now(UTC)
+            ours = update(j).where(j.c.prefix == run.prefix, j.c.token == run.token, j.c.is_open)
+            return now if connection.execute(ours.values(updated_at=now)).rowcount else None
+
+        return self._short.run(work, f"sending a heartbeat for {run.name}")
 
     def check_fence(self, connection: Connection, claim: Claim) -> None:
         """Check that the claim is still the newest one, and block new claims until the connection's transaction ends.

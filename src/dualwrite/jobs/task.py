@@ -11,8 +11,9 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -96,7 +97,8 @@ class TaskAttempt(Generic[Batch]):
             DualWriteError: As for the steps of the recipe.
         """
         remaining = iter(batches)
-        first = next(remaining, None)
+        with heartbeats_before_rows(self._site.ledger, self._run, str(self._id), interval=self._site.site.heartbeat_interval):
+            first = next(remaining, None)
         if first is None:
             return self._outcome()
         opening = open_run(
@@ -221,21 +223,49 @@ class RunStatus:
 @contextmanager
 def heartbeats(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[RunStatus]:
     """Send a heartbeat every `interval` seconds while the block runs, so that the run is not presumed dead."""
-    status, stop = RunStatus(run), threading.Event()
+    status = RunStatus(run)
 
-    def beat() -> None:
+    def beat() -> bool:
+        is_open = ledger.beat(run, transactional_id)
+        if not is_open:
+            status.set_closed()
+        return is_open
+
+    with _repeated(beat, transactional_id, interval):
+        yield status
+
+
+@contextmanager
+def heartbeats_before_rows(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[None]:
+    """Like `heartbeats`, for a task that has claimed nothing yet; its run may be open because of other tasks."""
+    seen: datetime | None = None
+
+    def beat() -> bool:
+        nonlocal seen
+        seen = ledger.beat_before_rows(run, seen)
+        return True
+
+    with _repeated(beat, transactional_id, interval):
+        yield
+
+
+@contextmanager
+def _repeated(beat: Callable[[], bool], name: str, interval: float) -> Iterator[None]:
+    """Call `beat` every `interval` seconds in a thread while the block runs, until it returns False."""
+    stop = threading.Event()
+
+    def run() -> None:
         while not stop.wait(interval):
             try:
-                if not ledger.beat(run, transactional_id):
-                    status.set_closed()
+                if not beat():
                     return
             except DualWriteError as error:
-                log.warning("%s: a heartbeat could not be sent: %s", transactional_id, error)
+                log.warning("%s: a heartbeat could not be sent: %s", name, error)
 
-    thread = threading.Thread(target=beat, name=f"dualwrite-{transactional_id}", daemon=True)
+    thread = threading.Thread(target=run, name=f"dualwrite-{name}", daemon=True)
     thread.start()
     try:
-        yield status
+        yield
     finally:
         stop.set()
         thread.join()
