@@ -130,6 +130,23 @@ def test_every_type_on_postgresql(postgres: sa.Engine) -> None:
     assert set(second) == {None}
 
 
+@pytest.mark.parametrize(
+    ("database", "kind", "stored"),
+    [
+        ("postgres", "timestamp(0)", datetime(2026, 2, 1)),  # noqa: DTZ001
+        ("mariadb", "datetime", datetime(2026, 1, 31, 23, 59, 59)),  # noqa: DTZ001
+    ],
+)
+def test_fractions_of_seconds_that_a_column_does_not_store(
+    request: pytest.FixtureRequest, database: str, kind: str, stored: datetime
+) -> None:
+    """PostgreSQL rounds them and MariaDB truncates them, as the guide says."""
+    engine = request.getfixturevalue(database)
+    execute(engine, f"CREATE TABLE t (moment {kind})")
+    through(engine, pa.record_batch({"moment": [datetime(2026, 1, 31, 23, 59, 59, 700_000)]}))  # noqa: DTZ001
+    assert read(engine, "SELECT moment FROM t") == [(stored,)]
+
+
 def test_every_type_on_mariadb(mariadb: sa.Engine) -> None:
     execute(
         mariadb,

@@ -1,9 +1,12 @@
 """Which Arrow types fit which columns of a table: the column has the same type or a wider one, and no conversion is guessed.
 
 Strings fit every column that Spark has no type for (enum, uuid, json, arrays, types of extensions), since the database parses
-and checks the text; for numbers, dates and bytes, strings must be cast in Spark. The database checks lengths of texts, signs
-of unsigned integers and fractions of seconds. An instant fits only a column of instants; MariaDB's and MySQL's DATETIME and
-SQLite's columns, which have no time zone, accept it in UTC.
+and checks the text; for numbers, dates and bytes, strings must be cast in Spark. The database checks lengths of texts and signs
+of unsigned integers. An instant fits only a column of instants; MariaDB's and MySQL's DATETIME and SQLite's columns, which have
+no time zone, accept it in UTC.
+
+Fractions of seconds are the exception: Spark's times always have microseconds, and a column that stores fewer digits is usually
+meant for whole seconds. The database rounds or truncates the others without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # integers of so many bits that a f
 
 
 def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
-    """Whether a column can store every value of an Arrow type unchanged.
+    """Whether a column can store every value of an Arrow type unchanged, apart from fractions of seconds.
 
     Args:
         kind: The type in the frame.
