@@ -72,7 +72,8 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
     elif p.then == "start":
         yield f"adopts epoch {p.epoch} of id {p.id}", go(s, n, "check", seen=())
     else:
-        yield f"records that id {p.id} is resolved", go(with_id(s, p.id, resolved=True), n, p.then, seen=(), epoch=-1)
+        pc = "next" if p.then == "next and see" else p.then
+        yield f"records that id {p.id} is resolved", go(with_id(s, p.id, resolved=True), n, pc, seen=(), epoch=-1)
 
 
 def fenced(s: State, n: int) -> State:
