@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model.job_state import (
+    END,
     MISCOUNTED,
     TAKEN,
     Scene,
@@ -193,8 +194,9 @@ def next_step(scene: Scene, s: State, n: int) -> Steps:
     p = s.processes[n]
     kind = scene.processes[n][0]
     if not p.todo:
-        after = {"task": "swept", "recover": "swept", "commit": "clean", "abort": "clean", "recover id": "over"}[kind]
-        yield "has resolved them", go(s, n, after, id=-1, fence=0, then="")
+        after = {"task": "swept", "recover": "swept", "commit": "clean", "abort": "clean", "recover id": "over"}
+        pc = after.get(kind) or ("clean" if p.then == "next and see" else "swept")  # "commit empty" does both
+        yield "has resolved them", go(s, n, pc, id=-1, fence=0, then="")
     for each in p.todo:
         i, fence = each
         k = s.ids[i]
@@ -245,6 +247,21 @@ def commit_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901  (as abo
             yield f"sees that id {p.id} is resolved", go(s, n, "hold" if p.pc == "see" else "next")
     else:
         yield from end_step(scene, s, n)
+
+
+def commit_empty_step(scene: Scene, s: State, n: int) -> Steps:
+    """The driver's commit() of a run whose tasks have no rows: it opens the run like a task, then decides."""
+    p = s.processes[n]
+    _, token, _ = scene.processes[n]
+    if p.pc == "open":
+        for what, t in _open_step(scene, s, n, token):
+            yield what, t if t.processes[n].pc in ("cleanup", END.pc) else go(t, n, "commit", seen=(s.marker,))
+    elif p.pc == "cleanup":
+        yield "lists what other runs have left", _listed(scene, s, n, token, "next")
+    elif p.pc == "swept":
+        yield "deletes what other runs have staged", go(deleted(s, p.kept), n, "commit", kept=(), seen=(s.marker,))
+    else:
+        yield from commit_step(scene, s, n)
 
 
 def _outcomes(scene: Scene, s: State, token: int, partitions: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
@@ -319,13 +336,13 @@ def end_step(scene: Scene, s: State, n: int) -> Steps:
     elif p.pc == "rest":
         winners = s.marker[1] if s.marker is not None else ()
         listed = [(i, k) for i, k in enumerate(s.ids) if k.token == token or i in winners]
-        then = "next and see" if kind == "commit" and scene.has("see-stored") else ""
+        then = "next and see" if kind.startswith("commit") and scene.has("see-stored") else ""
         todo = tuple((i, k.fence) for i, k in listed if not k.resolved)
         yield "lists what its run has left", go(s, n, "next", todo=todo, then=then)
     elif p.pc == "clean":
         t = go(deleted(s, tuple((i, k.fence) for i, k in enumerate(s.ids) if k.token == token)), n, "over")
         is_lost = p.is_lost or (scene.has("see-lost") and s.marker is not None and any(s.ids[i].lost for i in s.marker[1]))
-        returns = kind == "commit" and not is_lost
+        returns = kind.startswith("commit") and not is_lost
         if returns and not is_whole(s):
             t = t._replace(violation="commit() returns, and the batch is not in both")
         yield "deletes what its run has staged" + (", RETURNS" if returns else ""), t

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from model.job_model import Steps, commit_step, end_step, id_step, next_step, recover_step, resolve_step, task_step
+from model.job_model import (
+    Steps,
+    commit_empty_step,
+    commit_step,
+    end_step,
+    id_step,
+    next_step,
+    recover_step,
+    resolve_step,
+    task_step,
+)
 from model.job_state import END, KAFKA_ABORTS, STAGING_EMPTIED, Scene, State, first_state, with_id
 from model.search import Found, explore
 
 _RECHECK_PAUSE = frozenset({"describe", "reread", "clear", "end", "raise", "resolved"})
-_ENTRY = {"task": task_step, "commit": commit_step, "abort": end_step, "recover": recover_step, "recover id": id_step}
+_ENTRY = {
+    "task": task_step,
+    "commit": commit_step,
+    "commit empty": commit_empty_step,
+    "abort": end_step,
+    "recover": recover_step,
+    "recover id": id_step,
+}
 
 
 def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:

@@ -82,8 +82,9 @@ class State(NamedTuple):
 class Scene:
     """The processes of a search.
 
-    A process is ("task", token, partition, rows), ("commit", token, partitions), ("abort", token), ("recover",), or
-    ("recover id",). ("abort", 0) knows no outcome and aborts the newest run; here it does so even if its tasks are working.
+    A process is ("task", token, partition, rows), ("commit", token, partitions), ("commit empty", token, 0), ("abort", token),
+    ("recover",), or ("recover id",). ("abort", 0) knows no outcome and aborts the newest run; here it does so even if its tasks
+    are working.
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -99,7 +100,14 @@ class Scene:
 
 
 END: Final = P("over")
-_FIRST: Final = {"task": "open", "commit": "wait", "abort": "give up", "recover": "close", "recover id": "claim"}
+_FIRST: Final = {
+    "task": "open",
+    "commit": "wait",
+    "commit empty": "open",
+    "abort": "give up",
+    "recover": "close",
+    "recover id": "claim",
+}
 
 
 def first_state(scene: Scene) -> State:
@@ -159,8 +167,9 @@ def go(s: State, n: int, pc: str = "", /, **changes: Any) -> State:
 
 
 def is_whole(s: State) -> bool:
-    """Whether the batch is complete in the table and the topic."""
-    return all(n == 1 for n in s.table) and all(n == 1 for n in s.topic)
+    """Whether the batch is complete in the table and the topic: every row, or none if it was committed without rows."""
+    expected = 0 if s.marker is not None and not s.marker[1] else 1
+    return all(n == expected for n in (*s.table, *s.topic))
 
 
 def closed(scene: Scene, s: State, keep: tuple[int, ...] = ()) -> State:

@@ -22,6 +22,7 @@ SMALL: Final = {
     "timeouts": Scene((_FIRST, _COMMITS[0], _ABORT), budget=(KAFKA_ABORTS,), numbers=1),
     "a staging table that is emptied": Scene((_FIRST, _COMMITS[0], _ABORT), budget=(STAGING_EMPTIED,), numbers=1),
     "one id recovered": Scene((_FIRST, _COMMITS[0], ("recover id",)), numbers=1),
+    "a run without rows after one with rows": Scene((_FIRST, _COMMITS[0], ("commit empty", 2, 0)), numbers=1),
     "given up without outcomes": Scene((_FIRST, _COMMITS[0], ("abort", 0)), numbers=1),
 }
 """Each is explored completely within seconds."""
