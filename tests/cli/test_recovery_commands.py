@@ -16,7 +16,8 @@ import pytest
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import FencedError
+from dualwrite.errors import BrokerUnavailableError, FencedError
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
@@ -362,6 +363,25 @@ def test_status_shows_the_rows_while_kafka_is_unreachable(
     assert code == 1
     assert "orders" in out
     assert "127.0.0.1:1" in err
+
+
+def test_status_shows_what_it_has_read_while_a_broker_is_failing(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator may answer while another broker, which must list its transactions, is down."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BrokerUnavailableError("Broker 2 does not answer.")
+
+    monkeypatch.setattr(WireTransactionCoordinator, "list_transactions", fail)
+    code, out, err = output_of(capsys, "status")
+    assert code == 1
+    assert re.search(r"^live .* live#[0-9a-f]{12}\.1: ", out, re.MULTILINE)
+    assert "Could not be read from Kafka: transactions of other databases.\n" in err
+    assert "Broker 2" in err
+    code, status = json_of(capsys, "status")
+    assert (code, status["of_other_databases"]) == (1, None)
+    assert status["ids"][0]["kafka"][0]["status"] == "Empty"
 
 
 def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
