@@ -10,12 +10,13 @@ from typing import Any
 import typer
 
 from dualwrite.cli.options import confirm, refuse, show_table
+from dualwrite.errors import DualWriteError
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.recovery import plan_job, recover_job
-from dualwrite.recovery.plan import RecoveryPlan
-from dualwrite.recovery.report import RecoveryReport
+from dualwrite.recovery.plan import IdPlan, RecoveryPlan
+from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.shell import shell_word
 from dualwrite.stores.base import TxnStateStore
@@ -90,11 +91,17 @@ class JobsToRecover:
     running: tuple[JobRow, ...]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
-        """What `recover` would do for each. Changes nothing."""
-        return [(row, plan_job(self.site, row.prefix)) for row in self.rows]
+        """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
+        return [(row, self._plan(row)) for row in self.rows]
+
+    def _plan(self, row: JobRow) -> RecoveryPlan:
+        try:
+            return plan_job(self.site, row.prefix)
+        except DualWriteError as error:
+            return RecoveryPlan((IdPlan(row.prefix, error=error),))
 
     def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
-        """Recover them, after asking for confirmation for each one that is open."""
+        """Recover them, after asking for confirmation for each one that is open. An error is reported as in `plans`."""
         reports = []
         for row in self.rows:
             if row.is_open:
@@ -103,7 +110,10 @@ class JobsToRecover:
                     f"{row.owner!r} at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. Continue?",
                     yes=yes,
                 )
-            reports.append(recover_job(self.site, row.prefix, release=release))
+            try:
+                reports.append(recover_job(self.site, row.prefix, release=release))
+            except DualWriteError as error:
+                reports.append(RecoveryReport((IdReport(row.prefix, error=error),)))
         for row in self.running:
             typer.echo(
                 f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
