@@ -184,6 +184,21 @@ def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene, capsys:
     assert output_of(capsys, "recover")[0] == 0
 
 
+def test_json_is_printed_even_if_the_acknowledgement_is_not_confirmed(
+    scene: Scene, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.crash("crashed", new_name("topic"), "after_db_commit")
+    scene.lose("orders")
+    terminal = io.StringIO("y\nn\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]  # an interactive terminal
+    monkeypatch.setattr(sys, "stdin", terminal)
+    code, report = json_of(capsys, "recover", "--acknowledge")
+    assert code == 1
+    assert [found["outcome"] for one in report["ids"] for found in one["outcomes"]] == ["COMMITTED"]
+    assert [entry["transactional_id"] for entry in report["unacknowledged"]] == ["orders"]
+    assert report["acknowledged"] == []
+
+
 def test_json_shows_unacknowledged_transactions(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     scene.lose("orders")
     code, report = json_of(capsys, "recover")

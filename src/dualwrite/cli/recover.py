@@ -8,7 +8,8 @@ now; 3 a transaction is, or would be, recorded as lost or unverified.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -85,10 +86,15 @@ def recover(
                 chosen = [name for name in chosen if name not in jobs.attempts]
             report = _recovered(recoverer, store, chosen, yes=yes, quiet=as_json)
             if jobs is not None:
-                report = RecoveryReport(report.ids + jobs.recover(release=release, yes=yes).ids)
+                with _shown_on_errors(report, as_json=as_json):
+                    of_jobs = jobs.recover(release=release, yes=yes)
+                report = RecoveryReport(report.ids + of_jobs.ids)
         if not as_json:
             show_report(report)
-        removed = _acknowledged(recoverer, report, yes=yes) if acknowledge and report.unacknowledged else []
+        removed: Entries = []
+        if acknowledge and report.unacknowledged:
+            with _shown_on_errors(report, as_json=as_json, if_text=False):
+                removed = _acknowledged(recoverer, report, yes=yes)
     left = [entry for entry in report.unacknowledged if entry not in removed]
     if as_json:
         typer.echo(json.dumps(_to_json(report, removed), indent=2))
@@ -114,6 +120,25 @@ def _show_plan(
             else:
                 rest = [name for name in chosen if name not in jobs.attempts]
                 show_plan(recoverer.plan(rest), jobs.plans(), as_json=as_json)
+
+
+@contextmanager
+def _shown_on_errors(report: RecoveryReport, *, as_json: bool, if_text: bool = True) -> Iterator[None]:
+    """If the block ends with an error or is not confirmed, first print what was recovered before.
+
+    Args:
+        report: What was recovered.
+        as_json: Whether to print JSON.
+        if_text: Whether to print it if the output is text; False if it was printed already.
+    """
+    try:
+        yield
+    except Exception:
+        if as_json:
+            typer.echo(json.dumps(_to_json(report, []), indent=2))
+        elif if_text and report.ids:
+            show_report(report)
+        raise
 
 
 def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> Entries:
