@@ -155,6 +155,20 @@ def test_a_prefix_and_ids_select_what_is_recovered(
     assert "not both" in err
 
 
+@pytest.mark.parametrize("command", ["recover", "recover --dry-run", "db move-cluster", "status", "offsets list"])
+def test_an_empty_prefix_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """An unset variable of a shell must not mean all ids."""
+    code, out, err = output_of(capsys, *command.split(), "--prefix", "")
+    assert (code, out) == (2, "")
+    assert "must not be empty" in err
+
+
+def test_a_group_and_a_prefix_exclude_each_other(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = output_of(capsys, "offsets", "list", "--group", "billing", "--prefix", "b")
+    assert code == 2
+    assert "not both" in err
+
+
 def test_an_unknown_id_is_reported_and_the_others_are_recovered(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
