@@ -153,12 +153,31 @@ def test_tasks_of_a_committed_batch_are_recovered(postgres_scene: JobScene) -> N
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_a_prefix_is_matched_exactly(postgres_scene: JobScene) -> None:
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_prefix_is_matched_exactly(postgres_scene: JobScene, options: tuple[str, ...]) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(prefix=f"{scene.prefix}.eu"), PARTS)
-    result = run(scene, "--prefix", scene.prefix, "--yes")
+    result = run(scene, "--prefix", scene.prefix, "--yes", *options)
     assert result.exit_code == 0, result.output
+    assert f"`dualwrite recover --prefix {scene.prefix}.eu` ends it" in result.stderr
+    (skipped,) = json.loads(run(scene, "--prefix", scene.prefix, "--json", *options).stdout)["skipped_jobs"]
+    assert (skipped["prefix"], skipped["is_open"]) == (f"{scene.prefix}.eu", True)
     scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_what_an_ended_job_has_left_on_ids_of_a_longer_prefix_is_named(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    dies = failpoints.raises(FailpointError("dead"))
+    with failpoints.armed("job_after_commit", dies), pytest.raises(FailpointError):
+        scene.commit(outcomes)
+    assert outcomes[0].prepared is not None
+    longer = outcomes[0].prepared.transactional_id
+    result = run(scene, "--prefix", longer, "--yes")
+    assert f"`dualwrite recover --prefix {scene.prefix}` resolves them" in result.stderr
+    assert run(scene, "--prefix", scene.prefix).exit_code == 0
+    assert "Skipped" not in run(scene, "--prefix", longer).output
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 

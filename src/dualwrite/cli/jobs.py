@@ -82,13 +82,14 @@ class JobsToRecover:
         site: Their database and Kafka cluster, opened.
         rows: Their rows.
         attempts: The ids of the tasks of all jobs, which must not be recovered individually.
-        running: Jobs that have an open batch and were not named.
+        skipped: Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks
+            have left something on the requested ids.
     """
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
-    running: tuple[JobRow, ...]
+    skipped: tuple[JobRow, ...]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
         """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
@@ -114,13 +115,18 @@ class JobsToRecover:
                 reports.append(recover_job(self.site, row.prefix, release=release))
             except DualWriteError as error:
                 reports.append(RecoveryReport((IdReport(row.prefix, error=error),)))
-        for row in self.running:
-            typer.echo(
-                f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
-                f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
-                err=True,
-            )
         return RecoveryReport(tuple(one for report in reports for one in report.ids))
+
+    def name_skipped(self) -> None:
+        """Print on stderr which jobs are skipped, and the command that recovers each."""
+        for row in self.skipped:
+            command = f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
+            if row.is_open:
+                left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
+                typer.echo(f"Skipped: {left}; {command} ends it.", err=True)
+            else:
+                left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
+                typer.echo(f"Skipped: {left}; {command} resolves them.", err=True)
 
 
 @contextmanager
@@ -150,6 +156,16 @@ def jobs_to_recover(
                 refuse(f"No job owns the prefix {prefix!r}.")
         else:
             ours = [row for row in rows if not row.is_open]
-        running = () if prefix else tuple(row for row in rows if row.is_open)
         attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
-        yield JobsToRecover(site, tuple(ours), attempts, running)
+        others = [row for row in rows if row not in ours]
+        skipped = [row for row in others if _has_left(site, row, attempts)] if prefix else others
+        yield JobsToRecover(site, tuple(ours), attempts, tuple(skipped))
+
+
+def _has_left(site: OpenSite, job: JobRow, ids: frozenset[str]) -> bool:
+    """Whether a task of the job has left something on one of the ids: a transaction to recover, or a lost one."""
+    return any(
+        not attempt.is_resolved or (row is not None and row.lost)
+        for attempt in site.ledger.attempts(job.prefix, ids)
+        for row in [site.store.read(attempt.transactional_id)]
+    )
