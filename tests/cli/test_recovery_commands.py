@@ -419,6 +419,25 @@ def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.Captu
     assert "dualwrite db upgrade --url" in err
 
 
+# --- db new-store-id --------------------------------------------------------------------------------------------------
+
+
+def test_the_question_before_a_new_store_id_says_whether_the_database_looks_like_a_copy(
+    scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "has no store id yet" in output_of(capsys, "db", "new-store-id")[2]
+    dualwrite.connect(transactional_id="orders").close()
+    assert "looks like the original" in output_of(capsys, "db", "new-store-id")[2]
+    copy = tmp_path / "copy.db"
+    original = scene.url.removeprefix("sqlite:///")
+    copy.write_bytes(Path(original).read_bytes())
+    code, _, err = output_of(capsys, "db", "new-store-id", "--url", f"sqlite:///{copy}")
+    assert code == 2
+    assert "is a copy or has moved" in err
+    copy.rename(original)
+    assert "only some of its identifying marks" in output_of(capsys, "db", "new-store-id")[2]
+
+
 # --- forget -----------------------------------------------------------------------------------------------------------
 
 
