@@ -46,10 +46,17 @@ def take_order(task: Any, key: str, item: str) -> bool:
     """Take an order; returns whether it is new. A task whose process dies, or whose outcome is unknown, runs again."""
     try:
         return pool().run(write_order, key, item)
-    except dualwrite.DualWriteError as error:
-        if error.retriable or isinstance(error, dualwrite.InDoubtTransactionError):
+    except (dualwrite.DualWriteError, DBAPIError) as error:
+        if may_succeed_later(error):
             raise task.retry(exc=error, countdown=1) from error
         raise
+
+
+def may_succeed_later(error: dualwrite.DualWriteError | DBAPIError) -> bool:
+    """Whether the same task may succeed later. Statements raise SQLAlchemy's errors, for example after a deadlock."""
+    if isinstance(error, dualwrite.DualWriteError):
+        return error.retriable or isinstance(error, dualwrite.InDoubtTransactionError)
+    return pool().store.is_conflict(error) or pool().store.is_outage(error)
 
 
 def write_order(tx: dualwrite.Transaction[Connection], key: str, item: str) -> bool:

@@ -20,8 +20,8 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, create_engine, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, create_engine, insert, inspect, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import dualwrite
 
@@ -51,6 +51,15 @@ class Shop:
     pool: dualwrite.WriterPool[Connection]
 
 
+def create_table(engine: Engine) -> None:
+    """Create the table; of several workers that start at once, only one can."""
+    try:
+        orders.create(engine, checkfirst=True)
+    except DBAPIError:
+        if not inspect(engine).has_table(orders.name):
+            raise
+
+
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Open the pool; serve; finish the orders in progress."""
@@ -59,7 +68,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("Set DUALWRITE_DATABASE_URL.")
     engine = create_engine(settings.database_url)
     try:
-        orders.create(engine, checkfirst=True)
+        create_table(engine)
         with dualwrite.create_pool(engine, prefix="shop") as pool:
             app.state.shop = Shop(engine, pool)
             yield
@@ -111,3 +120,12 @@ def error_response(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
     in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
     code = status.HTTP_503_SERVICE_UNAVAILABLE if in_doubt or error.retriable else status.HTTP_500_INTERNAL_SERVER_ERROR
     return JSONResponse({"detail": error.what, "in_doubt": in_doubt}, code)
+
+
+@app.exception_handler(DBAPIError)
+def database_error_response(request: Request, error: DBAPIError) -> JSONResponse:
+    """Report the error of a statement: both sides are rolled back, and after a conflict the same order may succeed."""
+    store = get_shop(request).pool.store
+    retriable = store.is_conflict(error) or store.is_outage(error)
+    code = status.HTTP_503_SERVICE_UNAVAILABLE if retriable else status.HTTP_500_INTERNAL_SERVER_ERROR
+    return JSONResponse({"detail": "The database returned an error.", "in_doubt": False}, code)

@@ -59,6 +59,10 @@ def create_app() -> Application:
             in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
             start_response("503 Service Unavailable" if in_doubt or error.retriable else "500 Internal Server Error", [])
             return [str(error.what).encode()]
+        except DBAPIError as error:  # of a statement; both sides are rolled back
+            retriable = pool.store.is_conflict(error) or pool.store.is_outage(error)
+            start_response("503 Service Unavailable" if retriable else "500 Internal Server Error", [])
+            return [b"The database returned an error."]
         start_response("201 Created" if is_new else "200 OK", [("Content-Type", "application/json")])
         return [json.dumps({"id": key, "item": item}).encode()]
 

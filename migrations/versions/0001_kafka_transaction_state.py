@@ -53,5 +53,5 @@ def _options() -> dict[str, Any]:
 
 
 def downgrade() -> None:
-    """Drop the table, and with it every fencing token and every unresolved state."""
+    """Drop the table, with every fencing token and unresolved state: open transactions can no longer be recovered."""
     op.drop_table("kafka_transaction_state", if_exists=op.get_context().dialect.name in ("mysql", "mariadb"))

@@ -22,7 +22,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the column; writers of the older release start a new generation with each claim, whatever used the last one."""
+    """Drop the kind of producer: writers of the older release start a new generation with each claim."""
     if not _left_by_a_killed_run(there=False):
         op.drop_column("kafka_transaction_state", "generation_kind")
 

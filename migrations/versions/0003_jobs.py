@@ -81,7 +81,7 @@ def _index_was_left_by_a_killed_run() -> bool:
 
 
 def downgrade() -> None:
-    """Drop the tables, and with them the record of committed batches."""
+    """Drop the tables of jobs, with the record of committed batches: a batch or jobId can then be written twice."""
     for table in reversed(_TABLES):
         op.drop_table(table, if_exists=op.get_context().dialect.name in _MYSQL)
 

@@ -24,7 +24,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the column: prepared transactions can no longer be verified in Kafka's log."""
+    """Drop where messages are: prepared transactions can no longer be verified in Kafka's log."""
     if not _left_by_a_killed_run(there=False):
         op.drop_column(_TABLE, _COLUMN)
 

@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them. Recover everything first: an older release looks for prepared transactions under other Kafka ids."""
+    """Drop the store id: the older release looks for prepared transactions under other Kafka ids, so recover them first."""
     op.drop_table("kafka_transaction_store", if_exists=op.get_context().dialect.name in _MYSQL)
     for column in reversed(_columns()):
         if not _left_by_a_killed_run(column.name, there=False):

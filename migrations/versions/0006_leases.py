@@ -29,7 +29,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table. Stop the pools first: one of an older release takes the ids from those that are running."""
+    """Drop the leases of pools: a pool of the older release takes the ids from those that are running, so stop them first."""
     op.drop_table(_TABLE, if_exists=op.get_context().dialect.name in _MYSQL)
 
 

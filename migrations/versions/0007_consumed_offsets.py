@@ -32,7 +32,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table, with every position: a consumer then begins as one that is new."""
+    """Drop every position of consumer groups: a group then begins like a new one, and may process messages twice."""
     op.drop_table(_TABLE, if_exists=op.get_context().dialect.name in _MYSQL)
 
 

@@ -104,6 +104,20 @@ def downgrade(database: str | URL | Engine, revision: str, *, schema: str | None
         command.downgrade(config, revision)
 
 
+def undone_by(database: str | URL | Engine, revision: str, *, schema: str | None = None) -> dict[str, str]:
+    """What `downgrade` to a revision would drop: the revisions that it would undo, newest first, each with what that drops.
+
+    Args: as `downgrade`.
+
+    Raises: as `downgrade`.
+    """
+    before = current(database, schema=schema)
+    with _revision_checked():
+        script = ScriptDirectory(str(scripts_folder()))
+        undone = list(script.iterate_revisions(before or (), revision, select_for_downgrade=True))
+    return {step.revision: (step.module.downgrade.__doc__ or "").strip() for step in undone}
+
+
 def current(database: str | URL | Engine, *, schema: str | None = None) -> str | None:
     """The table's revision, or None if dualwrite's migrations have not run.
 

@@ -16,7 +16,8 @@ import pytest
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import FencedError
+from dualwrite.errors import BrokerUnavailableError, FencedError
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
@@ -154,6 +155,20 @@ def test_a_prefix_and_ids_select_what_is_recovered(
     assert "not both" in err
 
 
+@pytest.mark.parametrize("command", ["recover", "recover --dry-run", "db move-cluster", "status", "offsets list"])
+def test_an_empty_prefix_is_refused(scene: Scene, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """An unset variable of a shell must not mean all ids."""
+    code, out, err = output_of(capsys, *command.split(), "--prefix", "")
+    assert (code, out) == (2, "")
+    assert "must not be empty" in err
+
+
+def test_a_group_and_a_prefix_exclude_each_other(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = output_of(capsys, "offsets", "list", "--group", "billing", "--prefix", "b")
+    assert code == 2
+    assert "not both" in err
+
+
 def test_an_unknown_id_is_reported_and_the_others_are_recovered(
     scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +196,21 @@ def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene, capsys:
         ("orders", "LOST", "7:5@1000")
     ]
     assert output_of(capsys, "recover")[0] == 0
+
+
+def test_json_is_printed_even_if_the_acknowledgement_is_not_confirmed(
+    scene: Scene, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.crash("crashed", new_name("topic"), "after_db_commit")
+    scene.lose("orders")
+    terminal = io.StringIO("y\nn\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]  # an interactive terminal
+    monkeypatch.setattr(sys, "stdin", terminal)
+    code, report = json_of(capsys, "recover", "--acknowledge")
+    assert code == 1
+    assert [found["outcome"] for one in report["ids"] for found in one["outcomes"]] == ["COMMITTED"]
+    assert [entry["transactional_id"] for entry in report["unacknowledged"]] == ["orders"]
+    assert report["acknowledged"] == []
 
 
 def test_json_shows_unacknowledged_transactions(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,10 +394,48 @@ def test_status_shows_the_rows_while_kafka_is_unreachable(
     assert "127.0.0.1:1" in err
 
 
+def test_status_shows_what_it_has_read_while_a_broker_is_failing(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator may answer while another broker, which must list its transactions, is down."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BrokerUnavailableError("Broker 2 does not answer.")
+
+    monkeypatch.setattr(WireTransactionCoordinator, "list_transactions", fail)
+    code, out, err = output_of(capsys, "status")
+    assert code == 1
+    assert re.search(r"^live .* live#[0-9a-f]{12}\.1: ", out, re.MULTILINE)
+    assert "Could not be read from Kafka: transactions of other databases.\n" in err
+    assert "Broker 2" in err
+    code, status = json_of(capsys, "status")
+    assert (code, status["of_other_databases"]) == (1, None)
+    assert status["ids"][0]["kafka"][0]["status"] == "Empty"
+
+
 def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = output_of(capsys, "status", "--url", f"sqlite:///{tmp_path}/empty.db")
     assert code == 1
     assert "dualwrite db upgrade --url" in err
+
+
+# --- db new-store-id --------------------------------------------------------------------------------------------------
+
+
+def test_the_question_before_a_new_store_id_says_whether_the_database_looks_like_a_copy(
+    scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "has no store id yet" in output_of(capsys, "db", "new-store-id")[2]
+    dualwrite.connect(transactional_id="orders").close()
+    assert "looks like the original" in output_of(capsys, "db", "new-store-id")[2]
+    copy = tmp_path / "copy.db"
+    original = scene.url.removeprefix("sqlite:///")
+    copy.write_bytes(Path(original).read_bytes())
+    code, _, err = output_of(capsys, "db", "new-store-id", "--url", f"sqlite:///{copy}")
+    assert code == 2
+    assert "is a copy or has moved" in err
+    copy.rename(original)
+    assert "only some of its identifying marks" in output_of(capsys, "db", "new-store-id")[2]
 
 
 # --- forget -----------------------------------------------------------------------------------------------------------

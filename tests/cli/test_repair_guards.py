@@ -317,6 +317,33 @@ def test_a_transaction_open_on_a_generation_unknown_to_the_database(
     del producer
 
 
+def test_what_was_ended_is_shown_if_a_later_id_is_refused(
+    trusting_broker: DevCluster,
+    crashed: Crash,
+    url: str,
+    called_json: JsonOf,
+    run: Run,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = crashed("after_prepare", transactions=2, lanes=2)
+    assert run("complete", left.kafka_id, "--url", url, "--yes")[0] == 0  # lane 0 alone
+    producer = left_open(trusting_broker.bootstrap_servers, left.kafka_id, topic)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TransactionChangedError("The id is not as it was shown.", transactional_id=left.kafka_id)
+
+    monkeypatch.setattr(TransactionAdmin, "force_terminate", refuse)
+    code, found = called_json("transactions", "force-terminate", left.name, "--url", url, "--without-database", "--yes")
+    assert code == 1
+    assert [(one["transactional_id"], one["outcome"]) for one in found["outcomes"]] == [
+        (f"{left.name}~1", "ABORTED"),
+        (left.kafka_id, None),
+    ]
+    assert "not as it was shown" in found["outcomes"][1]["error"]
+    del producer
+
+
 @pytest.mark.slow
 def test_a_transaction_committed_in_the_database_is_not_aborted_under_another_id(
     trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName

@@ -235,6 +235,8 @@ def test_apaches_command_line(
     before = ("--bootstrap-server", trusting_broker.bootstrap_servers)
     assert opened in run(*before, "list", "--transactional-id-pattern", opened)[1]
     assert opened in run(*before, "--json", "describe", "--transactional-id", opened)[1]
+    code, _, err = run("--yes", *before, "--without-database", "force-terminate", "no-such-id")
+    assert (code, "does not know this transactional id" in err) == (1, True)
     file = tmp_path / "client.properties"
     file.write_text(f"# of Apache's tools\nbootstrap.servers = {trusting_broker.bootstrap_servers}\n", encoding="utf-8")
     assert opened in run("--command-config", str(file), "list", "--state", "Ongoing")[1]

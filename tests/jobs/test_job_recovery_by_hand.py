@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
@@ -10,11 +12,13 @@ from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
 import dualwrite
-from dualwrite.cli import recover, status, transactions
+from dualwrite.cli import jobs, recover, status, transactions
 from dualwrite.cli.jobs import jobs_to_recover
 from dualwrite.cli.options import settings_for
-from dualwrite.errors import BatchRefusedError, BrokerUnavailableError, JobClosedError
+from dualwrite.errors import BatchRefusedError, JobClosedError, StoreError
+from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.ledger import JobLedger
+from dualwrite.jobs.recovery import plan_job, recover_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT
@@ -47,9 +51,43 @@ def test_with_kafka_unreachable_recovery_leaves_a_running_job(
     scene = postgres_scene
     outcomes = scene.write(scene.run(), PARTS)
     result = run(scene, "--kafka", "127.0.0.1:1", "--prefix", scene.prefix, "--yes")
-    assert isinstance(result.exception, BrokerUnavailableError)
+    assert result.exit_code == 1
+    assert f"{scene.prefix}: " in result.output
+    assert "127.0.0.1:1" in result.output
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_the_error_of_a_job_does_not_stop_the_others(postgres_scene: JobScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = postgres_scene
+    dies = failpoints.raises(FailpointError("dead"))
+    for prefix, number in (("first", 1), ("second", 2)):
+        outcomes = scene.write(scene.run(job_id=prefix, prefix=prefix), [[number]])
+        with failpoints.armed("job_after_commit", dies), pytest.raises(FailpointError):
+            scene.commit(outcomes)
+
+    def fails_for_the_first(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(site: OpenSite, prefix: str, **options: Any) -> Any:
+            if prefix == "first":
+                raise StoreError("This job's rows can't be read.")
+            return real(site, prefix, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "plan_job", fails_for_the_first(plan_job))
+        patch.setattr(jobs, "recover_job", fails_for_the_first(recover_job))
+        planned = run(scene, "--dry-run", "--json")
+        recovered = run(scene, "--json")
+    assert (planned.exit_code, recovered.exit_code) == (1, 1)
+    failed, done = json.loads(planned.stdout)["ids"]
+    assert (failed["transactional_id"], "can't be read" in failed["error"]) == ("first", True)
+    assert [each["decision"] for each in done["generations"]] == ["commit"]
+    failed, done = json.loads(recovered.stdout)["ids"]
+    assert (failed["transactional_id"], "can't be read" in failed["error"]) == ("first", True)
+    assert [each["outcome"] for each in done["outcomes"]] == ["COMMITTED"]
+    assert run(scene).exit_code == 0
+    scene.assert_holds([1, 2])
 
 
 def test_a_dry_run_names_the_run_that_would_be_ended_and_ends_nothing(postgres_scene: JobScene) -> None:
@@ -170,12 +208,31 @@ def test_tasks_of_a_committed_batch_are_recovered(postgres_scene: JobScene) -> N
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 
-def test_a_prefix_is_matched_exactly(postgres_scene: JobScene) -> None:
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_prefix_is_matched_exactly(postgres_scene: JobScene, options: tuple[str, ...]) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(prefix=f"{scene.prefix}.eu"), PARTS)
-    result = run(scene, "--prefix", scene.prefix, "--yes")
+    result = run(scene, "--prefix", scene.prefix, "--yes", *options)
     assert result.exit_code == 0, result.output
+    assert f"`dualwrite recover --prefix {scene.prefix}.eu` ends it" in result.stderr
+    (skipped,) = json.loads(run(scene, "--prefix", scene.prefix, "--json", *options).stdout)["skipped_jobs"]
+    assert (skipped["prefix"], skipped["is_open"]) == (f"{scene.prefix}.eu", True)
     scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6])
+
+
+def test_what_an_ended_job_has_left_on_ids_of_a_longer_prefix_is_named(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(), PARTS)
+    dies = failpoints.raises(FailpointError("dead"))
+    with failpoints.armed("job_after_commit", dies), pytest.raises(FailpointError):
+        scene.commit(outcomes)
+    assert outcomes[0].prepared is not None
+    longer = outcomes[0].prepared.transactional_id
+    result = run(scene, "--prefix", longer, "--yes")
+    assert f"`dualwrite recover --prefix {scene.prefix}` resolves them" in result.stderr
+    assert run(scene, "--prefix", scene.prefix).exit_code == 0
+    assert "Skipped" not in run(scene, "--prefix", longer).output
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +20,14 @@ from dualwrite.errors import (
     ConfigurationError,
     TwoPhaseCommitRefusedError,
 )
-from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.settings import Settings
 from dualwrite.state import TransactionStatus
 from fixtures.acls import Names, Operation, Resource, grant
 from fixtures.broker import started
@@ -223,6 +227,32 @@ def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator:
         probe(settings)  # its ACLs are for ids that start with "orders"
     for used in (name, PROBE_ID):
         assert_nothing_left(new_coordinator(guarded.bootstrap_servers), used)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "two_phase", "level"),
+    [
+        (TwoPhaseObstacle.FORBIDDEN, None, logging.WARNING),
+        (TwoPhaseObstacle.FORBIDDEN, False, logging.INFO),
+        (TwoPhaseObstacle.OFF_OR_FORBIDDEN, None, logging.INFO),
+        (TwoPhaseObstacle.SWITCHED_OFF, None, logging.INFO),
+    ],
+)
+def test_a_writer_warns_if_only_a_missing_acl_prevents_two_phase_commit(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    obstacle: TwoPhaseObstacle,
+    two_phase: bool | None,
+    level: int,
+) -> None:
+    found = replace(EVERYTHING, two_phase=False, two_phase_obstacle=obstacle)
+    monkeypatch.setattr(choose, "probe", lambda *_, **__: found)
+    config, settings = KafkaConfig.of("127.0.0.1:1"), Settings(transactional_id="orders", two_phase=two_phase)
+    with caplog.at_level(logging.INFO, choose.__name__), closing(WireTransactionCoordinator(config)) as coordinator:
+        assert choose.choose_producer(config, coordinator, settings).kind is ProducerKind.NATIVE
+    (record,) = [record for record in caplog.records if record.name == choose.__name__]
+    assert record.levelno == level
+    assert (obstacle.value in record.getMessage()) == (two_phase is None)
 
 
 def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:

@@ -167,8 +167,19 @@ def test_the_db_command(tmp_path: Path) -> None:
     assert output("upgrade", "--url", url) == "Already at revision 0007.\n"
     assert output("current", "--url", url) == "0007 (newest: 0007)\n"
     assert "CREATE TABLE" in output("sql")
-    refused = run(db.app, ["downgrade", "--url", url, "--revision", "base"], input="n\n")
-    assert refused.exit_code == 1
-    assert migration.current(url) == "0007"
+    assert output("downgrade", "--revision", "0007") == "Already at revision 0007.\n"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
+
+
+@pytest.mark.parametrize(("revision", "undone"), [("base", 7), ("-7", 7), ("0001-1", 7), ("0001", 6), ("-1", 1)], ids=str)
+def test_downgrade_asks_and_names_what_it_drops(sqlite_url: str, revision: str, undone: int) -> None:
+    arguments = ["downgrade", "--url", sqlite_url, "--revision", revision]
+    refused = CliRunner().invoke(db.app, arguments)
+    assert refused.exit_code == 2
+    assert "0007: Drop every position of consumer groups" in refused.output
+    assert ("0001: Drop the table" in refused.output) == (undone == 7)
+    assert refused.output.count(": Drop") == undone
+    assert migration.current(sqlite_url) == "0007"
+    assert CliRunner().invoke(db.app, [*arguments, "--yes"]).exit_code == 0
+    assert migration.current(sqlite_url) == (None if undone == 7 else f"000{7 - undone}")

@@ -100,7 +100,7 @@ def test_the_commands(installed: Installation, url: str) -> None:
     assert installed.db("upgrade", url) == f"Already at revision {newest}.\n"
     assert installed.db("current", url) == f"{newest} (newest: {newest})\n"
     assert "CREATE TABLE kafka_transaction_state (" in installed.db("sql", url)
-    assert installed.db("downgrade", url, "--revision", "0001") == f"Downgraded from {newest} to 0001.\n"
+    assert installed.db("downgrade", url, "--revision", "0001", "--yes") == f"Downgraded from {newest} to 0001.\n"
     assert "dropped" in installed.db("downgrade", url, "--revision", "base", "--yes")
     assert installed.db("upgrade", url) == f"Upgraded from nothing to {newest}.\n"
     assert migration.current(url) == newest

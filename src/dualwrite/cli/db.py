@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dualwrite.cli.moving import keep_id, move_cluster, new_id
+from dualwrite.cli.options import Yes, confirm
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.registry import keeps_a_table
 
@@ -57,15 +58,19 @@ def downgrade(
     revision: Annotated[str, typer.Option("--revision", help="A revision, or `base` to drop the table.")],
     schema: Schema = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Downgrade the table to an older revision. `base` drops it, with every fencing token and every unresolved state."""
     from dualwrite import migration  # noqa: PLC0415  (as above)
 
     _refuse_without_table(url)
-    if revision == "base" and not yes:
-        typer.confirm("This drops the table: in-doubt Kafka transactions can no longer be recovered. Continue?", abort=True)
     before = migration.current(url, schema=schema)
+    undone = migration.undone_by(url, revision, schema=schema)
+    if not undone:
+        typer.echo(f"Already at revision {before or 'base'}.")
+        return
+    steps = "\n".join(f"  {name}: {dropped}" for name, dropped in undone.items())
+    confirm(f"This undoes these revisions and drops their data:\n{steps}\nContinue?", yes=yes)
     migration.downgrade(url, revision, schema=schema)
     typer.echo(
         f"Downgraded from {before or 'nothing'} to {migration.current(url, schema=schema) or 'nothing: the table is dropped'}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import typer
@@ -19,12 +19,15 @@ WOULD_FAIL: Final = 1
 WOULD_LOSE: Final = 3
 
 
-def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, as_json: bool) -> None:
+def show_plan(
+    ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], skipped: Iterable[JobRow] = (), *, as_json: bool
+) -> None:
     """Print the plan, and exit with the code that recovery would exit with.
 
     Args:
         ids: The plan for the ids that belong to no job.
         jobs: The jobs that would be recovered, each with its plan.
+        skipped: The jobs that would be skipped.
         as_json: Whether to print JSON.
     """
     together = RecoveryPlan((*ids.ids, *(plan for _, of_job in jobs for plan in of_job.ids)))
@@ -33,6 +36,7 @@ def show_plan(ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *,
             "ids": [_id_json(plan) for plan in together.ids],
             "jobs": [job_json(row) for row, _ in jobs],
             "unacknowledged": [lost_json(*entry) for entry in together.unacknowledged],
+            "skipped_jobs": [job_json(row) for row in skipped],
         }
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -10,12 +10,13 @@ from typing import Any
 import typer
 
 from dualwrite.cli.options import confirm, refuse, show_table
+from dualwrite.errors import DualWriteError
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.recovery import plan_job, recover_job
-from dualwrite.recovery.plan import RecoveryPlan
-from dualwrite.recovery.report import RecoveryReport
+from dualwrite.recovery.plan import IdPlan, RecoveryPlan
+from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
 from dualwrite.shell import shell_word
 from dualwrite.stores.base import TxnStateStore
@@ -81,32 +82,37 @@ class JobsToRecover:
         site: Their database and Kafka cluster, opened.
         rows: Their rows.
         attempts: The ids of the tasks of all jobs, which must not be recovered individually.
-        running: Jobs that have an open batch and were not named.
         named: Whether the jobs were named, so that an open batch is ended, too.
+        skipped: Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks
+            have left something on the requested ids.
     """
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
-    running: tuple[JobRow, ...]
     named: bool
+    skipped: tuple[JobRow, ...]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
-        """What `recover` would do for each. Changes nothing."""
-        return [(row, plan_job(self.site, row.prefix)) for row in self.rows]
+        """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
+        return [(row, self._plan(row)) for row in self.rows]
+
+    def _plan(self, row: JobRow) -> RecoveryPlan:
+        try:
+            return plan_job(self.site, row.prefix)
+        except DualWriteError as error:
+            return RecoveryPlan((IdPlan(row.prefix, error=error),))
 
     def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
-        """Recover them, after asking for confirmation for each one that is open."""
+        """Recover them, after asking for confirmation for each one that is open. An error is reported as in `plans`."""
         reports = [self._recovered(row, release=release, yes=yes) for row in self.rows]
-        for row in self.running:
-            _show_skipped(row)
         return RecoveryReport(tuple(one for report in reports for one in report.ids))
 
     def _recovered(self, row: JobRow, *, release: bool, yes: bool) -> RecoveryReport:
         """Recover a job, unless it was not named and has an open batch by now."""
         while True:
             if row.is_open and not self.named:
-                _show_skipped(row)
+                _name_open(row)
                 return RecoveryReport()
             if row.is_open:
                 confirm(
@@ -115,21 +121,32 @@ class JobsToRecover:
                     "Continue?",
                     yes=yes,
                 )
-            report = recover_job(self.site, row.prefix, expected=row, release=release)
-            if report is not None:
-                return report
-            changed = self.site.ledger.job(row.prefix)
+            try:
+                report = recover_job(self.site, row.prefix, expected=row, release=release)
+                changed = None if report is not None else self.site.ledger.job(row.prefix)
+            except DualWriteError as error:
+                return RecoveryReport((IdReport(row.prefix, error=error),))
             if changed is None:
-                return RecoveryReport()
+                return report or RecoveryReport()
             row = changed
 
+    def name_skipped(self) -> None:
+        """Print on stderr which jobs are skipped, and the command that recovers each."""
+        for row in self.skipped:
+            if row.is_open:
+                _name_open(row)
+            else:
+                left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
+                typer.echo(f"Skipped: {left}; {_command(row)} resolves them.", err=True)
 
-def _show_skipped(row: JobRow) -> None:
-    typer.echo(
-        f"Skipped: batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} "
-        f"({row.owner}); `dualwrite recover --prefix {shell_word(row.prefix)}` ends it.",
-        err=True,
-    )
+
+def _name_open(row: JobRow) -> None:
+    left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
+    typer.echo(f"Skipped: {left}; {_command(row)} ends it.", err=True)
+
+
+def _command(row: JobRow) -> str:
+    return f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
 
 
 @contextmanager
@@ -159,6 +176,16 @@ def jobs_to_recover(
                 refuse(f"No job owns the prefix {prefix!r}.")
         else:
             ours = [row for row in rows if not row.is_open]
-        running = () if prefix else tuple(row for row in rows if row.is_open)
         attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
-        yield JobsToRecover(site, tuple(ours), attempts, running, named=bool(prefix))
+        others = [row for row in rows if row not in ours]
+        skipped = [row for row in others if _has_left(site, row, attempts)] if prefix else others
+        yield JobsToRecover(site, tuple(ours), attempts, named=bool(prefix), skipped=tuple(skipped))
+
+
+def _has_left(site: OpenSite, job: JobRow, ids: frozenset[str]) -> bool:
+    """Whether a task of the job has left something on one of the ids: a transaction to recover, or a lost one."""
+    return any(
+        not attempt.is_resolved or (row is not None and row.lost)
+        for attempt in site.ledger.attempts(job.prefix, ids)
+        for row in [site.store.read(attempt.transactional_id)]
+    )

@@ -26,6 +26,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.recovery.copies import keep_store_id, new_store_id
+from dualwrite.stores.base import TxnStateStore
 
 
 def move_cluster(
@@ -78,7 +79,8 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
     """
     settings = settings_for(url, schema=schema)
     with store_for(settings) as store:
-        confirm(f"Give {store.description} a new store id, and leave its prepared transactions to the original?", yes=yes)
+        question = f"Give {store.description} a new store id, and leave its prepared transactions to the original?"
+        confirm(f"{_how_it_looks(store)} {question}", yes=yes)
         identity, left = new_store_id(store, timeout=settings.timeouts.claim)
         typer.echo(f"{store.description} now has the store id {identity.store_id}.")
     if left:
@@ -103,3 +105,20 @@ def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None
             typer.echo(f"{store.description} has no store id yet: its first writer creates one.")
         else:
             typer.echo(f"{store.description} keeps the store id {identity.store_id}.")
+
+
+def _how_it_looks(store: TxnStateStore) -> str:
+    """Whether the database looks like a copy, for the prompt."""
+    identity, found = store.identity(), store.marks()
+    if identity is None:
+        return "This database has no store id yet."
+    if not identity.marks or not found:
+        return "Nothing shows whether this database is a copy."
+    if found == identity.marks:
+        return (
+            "This database looks like the original, or is a snapshot of its whole server or disk: its identifying marks are "
+            "those of the original. If it is the original, nobody will resolve its prepared transactions."
+        )
+    if identity.is_elsewhere(found):
+        return "This database is a copy or has moved: its identifying marks differ from the original's."
+    return "This database was moved, restored or copied: only some of its identifying marks are those of the original."

@@ -19,6 +19,7 @@ from dualwrite.cli.options import (
     Yes,
     confirm,
     counted,
+    not_empty,
     refuse,
     settings_for,
     show_table,
@@ -43,7 +44,7 @@ Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 def list_command(
     *,
     group: Annotated[str | None, typer.Option("--group", help="Only this consumer group.", show_default="all")] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="Only groups that start with this prefix.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", help="Only groups that start with this prefix.", callback=not_empty)] = "",
     url: Url = None,
     schema: Schema = None,
     kafka: Kafka = None,
@@ -51,6 +52,8 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the positions in the database; with Kafka's address also how far each partition is written."""
+    if group is not None and prefix:
+        raise typer.BadParameter("give either a group or a prefix, not both.", param_hint="--prefix")
     settings = settings_for(url, kafka, kafka_config, schema)
     with store_for(settings) as store:
         positions = _positions_of(store)

@@ -17,6 +17,15 @@ from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import URL_EXAMPLES, store_from_url
 
+
+def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Refuse an empty prefix on the command line, perhaps an unset variable of a shell: it would mean everything."""
+    source = context.get_parameter_source(str(parameter.name))
+    if not value and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("must not be empty; leave the option out for all.")
+    return value
+
+
 Url = Annotated[
     str | None,
     typer.Option("--url", help=f"The database: {URL_EXAMPLES}", show_default="DUALWRITE_DATABASE_URL"),
@@ -34,7 +43,7 @@ Schema = Annotated[
     typer.Option("--schema", help="The database schema of dualwrite's tables.", show_default="DUALWRITE_SCHEMA"),
 ]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")]
-Prefix = Annotated[str, typer.Option("--prefix", help="All ids that start with this prefix.")]
+Prefix = Annotated[str, typer.Option("--prefix", help="All ids that start with this prefix.", callback=not_empty)]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -8,7 +8,8 @@ now; 3 a transaction is, or would be, recorded as lost or unverified.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dualwrite.api import open_recoverer
 from dualwrite.cli.dry_run import lost_json, show_plan
-from dualwrite.cli.jobs import jobs_to_recover
+from dualwrite.cli.jobs import job_json, jobs_to_recover
 from dualwrite.cli.options import (
     AsJson,
     Ids,
@@ -34,6 +35,7 @@ from dualwrite.cli.options import (
     store_for,
 )
 from dualwrite.cli.recovered import Entries, show_lost, show_report
+from dualwrite.jobs.lease import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
@@ -78,6 +80,7 @@ def recover(
     if dry_run:
         _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)
         return
+    skipped: tuple[JobRow, ...] = ()
     with store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
@@ -85,13 +88,20 @@ def recover(
                 chosen = [name for name in chosen if name not in jobs.attempts]
             report = _recovered(recoverer, store, chosen, yes=yes, quiet=as_json)
             if jobs is not None:
-                report = RecoveryReport(report.ids + jobs.recover(release=release, yes=yes).ids)
+                with _shown_on_errors(report, jobs.skipped, as_json=as_json):
+                    of_jobs = jobs.recover(release=release, yes=yes)
+                jobs.name_skipped()
+                report = RecoveryReport(report.ids + of_jobs.ids)
+                skipped = jobs.skipped
         if not as_json:
             show_report(report)
-        removed = _acknowledged(recoverer, report, yes=yes) if acknowledge and report.unacknowledged else []
+        removed: Entries = []
+        if acknowledge and report.unacknowledged:
+            with _shown_on_errors(report, skipped, as_json=as_json, if_text=False):
+                removed = _acknowledged(recoverer, report, yes=yes)
     left = [entry for entry in report.unacknowledged if entry not in removed]
     if as_json:
-        typer.echo(json.dumps(_to_json(report, removed), indent=2))
+        typer.echo(json.dumps(_to_json(report, removed, skipped), indent=2))
     elif removed:
         typer.echo("Acknowledged:")
         show_lost(removed)
@@ -113,7 +123,31 @@ def _show_plan(
                 show_plan(recoverer.plan(chosen), (), as_json=as_json)
             else:
                 rest = [name for name in chosen if name not in jobs.attempts]
-                show_plan(recoverer.plan(rest), jobs.plans(), as_json=as_json)
+                plans = jobs.plans()
+                jobs.name_skipped()
+                show_plan(recoverer.plan(rest), plans, jobs.skipped, as_json=as_json)
+
+
+@contextmanager
+def _shown_on_errors(
+    report: RecoveryReport, skipped: Iterable[JobRow], *, as_json: bool, if_text: bool = True
+) -> Iterator[None]:
+    """If the block ends with an error or is not confirmed, first print what was recovered before.
+
+    Args:
+        report: What was recovered.
+        skipped: The jobs that are skipped.
+        as_json: Whether to print JSON.
+        if_text: Whether to print it if the output is text; False if it was printed already.
+    """
+    try:
+        yield
+    except Exception:
+        if as_json:
+            typer.echo(json.dumps(_to_json(report, [], skipped), indent=2))
+        elif if_text and report.ids:
+            show_report(report)
+        raise
 
 
 def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> Entries:
@@ -167,7 +201,7 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
         return recoverer.recover(ids, progress=lambda done: bar.update(task, advance=1, description=done.transactional_id))
 
 
-def _to_json(report: RecoveryReport, removed: Entries) -> dict[str, Any]:
+def _to_json(report: RecoveryReport, removed: Entries, skipped: Iterable[JobRow]) -> dict[str, Any]:
     return {
         "ids": [
             {
@@ -187,4 +221,5 @@ def _to_json(report: RecoveryReport, removed: Entries) -> dict[str, Any]:
         ],
         "unacknowledged": [lost_json(*entry) for entry in report.unacknowledged if entry not in removed],
         "acknowledged": [lost_json(*entry) for entry in removed],
+        "skipped_jobs": [job_json(row) for row in skipped],
     }

@@ -71,19 +71,13 @@ def status(
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     found = _in_database(settings, prefix)
-    failure = None
-    if "bootstrap.servers" in settings.kafka:
-        try:
-            found.seen = _described(found.rows, settings)
-            found.positions = with_kafka(found.positions, settings) if found.positions else []
-        except BrokerError as error:
-            failure = error
-    found.others = _of_other_databases(found.rows, settings) if found.seen else []
+    failure = _read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         found.show()
     if failure is not None:
+        typer.echo(f"Could not be read from Kafka: {', '.join(found.unread)}.", err=True)
         raise failure
 
 
@@ -98,7 +92,8 @@ class _Found:
         jobs: The jobs.
         positions: The positions of consumer groups.
         seen: What the coordinators report, by id.
-        others: Open transactions of other databases with the same ids, by their Kafka ids.
+        others: Open transactions of other databases with the same ids, by their Kafka ids; None if Kafka was not asked.
+        unread: What could not be read from Kafka.
     """
 
     description: str
@@ -107,7 +102,8 @@ class _Found:
     jobs: list[JobRow]
     positions: list[Shown]
     seen: dict[str, list[_Seen]] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
+    others: list[str] | None = None
+    unread: list[str] = field(default_factory=list)
 
     def show(self) -> None:
         if self.rows:
@@ -149,15 +145,26 @@ def _by_id(rows: list[StateRow]) -> list[list[StateRow]]:
     return [list(lanes) for _, lanes in groupby(rows, lambda row: TransactionalId.of_row(row.transactional_id).logical)]
 
 
-def _described(rows: list[StateRow], settings: Settings) -> dict[str, list[_Seen]]:
+def _read_from_kafka(found: _Found, settings: Settings) -> BrokerError | None:
+    """Add what Kafka reports. The first error ends this, since each further step would wait for its whole time limit."""
+    found.unread = ["states of ids", "ends of partitions", "transactions of other databases"]
+    try:
+        _describe(found.rows, settings, found.seen)
+        del found.unread[0]
+        found.positions = with_kafka(found.positions, settings) if found.positions else []
+        del found.unread[0]
+        found.others = _of_other_databases(found.rows, settings) if found.rows else []
+    except BrokerError as error:
+        return error
+    found.unread.clear()
+    return None
+
+
+def _describe(rows: list[StateRow], settings: Settings, seen: dict[str, list[_Seen]]) -> None:
     with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
-        return {
-            row.transactional_id: [
-                _Seen(kafka_id, coordinator.describe(kafka_id))
-                for kafka_id in (row.kafka_id(generation) for generation in row.unresolved_generations or (row.generation,))
-            ]
-            for row in rows
-        }
+        for row in rows:
+            generations = row.unresolved_generations or (row.generation,)
+            seen[row.transactional_id] = [_Seen(name, coordinator.describe(name)) for name in map(row.kafka_id, generations)]
 
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:

@@ -35,7 +35,8 @@ class ToolGroup(TyperGroup):
         self._as_json = _JSON in args
         with json_errors(enabled=self._as_json):
             try:
-                arguments = in_our_order(args, self.commands) if self.commands else args
+                flags = {name for each in self.commands.values() for name in _flags(each)}
+                arguments = in_our_order(args, self.commands, flags) if self.commands else args
                 return super().make_context(info_name, arguments, parent, **extra)
             except _USAGE as error:
                 print_error_document(usage_error(error.format_message()))
@@ -60,8 +61,17 @@ class ToolGroup(TyperGroup):
                 raise typer.Exit(_USAGE_ERROR if isinstance(error, ConfigurationError) else _FOUND) from error
 
 
-def in_our_order(args: list[str], commands: Collection[str]) -> list[str]:
+def _flags(command: Any) -> list[str]:
+    return [name for each in command.params if getattr(each, "is_flag", False) for name in each.opts]
+
+
+def in_our_order(args: list[str], commands: Collection[str], flags: Collection[str] = (_JSON,)) -> list[str]:
     """The arguments with the command's name first, and the settings of `--command-config` as `--kafka-config`.
+
+    Args:
+        args: The arguments after the group's name.
+        commands: The names of the commands.
+        flags: The options that have no value.
 
     Raises:
         ConfigurationError: The file of `--command-config` can't be read, or has a setting that is not supported.
@@ -70,7 +80,7 @@ def in_our_order(args: list[str], commands: Collection[str]) -> list[str]:
     while at < len(args) and args[at].startswith("-"):
         if args[at] in ("--help", "--"):
             return args
-        at += 1 if "=" in args[at] or args[at] == _JSON else 2
+        at += 1 if "=" in args[at] or args[at] in flags else 2
     if at >= len(args) or args[at] not in commands:
         return args
     settings, others = _without_file([*args[:at], *args[at + 1 :]])

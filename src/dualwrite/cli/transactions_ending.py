@@ -28,7 +28,7 @@ from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_l
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import described_json, document
 from dualwrite.cli.transactions_view import show_described
-from dualwrite.errors import RepairRefusedError
+from dualwrite.errors import DualWriteError, RepairRefusedError
 from dualwrite.recovery.decision import Decision
 from dualwrite.shell import shell_word
 
@@ -92,6 +92,12 @@ class _Repair:
         if not self.as_json:
             show_report(report)
 
+    def stop(self, one: DescribedTransaction, error: DualWriteError | typer.Abort) -> None:
+        """Record why an id was not ended after others were; the outcomes of those must be shown, too."""
+        why = str(error) if isinstance(error, DualWriteError) else "not confirmed"
+        self.outcomes.append(outcome_json(one.transactional_id, None, error=why))
+        typer.echo(f"{one.transactional_id}: {why}", err=True)
+
     def report_nothing_done(self, text: str) -> None:
         """Print that nothing was done, and the transactions that were recorded as lost or unverified earlier."""
         plans = {found.row.transactional_id: found.row.lost for found in self.decided.values() if found.row is not None}
@@ -152,7 +158,13 @@ def force_terminate_command(
             repair.carry_out(decisions)
         alone = [one for one in repair.described if _is_foreign(one, repair.decided)]
         for one in alone:
-            _terminate(repair, admin, decisions, one)
+            try:
+                _terminate(repair, admin, decisions, one)
+            except (DualWriteError, typer.Abort) as error:
+                if not repair.outcomes:
+                    raise
+                repair.stop(one, error)
+                break
         if not planned and not alone:
             _check_ends(repair.described)
             repair.report_nothing_done("It has no open transaction: nothing to do.")

@@ -10,7 +10,7 @@ from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, probe
+from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, TwoPhaseObstacle, probe
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.settings import Settings
 
@@ -63,8 +63,21 @@ def choose_producer(
             next_step="remove transaction.timeout.ms; or set two_phase=False (environment: DUALWRITE_TWO_PHASE=false) to "
             "run without two-phase commit",
         )
-    log.info("%s: native producer, %s two-phase commit", settings.transactional_id, "with" if two_phase else "without")
+    _log_two_phase(settings, found, two_phase=two_phase)
     return _native(config, coordinator, settings, coordinator.network if share_connections else None, two_phase=two_phase)
+
+
+def _log_two_phase(settings: Settings, found: BrokerCapabilities, *, two_phase: bool) -> None:
+    if two_phase or settings.two_phase is False:
+        log.info("%s: native producer, %s two-phase commit", settings.transactional_id, "with" if two_phase else "without")
+        return
+    obstacle = found.two_phase_obstacle or TwoPhaseObstacle.UNKNOWN
+    log.log(
+        logging.WARNING if obstacle is TwoPhaseObstacle.FORBIDDEN else logging.INFO,  # the brokers have it, and we don't get it
+        "%s: native producer, without two-phase commit: %s (two_phase=True requires it, two_phase=False turns it off)",
+        settings.transactional_id,
+        obstacle.value,
+    )
 
 
 def _native(

@@ -74,7 +74,8 @@ class KafkaWriter:
     nothing to recover: after a crash an open transaction is aborted, at the latest after `transaction.timeout.ms`.
 
     Args:
-        kafka: Settings in librdkafka's names, or `host:port`; what is missing comes from the environment.
+        kafka: Settings in librdkafka's names, which replace those of the environment; or `host:port`, which replaces only the
+            servers. By default those of the environment.
         transactional_id: Must stay the same across restarts; only one KafkaWriter may use it at a time.
         producer: "auto", "native" or "librdkafka"; see the guide about producers.
         timeouts: Time limits; `claim` is not used.
