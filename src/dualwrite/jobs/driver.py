@@ -96,7 +96,7 @@ class JobCommitter:
         hit("job_before_commit")
         if winners:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
-        else:  # no task has opened the run; its batch is recorded as committed, too
+        else:  # a task without rows does not open the run
             open_run(self._site, run, owner=describe_owner("job commit"), staging_table=self._sink.staging_table)
         verdict = self._decided(run, winners, rows)
         hit("job_after_commit")
