@@ -11,6 +11,7 @@ pytest_plugins = [
     "fixtures.broker",
     "fixtures.tiers",
     "fixtures.database",
+    "fixtures.idle",
     "fixtures.spark",
     "crash.databases",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked
 from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,6 +99,7 @@ class DualWriter(Generic[H]):
                 "commit; so a block, or a call, can end only after Kafka's commit",
                 next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
             )
+        self._recovery_pause = idle.RECOVER_AFTER
         self._idle_after = idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER
         self._lanes = Lanes(
             store,
@@ -232,7 +236,8 @@ class DualWriter(Generic[H]):
                 are rolled back.
             TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
                 back.
-            InDoubtTransactionError: The outcome is unknown. Recovery resolves it.
+            InDoubtTransactionError: The outcome is unknown. The writer resolves it as soon as it can reach both sides: before
+                its next transaction, or without one after a second or more; or recovery does.
             AfterCommitError: Both sides committed, and a listener of `tx.session`'s `after_commit` has failed.
             ProducerFencedError: Kafka refuses the producer. Both sides are rolled back. The error says why: for example another
                 process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
@@ -277,7 +282,10 @@ class DualWriter(Generic[H]):
             name_lane(error, self._id)
             raise
         finally:
-            self._user = None
+            try:
+                self._ask_for_recovery()
+            finally:  # not in a function: an interrupt before its first line would skip it
+                self._user = None
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -327,21 +335,47 @@ class DualWriter(Generic[H]):
             name_lane(error, self._id)
             raise
         finally:
-            self._user = None
+            try:
+                self._ask_for_recovery()
+            finally:  # as in `_transaction_of`
+                self._user = None
+
+    def _ask_for_recovery(self) -> None:
+        """If a lane must be recovered, have the thread of `recipe.idle` do so soon, unless a transaction does so before."""
+        if self._lanes.must_recover:
+            idle.IDLE.call_within(self, self._recovery_pause)
+        else:
+            self._recovery_pause = idle.RECOVER_AFTER
 
     def _clear_if_idle(self) -> float:
-        """Clear the stored states of idle lanes, if no thread uses the writer; return the seconds until the next call.
+        """Recover lanes that must be, or else clear the stored states of idle ones, if no thread uses the writer.
 
         Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
+
+        Returns:
+            Seconds until the next call.
         """
         if not self._mutex.acquire(blocking=False):
             return self._idle_after
         try:
             if self._user is not None:
                 return self._idle_after
+            self._lanes.forget_transactions()  # as in `_exclusively`
+            if self._lanes.must_recover:
+                return self._recover_if_idle()
             return min(self._lanes.clear_if_idle(idle.CLEAR_AFTER), self._idle_after)
         finally:
             self._mutex.release()
+
+    def _recover_if_idle(self) -> float:
+        try:
+            self._lanes.recover_if_idle(idle.RECOVER_LIMIT)
+        except DualWriteError as error:
+            log.info("%s: what the last transaction has left could not be resolved yet: %s", self._id, error)
+            pause = self._recovery_pause = min(self._recovery_pause * 2, idle.RECOVER_PAUSE)
+            return pause
+        self._recovery_pause = idle.RECOVER_AFTER
+        return self._idle_after
 
     def _acquire(self, what: str) -> None:
         """Reserve the writer for this thread; the caller sets `_user` to None at its end."""

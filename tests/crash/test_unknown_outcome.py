@@ -42,7 +42,7 @@ from writer.scene import Base, Scene
 COMMIT = b"COMMIT\0"
 Later = Callable[[float, Callable[[], object]], None]
 
-pytestmark = pytest.mark.usefixtures("producer", "one_lane")
+pytestmark = pytest.mark.usefixtures("producer", "one_lane", "no_recovery_when_idle")
 
 PREPARED = ["after_prepare", "before_db_commit", "before_kafka_commit"]
 

@@ -22,7 +22,7 @@ from dualwrite.errors import FencedError, InDoubtTransactionError, StoreUnavaila
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
-from fixtures.pace import LIMIT, done, happened, until
+from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from fixtures.tiers import thinned
 from pool.pool_scene import assert_reports_true, both, grouped, open_pool
 
@@ -92,7 +92,13 @@ def proxied(databases: Databases, broker: DevCluster, handle: str) -> Iterator[P
 
 
 @pytest.fixture
-def pool(proxied: Proxied, claim: float) -> Iterator[WriterPool[Any]]:
+def size() -> int:
+    """The number of the pool's writers."""
+    return 1
+
+
+@pytest.fixture
+def pool(proxied: Proxied, claim: float, size: int) -> Iterator[WriterPool[Any]]:
     with ExitStack() as stack:
         database: Any = proxied.url
         if proxied.is_psycopg:
@@ -101,7 +107,7 @@ def pool(proxied: Proxied, claim: float) -> Iterator[WriterPool[Any]]:
             database = stack.enter_context(SqlStateStore.from_psycopg(connections))
         options = PoolOptions(timeout=LIMIT, lease=600)  # a renewal commits too
         timeouts = Timeouts(claim=claim, kafka=LIMIT, delivery=LIMIT)
-        yield stack.enter_context(open_pool(proxied.scene, database, size=1, options=options, timeouts=timeouts))
+        yield stack.enter_context(open_pool(proxied.scene, database, size=size, options=options, timeouts=timeouts))
 
 
 # --- the connection breaks, and the database can be asked -------------------------------------------------------------------
@@ -175,6 +181,17 @@ def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any],
 
     until(runs_again, "the pool's connections are back")
     assert set(proxied.scene.agree()) == {*expected, 5}
+
+
+@pytest.mark.parametrize(("claim", "size"), [(1.0, 2)], ids=["impatient"])
+@pytest.mark.parametrize("handle", thinned(HANDLES, quick=["postgresql"]))
+def test_a_group_in_doubt_is_resolved_although_no_call_follows(proxied: Proxied, pool: WriterPool[Any]) -> None:
+    with proxied.break_the_next_commit("answered", for_good=True):
+        futures = grouped(pool, *(partial(proxied.unit, number=number) for number in (1, 2)))
+    assert all(isinstance(future.exception(), InDoubtTransactionError) for future in futures)
+    proxied.proxy.refuse(refusing=False)
+    until_recorded(proxied.scene.messages, [1, 2], "consumers get the messages")
+    assert proxied.scene.agree() == [1, 2]
 
 
 # --- an unexpected error ----------------------------------------------------------------------------------------------------

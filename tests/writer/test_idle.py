@@ -1,7 +1,8 @@
-"""An idle writer clears the state of its last transaction from the row, without disturbing those who use it."""
+"""An idle writer clears the state of its last transaction from the row, or resolves it, without disturbing those who use it."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,15 +12,18 @@ import pytest
 import dualwrite
 from dualwrite import DualWriter, FencedError, Phase, StoreUnavailableError
 from dualwrite.recipe import idle
-from fixtures.pace import LIMIT, done, happened, until
+from dualwrite.testing import failpoints
+from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from writer.cases import producers_and_databases
+from writer.lane_scene import leave_in_doubt, unavailable
 from writer.scene import Scene
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane is idle after a moment, instead of a minute."""
+    """A lane is idle after a moment, instead of a minute or a second."""
     monkeypatch.setattr(idle, "CLEAR_AFTER", 0.05)
+    monkeypatch.setattr(idle, "RECOVER_AFTER", 0.05)
 
 
 def clear_now(writer: DualWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,3 +160,110 @@ def test_idle_states_of_a_pool_are_cleared(scene: Scene, soon: None) -> None:
 
             until(are_cleared, "the states of the pool's writers are cleared", pause=0.01)
     assert scene.agree() == [1, 2, 3]
+
+
+# --- recovering -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [2])
+@producers_and_databases
+def test_a_transaction_in_doubt_is_resolved_although_no_other_begins(scene: Scene, soon: None) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        leave_in_doubt(scene, writer, 2)
+        until_recorded(scene.messages, [1, 2], "consumers get the messages")
+        until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
+        scene.write(writer, 3, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_resolved()
+
+
+def test_what_a_failed_abort_has_left_open_is_aborted_although_no_other_transaction_begins(scene: Scene, soon: None) -> None:
+    def fail() -> None:
+        for lane in writer._lanes:
+            lane.ownership.producer.close()
+        raise ZeroDivisionError
+
+    with scene.connect() as writer:
+        with failpoints.armed("recover_after_claim", failpoints.raises(StoreUnavailableError("It is away."))):
+            with failpoints.armed("after_prepare", fail), pytest.raises(ZeroDivisionError):
+                scene.write(writer, 1)
+            assert scene.unfinished()
+        until(lambda: not scene.unfinished(), "nothing is open at Kafka", pause=0.01)
+        scene.write(writer, 2)
+    assert scene.agree() == [2]
+
+
+def test_recovery_is_tried_again_until_kafka_answers(scene: Scene, soon: None) -> None:
+    tried = 0
+
+    def away() -> None:
+        nonlocal tried
+        tried += 1
+        raise unavailable()
+
+    with scene.connect() as writer:
+        with failpoints.armed("recover_after_describe", away):
+            leave_in_doubt(scene, writer, 1)
+            until(lambda: tried >= 3, "it has been tried three times", pause=0.01)
+            assert writer.phase is Phase.IN_DOUBT
+        until_recorded(scene.messages, [1])
+    assert scene.agree() == [1]
+
+
+@pytest.mark.usefixtures("no_recovery_when_idle")
+def test_a_transaction_that_begins_waits_while_the_writer_is_recovered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        entered.set()
+        assert go_on.wait(LIMIT)
+
+    with scene.connect() as writer, ThreadPoolExecutor(1) as another, ThreadPoolExecutor(1) as user:
+        leave_in_doubt(scene, writer, 1)
+        with failpoints.armed("recover_after_claim", failpoints.only_at(1, slow)):
+            recovering = another.submit(clear_now, writer, monkeypatch)
+            happened(entered)
+            using = user.submit(scene.write, writer, 2)
+            assert not using.done()
+            go_on.set()
+            done(recovering)
+            done(using)
+    assert scene.agree() == [1, 2]
+
+
+@pytest.mark.usefixtures("no_recovery_when_idle")
+def test_an_id_that_another_process_has_claimed_is_not_claimed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene.connect() as writer:
+        leave_in_doubt(scene, writer, 1)
+        assert scene.recover().ok
+        row = scene.state_row()
+        clear_now(writer, monkeypatch)
+        clear_now(writer, monkeypatch)
+        assert scene.state_row() == row
+        assert writer.phase is Phase.FENCED
+    assert scene.agree() == [1]
+
+
+@pytest.mark.parametrize("lanes", [3])
+def test_an_interrupted_reopening_is_repeated_although_no_transaction_begins(scene: Scene, soon: None) -> None:
+    with scene.connect() as writer:
+        scene.write(writer, 1, 2)
+        with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+            writer.reopen()
+        until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
+        scene.write(writer, 3, 4)
+    assert scene.agree() == [1, 2, 3, 4]
+    scene.assert_resolved()
+
+
+def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    with scene.connect() as writer:
+        with failpoints.armed("recover_after_claim", failpoints.raises(StoreUnavailableError("It is away."))):
+            with pytest.raises(dualwrite.InDoubtTransactionError):
+                scene.lose(writer, 1)
+            caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            until(lambda: "its messages are lost" in caplog.text, "the loss is logged", pause=0.01)
+    assert scene.rows() == [1]
+    assert scene.messages() == []

@@ -30,7 +30,7 @@ from writer.cases import (
 from writer.lane_scene import BEFORE_COMMIT_POINT, crash, outcomes, stopped
 from writer.scene import Scene
 
-pytestmark = three_lanes
+pytestmark = [three_lanes, pytest.mark.usefixtures("no_recovery_when_idle")]
 
 
 # --- what a crash left --------------------------------------------------------------------------------------------------

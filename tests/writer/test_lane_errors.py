@@ -38,7 +38,7 @@ from writer.cases import (
 from writer.lane_scene import leave_in_doubt, outcomes, unavailable
 from writer.scene import Scene
 
-pytestmark = three_lanes
+pytestmark = [three_lanes, pytest.mark.usefixtures("no_recovery_when_idle")]
 
 
 # --- errors on one lane -------------------------------------------------------------------------------------------------

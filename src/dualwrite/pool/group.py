@@ -331,7 +331,7 @@ def _unexpected(error: BaseException, transactional_id: str) -> InDoubtTransacti
         "An unexpected error ended the commit; it is unknown whether the transaction committed.",
         transactional_id=transactional_id,
         cause=f"{type(error).__name__}: {error}",
-        next_step="check in your data whether it committed; recovery, or the pool's next transaction, resolves Kafka's side",
+        next_step="check in your data whether it committed; the pool resolves Kafka's side as soon as it can, or recovery does",
         state="",
         database_committed=None,
     )

@@ -1,15 +1,19 @@
-"""Clears the stored state of writers that are idle, in one background thread for the whole process.
+"""Looks after writers that are idle, in one background thread for the whole process: clears their stored state, and recovers.
 
 The row names the writer's last transaction until the next one replaces it. Only the writer knows that it is committed: if the
 process is killed, and restarted after the coordinator has forgotten the id and retention has deleted the messages, there is no
 proof left, and the transaction would be reported as UNVERIFIED. So the state is cleared from the row of a lane that is idle.
+
+A lane whose last transaction is in doubt is recovered before the writer's next transaction. If there is none for a while, the
+thread recovers it. Until then its messages are invisible, and so are those after them in the same partitions; and without
+two-phase commit Kafka aborts them after the transaction's timeout.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -26,6 +30,15 @@ CONFIRM_AFTER: Final = 1.0
 
 CLEAR_AFTER: Final = 60.0
 """Seconds after a transaction for which its state stays in the row; also the pause after an attempt that failed."""
+
+RECOVER_AFTER: Final = 1.0
+"""Seconds after which a lane that must be recovered is recovered, if no transaction does so; doubled after each failure."""
+
+RECOVER_PAUSE: Final = 30.0
+"""The maximum seconds between two attempts."""
+
+RECOVER_LIMIT: Final = 5.0
+"""The maximum seconds for a claim, and for each step at Kafka, of an attempt: a transaction that begins waits for its end."""
 
 _JOIN: Final = 1.0
 """Seconds that the last `unwatch` waits for the thread's end; it is a daemon thread."""
@@ -59,7 +72,8 @@ class IdleThread:
         Args:
             writer: The writer.
             clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
-                must not block the writer's user for longer than one short transaction of the database, or one request to Kafka.
+                must not block the writer's user for longer than one short transaction of the database, or one request to Kafka,
+                except to do what the user's next transaction would have to do first.
             after: Seconds until the first call; by default CLEAR_AFTER.
         """
         with self._lock:
@@ -75,6 +89,15 @@ class IdleThread:
                 except BaseException:  # KeyboardInterrupt: it may not have started
                     self._thread = None
                     raise
+
+    def call_within(self, writer: object, seconds: float) -> None:
+        """If the writer is watched, call its function in `seconds`, unless the next call comes earlier anyway."""
+        with self._lock:
+            watched = self._watched.get(writer)
+            due = time.monotonic() + seconds
+            if watched is not None and due < watched.due:
+                self._watched[writer] = watched._replace(due=due)
+                self._changed.notify_all()
 
     def unwatch(self, writer: object) -> None:
         """Stop calling the writer's function; a call may still be running. The thread ends when no writers are left."""
@@ -107,15 +130,17 @@ class IdleThread:
     def _clear_due(self) -> None:
         now = time.monotonic()
         with self._lock:
-            due = [(writer, watched.clear) for writer, watched in self._watched.items() if watched.due <= now]
-        for writer, clear in due:
+            due = [(writer, watched) for writer, watched in self._watched.items() if watched.due <= now]
+            # while the function runs, the next call is due at some time that `call_within` can bring forward
+            due = [(writer, watched._replace(due=math.inf)) for writer, watched in due]
+            self._watched.update(due)
+        for writer, watched in due:
             pause = CLEAR_AFTER
             try:
-                pause = clear(writer)
+                pause = watched.clear(writer)
             except Exception as error:  # noqa: BLE001  (whatever a store raises, the other writers must be served)
                 log.info("the state of an idle writer could not be cleared; trying again: %s", error)
-            with self._lock, contextlib.suppress(KeyError):  # it was closed in the meantime
-                self._watched[writer] = self._watched[writer]._replace(due=time.monotonic() + pause)
+            self.call_within(writer, pause)
 
 
 IDLE: Final = IdleThread()

@@ -200,10 +200,6 @@ class Lane:
         else:
             return
         self.recover()
-        for outcome in self.ownership.report:
-            lost = lost_error(outcome)
-            if lost is not None:  # nobody waits for it any more; the row has it as well
-                log.error("%s: %s", self.id, lost)
 
     def forget_transaction(self) -> None:
         """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
@@ -258,12 +254,15 @@ class Lane:
             self.advance(Event.ABORTED)
             raise error
         self.advance(Event.BROKEN)
-        if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery waits for the next transaction or close()
+        if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
             self._recover_after_abort(error)
         raise error
 
     def _recover_after_abort(self, error: Exception) -> None:
-        """Recover immediately, so that nothing stays open at Kafka; if that fails, the next transaction or close() does it."""
+        """Recover immediately, so that nothing stays open at Kafka.
+
+        If that fails, `recipe.idle`, the next transaction or close() does it.
+        """
         try:
             self.recover()
             if isinstance(error, ProducerFencedError):
@@ -336,6 +335,10 @@ class Lane:
         with self._phase_tracks_errors():
             self.ownership.recover()
             self.advance(Event.OPENED)
+        for outcome in self.ownership.report:
+            lost = lost_error(outcome)
+            if lost is not None:  # nobody waits for it any more; the row has it as well
+                log.error("%s: %s", self.id, lost)
 
     def close(self) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.

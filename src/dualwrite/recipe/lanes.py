@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -119,6 +119,13 @@ class Lanes:
         return any(lane.phase in IN_TRANSACTION for lane in self._lanes)
 
     @property
+    def must_recover(self) -> bool:
+        """Whether a lane must be recovered before the next transaction, and none is known to be claimed by another process."""
+        if not any(lane.phase in MUST_RECOVER for lane in self._lanes):
+            return False
+        return not any(lane.phase is Phase.FENCED for lane in self._lanes)
+
+    @property
     def are_closed(self) -> bool:
         """Whether every lane is closed."""
         return all(lane.phase is Phase.CLOSED for lane in self._lanes)
@@ -217,13 +224,7 @@ class Lanes:
                     transactional_id=lane.id,
                     next_step="stop this process, or call reopen() to take the id back",
                 )
-        if self._are_acquired:
-            for lane in self._lanes:
-                if lane.phase in MUST_RECOVER:
-                    lane.recover()
-        else:
-            # an earlier attempt to acquire them failed: see the class for why all steps must be repeated
-            self.acquire(only_if_ours=True, on_lost="report")
+        self._recover()
         chosen = self._lanes[self._turn]
         self._turn = (self._turn + 1) % len(self._lanes)
         chosen.confirm_or_recover()
@@ -231,6 +232,34 @@ class Lanes:
             chosen.recover()
         chosen.renew()
         return chosen
+
+    def _recover(self) -> None:
+        if self._are_acquired:
+            for lane in self._lanes:
+                if lane.phase in MUST_RECOVER:
+                    lane.recover()
+        else:
+            # an earlier attempt to acquire them failed: see the class for why all steps must be repeated
+            self.acquire(only_if_ours=True, on_lost="report")
+
+    def recover_if_idle(self, limit: float) -> None:
+        """If the lanes must be recovered, do now what `next` would do before the next transaction.
+
+        The caller ensures that nothing else uses the lanes during the call.
+
+        Args:
+            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
+
+        Raises:
+            FencedError: Another writer or recoverer has claimed one of the lanes.
+            DualWriteError: A lane could not be recovered.
+        """
+        if not self.must_recover:
+            return
+        with ExitStack() as limits:
+            for lane in self._lanes:
+                limits.enter_context(lane.ownership.limited(limit))
+            self._recover()
 
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.

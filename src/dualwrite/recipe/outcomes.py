@@ -72,7 +72,7 @@ _DOUBTS: Final = {
     ),
     (True, False): (
         "The database committed the transaction; the outcome on Kafka's side is unknown. The transaction stays prepared.",
-        "don't repeat the transaction: the next one, or recovery, commits Kafka's side",
+        "don't repeat the transaction: as soon as Kafka can be reached, this writer, or recovery, commits Kafka's side",
     ),
     (False, True): (
         (
@@ -83,7 +83,10 @@ _DOUBTS: Final = {
     ),
     (False, False): (
         "It is unknown whether the transaction committed. The transaction stays prepared.",
-        "the next transaction, or recovery, resolves it; check in your data whether it committed before you repeat it",
+        (
+            "this writer, or recovery, resolves it as soon as the database and Kafka can be reached; check in your data "
+            "whether it committed before you repeat it"
+        ),
     ),
 }
 

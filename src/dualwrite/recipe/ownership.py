@@ -297,6 +297,16 @@ class Ownership:
             self.report = RecoveryReport((replace(before, outcomes=(*known, *found), unacknowledged=lost),))
         return resolver.raised
 
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """In the block, no claim and no step at Kafka takes longer than this, even if the time limits are longer."""
+        given = self._timeouts
+        self._timeouts = replace(given, claim=min(given.claim, seconds), kafka=min(given.kafka, seconds))
+        try:
+            yield
+        finally:
+            self._timeouts = given
+
     def recover(self) -> None:
         """Claim the id on condition that it is still ours, resolve what is in doubt, and start a new producer."""
         self.make_claim(only_if_ours=True)
