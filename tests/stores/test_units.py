@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
@@ -213,7 +214,12 @@ def test_a_unit_that_ends_the_transaction_itself_is_found(store: SqlStateStore) 
     transaction.rollback()
 
 
-def test_a_deadlock_that_rolled_back_everything_can_be_repeated(mariadb_store: SqlStateStore) -> None:
+@pytest.mark.parametrize(
+    ("way", "is_conflict"), [("plain", True), ("under a savepoint", True), ("wrapped by the application", False)]
+)
+def test_a_deadlock_that_rolled_back_everything_can_be_repeated(
+    mariadb_store: SqlStateStore, way: str, is_conflict: bool
+) -> None:
     """MariaDB rolls back the whole transaction: the unit can't be undone alone, and no unit has had any effect."""
     transaction = begun(mariadb_store)
     with mariadb_store.engine.begin() as connection:
@@ -222,16 +228,65 @@ def test_a_deadlock_that_rolled_back_everything_can_be_repeated(mariadb_store: S
     write(transaction, 100)
     transaction.end_unit()
     transaction.begin_unit()
-    error = _deadlock(mariadb_store, transaction)
-    assert mariadb_store.is_conflict(error)
+    raises = {"plain": _deadlock, "under a savepoint": _under_a_savepoint, "wrapped by the application": _wrapped}[way]
+    with pytest.raises((sa.exc.OperationalError, ValueError)) as raised:
+        raises(mariadb_store, transaction)
+    assert mariadb_store.is_conflict(raised.value) is is_conflict
     with pytest.raises(StoreError) as caught:
-        transaction.undo_unit(error)
+        transaction.undo_unit(raised.value)
     assert caught.value.retriable
+    assert not isinstance(caught.value, TransactionControlError)
     transaction.rollback()
     assert 100 not in numbers(mariadb_store)
 
 
-def _deadlock(store: SqlStateStore, transaction: StoreTransaction) -> BaseException:
+def test_a_lock_timeout_that_rolled_back_everything_can_be_repeated(mariadb_store: SqlStateStore) -> None:
+    """As with `innodb_rollback_on_timeout`, which only a restart of the server can set: the test rolls back instead."""
+    transaction = begun(mariadb_store)
+    transaction.begin_unit()
+    write(transaction, 1)
+    timeout = sa.exc.OperationalError("UPDATE", {}, pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"))
+    transaction.handle.connection.driver_connection.rollback()
+    with pytest.raises(StoreError) as caught:
+        transaction.undo_unit(timeout)
+    assert caught.value.retriable
+    transaction.rollback()
+    assert numbers(mariadb_store) == []
+
+
+def test_a_deadlock_that_was_handled_before_the_unit_began_is_not_its_own(mariadb_store: SqlStateStore) -> None:
+    transaction = begun(mariadb_store)
+    try:
+        _raise(sa.exc.OperationalError("UPDATE", {}, pymysql.err.OperationalError(1213, "Deadlock found")))
+    except sa.exc.OperationalError:
+        transaction.begin_unit()
+        write(transaction, 1)
+        transaction.handle.connection.driver_connection.commit()
+        with pytest.raises(ValueError) as raised:  # noqa: PT011  (it has no text)
+            _raise(ValueError())
+        assert isinstance(raised.value.__context__, sa.exc.OperationalError)
+        with pytest.raises(TransactionControlError):
+            transaction.undo_unit(raised.value)
+    transaction.rollback()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _under_a_savepoint(store: SqlStateStore, transaction: StoreTransaction) -> None:
+    with transaction.handle.begin_nested():
+        _deadlock(store, transaction)
+
+
+def _wrapped(store: SqlStateStore, transaction: StoreTransaction) -> None:
+    try:
+        _deadlock(store, transaction)
+    except sa.exc.OperationalError as error:
+        raise ValueError("The order failed.") from error
+
+
+def _deadlock(store: SqlStateStore, transaction: StoreTransaction) -> None:
     """Make the transaction the victim of a deadlock, since it has changed less."""
     update: Callable[[str, int], Any] = lambda item, number: sa.update(orders).where(orders.c.id == number).values(item=item)  # noqa: E731
     transaction.handle.execute(update("ours", 1))
@@ -240,11 +295,11 @@ def _deadlock(store: SqlStateStore, transaction: StoreTransaction) -> BaseExcept
             other.execute(update("theirs", number))
         waiting = thread.submit(other.execute, update("theirs", 1))
         time.sleep(0.2)
-        with pytest.raises(sa.exc.OperationalError, match="1213") as caught:
+        try:
             transaction.handle.execute(update("ours", 2))
-        done(waiting)
-        other.rollback()
-    return caught.value
+        finally:
+            done(waiting)
+            other.rollback()
 
 
 def test_a_connection_that_breaks_in_a_unit(

@@ -250,6 +250,18 @@ class StoreDialect(ABC):
     def classify(self, error: BaseException) -> ErrorClass:
         """What a driver's error means, except during COMMIT."""
 
+    def may_have_rolled_back(self, error: BaseException) -> bool:
+        """Whether the database may have rolled back the whole transaction, with all savepoints, when it raised this error."""
+        return self.classify(error) is ErrorClass.CONFLICT
+
+    def has_lost_savepoint(self, error: BaseException) -> bool:
+        """Whether the error says that a savepoint does not exist: an earlier error may have rolled back the whole transaction.
+
+        Only databases that do that need it.
+        """
+        del error
+        return False
+
     def known_blocker(self, engine: Engine) -> Blocker | None:
         """What is known about the holder of a lock without asking the database."""
         del engine

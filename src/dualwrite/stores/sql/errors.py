@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -138,6 +139,24 @@ class ErrorMap:
             cause=_sentence(driver_error(error)),
             next_step=None if next_step is None else next_step.format_map(facts),
         )
+
+
+def error_and_causes(error: BaseException, *, before: BaseException | None = None) -> Iterator[BaseException]:
+    """The error, what it was raised from, and what was being handled when it was raised, the newest first.
+
+    Args:
+        error: The error.
+        before: What was being handled before: neither this error nor its causes are returned.
+    """
+    seen = {id(before)}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        found = rest.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        rest += [found.__context__, found.__cause__]
 
 
 def _table_named_in(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
+_LOCK_TIMEOUT: Final = 1205
 _LOST_CONNECTION: Final = "08"  # SQLSTATE; also from a node of a Galera cluster that is not ready
 _ERROR_CLASSES: Final = {
     0: ErrorClass.CONNECTION,  # PyMySQL: closed
@@ -56,7 +57,7 @@ _ERROR_CLASSES: Final = {
     2059: ErrorClass.REFUSED,  # authentication plugin
     3118: ErrorClass.REFUSED,  # account locked
     4151: ErrorClass.REFUSED,
-    1205: ErrorClass.LOCKED,
+    _LOCK_TIMEOUT: ErrorClass.LOCKED,
     3572: ErrorClass.LOCKED,  # MySQL: NOWAIT
     1969: ErrorClass.LOCKED,  # MariaDB: max_statement_time
     3024: ErrorClass.LOCKED,  # MySQL: max_execution_time
@@ -75,7 +76,7 @@ _ERROR_CLASSES: Final = {
     1792: ErrorClass.DENIED,  # read-only transaction
     1836: ErrorClass.DENIED,
 }
-_ROLLED_BACK: Final = frozenset({1205, 1213, 1290})
+_ROLLED_BACK: Final = frozenset({_LOCK_TIMEOUT, 1213, 1290})
 """Errors that COMMIT returns before it has begun to commit, and after rolling back: FLUSH TABLES WITH READ LOCK made it wait
 longer than `lock_wait_timeout`; Galera's certification failed; the server has become `read_only`."""
 
@@ -218,6 +219,14 @@ class MysqlDialect(StoreDialect):
         return found if engine is None else {**found, "engine": engine}
 
     # --- errors -----------------------------------------------------------------------------------------------------------
+
+    def may_have_rolled_back(self, error: BaseException) -> bool:
+        """See StoreDialect. After a lock timeout it has done so if `innodb_rollback_on_timeout` is on."""
+        return _code(error) == _LOCK_TIMEOUT or super().may_have_rolled_back(error)
+
+    def has_lost_savepoint(self, error: BaseException) -> bool:
+        """See StoreDialect."""
+        return _code(error) == _NO_SUCH_SAVEPOINT
 
     def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""

@@ -24,7 +24,7 @@ from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.engines import make_engine, parse_url
-from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.sql.errors import ErrorMap, address, error_and_causes
 from dualwrite.stores.sql.leases import SqlLeases
 from dualwrite.stores.sql.positions import SqlPositions
 from dualwrite.stores.sql.row_statements import (
@@ -288,11 +288,21 @@ class SqlStateStore(TxnStateStore):
 
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore."""
+        error = self._behind_lost_savepoint(error)
         return isinstance(error, self._context.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
 
     def is_outage(self, error: BaseException) -> bool:
         """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        error = self._behind_lost_savepoint(error)
         return isinstance(error, self._context.driver_errors) and self._context.errors.is_outage(error)
+
+    def _behind_lost_savepoint(self, error: BaseException) -> BaseException:
+        """The error that rolled back everything, if `error` is that of a `begin_nested()` whose savepoint was lost by that."""
+        drivers = self._context.driver_errors
+        if not isinstance(error, drivers) or not self._dialect.has_lost_savepoint(error):
+            return error
+        causes = (each for each in error_and_causes(error) if isinstance(each, drivers))
+        return next((each for each in causes if self._dialect.may_have_rolled_back(each)), error)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 

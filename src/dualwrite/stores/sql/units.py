@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from dualwrite.errors import DualWriteError
 from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import UNIT, ErrorClass
+from dualwrite.stores.sql.errors import error_and_causes
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.sessions import TransactionSessions, close_rolled_back
 from dualwrite.stores.sql.transaction_errors import TransactionErrors
@@ -24,11 +27,13 @@ class UnitSavepoints:
         self._errors = errors
         self._sessions = sessions
         self._has_unit = False
+        self._handled: BaseException | None = None  # when the unit began: it is the context of what the unit raises
         self.came_with_begin = False
         """Whether BEGIN has already set the savepoint of the first unit."""
 
     def begin(self, connection: GuardedConnection) -> None:
         """Set the savepoint, which replaces that of the unit before."""
+        self._handled = sys.exception()
         if self.came_with_begin:
             self.came_with_begin = False
         else:
@@ -80,10 +85,16 @@ class UnitSavepoints:
             connection.restore_guard()
 
     def _failed(self, error: BaseException, after: BaseException | None) -> DualWriteError:
-        """The savepoint is gone: because of a broken connection, a conflict that rolled back everything, or the unit itself."""
-        for cause in (error, after):
-            if cause is None or not isinstance(cause, self._context.driver_errors):
+        """The savepoint is gone: because of a broken connection, a conflict that rolled back everything, or the unit itself.
+
+        The unit may have raised another error than the database's: `begin_nested()` raises its own, since its savepoint is gone
+        too, and the application may raise one from the database's.
+        """
+        dialect, errors = self._context.dialect, self._context.errors
+        causes = (error,) if after is None else (error, *error_and_causes(after, before=self._handled))
+        for cause in causes:
+            if not isinstance(cause, self._context.driver_errors):
                 continue
-            if self._context.errors.classify(cause) in (ErrorClass.CONNECTION, ErrorClass.CONFLICT):
+            if errors.classify(cause) is ErrorClass.CONNECTION or dialect.may_have_rolled_back(cause):
                 return self._errors.translated(cause, "undoing a unit of a group")
         return self._errors.ended_by_block()
