@@ -189,6 +189,37 @@ def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
     assert found == {key: list(range(count)) for key in range(keys)}
 
 
+class _Incomparable:
+    """An ordering key whose comparison with another one fails."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ArithmeticError("These keys can't be compared.")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_a_key_that_is_not_hashable_is_refused(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        with pytest.raises(UsageError, match="unhashable"):
+            pool.with_options(key=[1])
+        assert pool.run(both, scene, 1) == 1
+    assert scene.agree() == [1]
+
+
+def test_an_error_of_a_key_is_raised_in_its_call_only(scene: Scene) -> None:
+    with open_pool(scene) as pool:
+        with held(pool):
+            futures = [pool.with_options(key=_Incomparable()).submit(both, scene, number) for number in (1, 2, 3)]
+            plain = pool.submit(both, scene, 4)
+        assert [done(futures[0]), done(plain)] == [1, 4]
+        for future in futures[1:]:
+            with pytest.raises(ArithmeticError):
+                done(future)
+        assert pool.run(both, scene, 5) == 5
+    assert scene.agree() == [1, 4, 5]
+
+
 def _numbered(tx: Transaction, scene: Scene, key: int, number: int) -> None:
     time.sleep(0.001 * (number % 3))
     tx.send(scene.topic, f"{key}:{number}", partition=0)

@@ -17,6 +17,7 @@ from dualwrite.errors import (
     DualWriteError,
     FencedError,
     NestedTransactionError,
+    UsageError,
 )
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.bound_pool import BoundPool
@@ -171,7 +172,16 @@ class WriterPool(Generic[H]):
         Args:
             key: Units with the same key are committed in the order of their calls, and their messages sent in that order.
             timeout: Seconds that `run` waits for its unit to start; `submit` has no limit.
+
+        Raises:
+            UsageError: The key has no hash.
         """
+        try:
+            hash(key)
+        except TypeError as error:
+            raise UsageError(
+                f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
+            ) from error
         return BoundPool(self._submitter, key, self._options.timeout if timeout is None else timeout)
 
     @overload

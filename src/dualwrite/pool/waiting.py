@@ -110,15 +110,28 @@ class WaitingCalls:
         blocked: set[Hashable] = set()
         while self._calls and len(taken) < most:
             call = self._calls.popleft()
-            key = call.key
-            if key is not None and key not in own and (key in blocked or key in self._busy):
-                blocked.add(key)
+            if call.is_cancelled:
+                continue
+            try:
+                is_held_back = self._is_held_back(call.key, own, blocked)
+            except Exception as error:  # noqa: BLE001  (a method of the key, such as __eq__)
+                call.deliver_error(error)
+                continue
+            if is_held_back:
                 passed_over.append(call)
-            elif not call.is_cancelled:
+            else:
                 taken.append(call)
-                if key is not None:
-                    own.add(key)
-                    with self._keys_lock:
-                        self._busy.add(key)
         self._calls.extendleft(reversed(passed_over))
         return taken
+
+    def _is_held_back(self, key: Hashable, own: set[Hashable], blocked: set[Hashable]) -> bool:
+        """Whether a call with this key must wait for an earlier one; if not, the key is busy from now on."""
+        if key is None:
+            return False
+        if key not in own and (key in blocked or key in self._busy):
+            blocked.add(key)
+            return True
+        own.add(key)
+        with self._keys_lock:
+            self._busy.add(key)
+        return False

@@ -91,6 +91,7 @@ class Workers:
                 seen, limit = self._writers.steps, Deadline.after(self._options.timeout)
             for thread in threads:
                 thread.join(limit.left)
+        self._cancel_calls()  # nobody would run them; there are none unless the threads have ended early
         return limit if is_total else Deadline.after(self._options.timeout)
 
     def _cancel_calls(self) -> None:
@@ -120,6 +121,8 @@ class Workers:
                 if not calls:
                     return
                 self._run_group(calls, replace(rules, has_written=turn))
+            except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
+                log.exception("%s: an unexpected error in a thread of the pool", self._prefix)
             finally:
                 turn()
 
