@@ -16,11 +16,16 @@ from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
     AfterCommitError,
+    BrokerError,
+    DeliveryError,
     FencedError,
+    MessageRefusedError,
     MessageTooLargeError,
     StoreCommitFailedError,
+    TransactionTimeoutError,
 )
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
 from pool.pool_scene import both, both_producers, grouped, open_pool
 
@@ -77,6 +82,39 @@ def test_a_failing_listener_of_the_commit_changes_no_result(
             unit(tx, size)
     assert "has committed" in caplog.text
     assert scene.agree() == list(range(size + 1))
+
+
+def _too_late(kind: type[BrokerError]) -> BrokerError:
+    """What a producer raises if a partition does not answer, also if the transaction's time is over by then."""
+    error = kind("The transaction is too old." if kind is TransactionTimeoutError else "Messages were not acknowledged.")
+    error.__cause__ = DeliveryError("Messages were not acknowledged.") if kind is TransactionTimeoutError else None
+    return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "alone"), [(DeliveryError, [1]), (TransactionTimeoutError, [1]), (MessageRefusedError, [1, 2, 3])]
+)
+def test_units_do_not_wait_one_after_another_for_a_partition_that_does_not_answer(
+    scene: Scene, kind: type[BrokerError], alone: list[int]
+) -> None:
+    """One unit tries it alone, since the others may write to other partitions; a refused message is that of one unit."""
+    runs: list[int] = []
+
+    def unit(tx: Transaction, number: int) -> None:
+        runs.append(number)
+        both(tx, scene, number)
+
+    def not_stored() -> None:
+        if runs:
+            raise _too_late(kind)
+
+    with open_pool(scene) as pool:
+        with failpoints.armed("after_prepare", not_stored):
+            futures = grouped(pool, *(partial(unit, number=number) for number in (1, 2, 3)))
+        assert [type(future.exception()) for future in futures] == [kind] * 3
+        assert runs == [1, 2, 3, *alone]
+        assert pool.run(both, scene, 4) == 4
+    assert scene.agree() == [4]
 
 
 @both_producers

@@ -6,7 +6,8 @@ The units run one after another; their messages are sent after the last unit, an
 1. If units have rarely failed: all under one savepoint, so that if one fails, all are undone.
 2. In the same transaction, each under its own savepoint, so that one can be undone alone. Those that succeed are committed.
    (If messages had already been sent when the database's last response arrived: in a new transaction.)
-3. One by one, each in its own transaction, if the group's transaction fails for a reason that one unit may have caused.
+3. One by one, each in its own transaction, if the group's transaction fails for a reason that one unit may have caused. If one
+   fails alone for a reason that is not its own, such as a partition that does not answer, the others get its error.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dualwrite.errors import (
     InDoubtTransactionError,
     InvalidMessageError,
     LostTransactionError,
+    MessageRefusedError,
     MessageTooLargeError,
     StoreError,
     StoreUnavailableError,
@@ -303,10 +305,10 @@ class Group:
             try:
                 alone.run()
             finally:
-                if alone.error is not None and not _may_be_caused_by_one_unit(alone.error):
+                if alone.error is not None and _would_hit_others(alone.error):
                     for other in self.calls[place + 1 :]:
                         other.deliver_error(alone.error)
-            if alone.error is not None and not _may_be_caused_by_one_unit(alone.error):
+            if alone.error is not None and _would_hit_others(alone.error):
                 return
 
 
@@ -323,6 +325,21 @@ def _statements_of(calls: list[Call]) -> str:
 def _may_be_caused_by_one_unit(error: BaseException) -> bool:
     """Whether both sides are rolled back and the other units may succeed without the one that caused the error."""
     return isinstance(error, _MAY_BE_CAUSED_BY_ONE_UNIT) and not isinstance(error, StoreUnavailableError)
+
+
+def _would_hit_others(error: BaseException) -> bool:
+    """Whether the error of a unit that ran alone is likely to be that of the next ones, too.
+
+    A partition that does not answer costs the time limit of a delivery: one unit after the other, it would be a long time.
+    """
+    return (
+        not _may_be_caused_by_one_unit(error) or _is_outage_of_a_partition(error) or _is_outage_of_a_partition(error.__cause__)
+    )
+
+
+def _is_outage_of_a_partition(error: BaseException | None) -> bool:
+    """Whether a message was not stored, for another reason than the message; the cause, if the transaction's time is over."""
+    return isinstance(error, DeliveryError) and not isinstance(error, MessageRefusedError)
 
 
 def _unexpected(error: BaseException, transactional_id: str) -> InDoubtTransactionError:
