@@ -41,6 +41,38 @@ def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["pool.close()", ""], ids=["in close()", "at the end of the program"])
+def test_a_signal_handler_that_exits_while_the_pool_is_closing(scene: Scene, end: str) -> None:
+    """What was submitted is finished all the same."""
+    ended = program(
+        f"""
+        def handler(*_):
+            received.set()
+            sys.exit(0)
+
+        def first(tx):
+            while not pool.is_closed:
+                time.sleep(0.01)
+            print("ready", flush=True)
+            received.wait()
+            unit(tx, 1)
+
+        received = threading.Event()
+        signal.signal(signal.SIGTERM, handler)
+        pool.submit(first)
+        for number in range(2, 30):
+            pool.with_options(key="one").submit(unit, number)
+        {end}
+        """,
+        scene,
+        signals=signal.SIGTERM,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert scene.agree() == [*range(1, 30)]
+    scene_rows_are_clear(scene)
+
+
 def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
     """The unit that has begun is committed; the one that has not does not run."""
     ended = program(

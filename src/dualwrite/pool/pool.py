@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -95,7 +96,8 @@ class WriterPool(Generic[H]):
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
         self._pid = os.getpid()
         self._closing = threading.Lock()  # also for `resize`
-        self._is_closed = False
+        self._is_closed = False  # no new calls
+        self._has_ended = False
         if isinstance(self._ids, LeasedIds):
             self._ids.on_lost = self._writers.remove
         try:
@@ -106,7 +108,7 @@ class WriterPool(Generic[H]):
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
-        atexit.register(self.close)  # queued calls are finished even if the pool is never closed
+        atexit.register(self._close_at_exit)  # queued calls are finished even if the pool is never closed
 
     # --- using it ---------------------------------------------------------------------------------------------------------
 
@@ -268,7 +270,8 @@ class WriterPool(Generic[H]):
     def close(self, *, timeout: float | None = None) -> None:
         """Finish the waiting calls, resolve what is in doubt, close the writers, and release the ids.
 
-        May be called more than once. It is called automatically when the program ends.
+        May be called more than once. If it was interrupted, for example by the SystemExit of a signal handler, the next
+        call continues. It is called automatically when the program ends.
 
         Args:
             timeout: Seconds within which units and transactions must end. By default `close` waits as long as the pool makes
@@ -284,17 +287,29 @@ class WriterPool(Generic[H]):
             return  # a forked child: the connections belong to its parent
         self._check("close()", also_closed=True)
         with self._closing:
-            if self._is_closed:
+            if self._has_ended:
                 return
             self._is_closed = True
-            atexit.unregister(self.close)
             self._waiting.close()
             limit = self._workers.drain(self._limit(timeout), is_total=timeout is not None)
             try:
                 self._end_writers(limit)
-            finally:
-                if self._owns_store:
-                    self._store.close()
+            except Exception:
+                self._end()
+                raise
+            self._end()
+
+    def _end(self) -> None:
+        if self._owns_store:
+            self._store.close()
+        self._has_ended = True
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """Close the pool; a handler of SIGTERM that calls `sys.exit()`, which has begun already, does not interrupt that."""
+        while os.getpid() == self._pid and not self._has_ended:
+            with contextlib.suppress(SystemExit):
+                self.close()
 
     def _limit(self, timeout: float | None) -> Deadline:
         return Deadline.after(self._options.timeout if timeout is None else timeout)
@@ -304,11 +319,12 @@ class WriterPool(Generic[H]):
         self._upkeep.stop()
         try:
             self._writers.close(limit)
-        except DualWriteError as closing:
-            if error is None:
+        except Exception as closing:
+            self._ids.close()
+            if error is None or not isinstance(closing, DualWriteError):
                 raise
             error.add_note(f"dualwrite, closing the pool: {closing}")
-        finally:
+        else:  # after e.g. KeyboardInterrupt the ids are still in use
             self._ids.close()
 
     def __enter__(self) -> Self:
