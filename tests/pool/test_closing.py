@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,10 +72,11 @@ def test_closing_waits_for_separate_transactions(scene: Scene) -> None:
 
 def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
     pool = open_pool(scene)
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(2) as threads:
         with stuck(pool, scene, 1) as unit:
             waits = threads.submit(pool.run, both, scene, 2)
             submitted = pool.submit(both, scene, 3)
+            waits_for_all = threads.submit(wait, [submitted], LIMIT)
             until(lambda: pool.waiting == 2, "both wait")
             with pytest.raises(ConcurrentUseError, match=r"stuck.<locals>.stuck .*neither side has committed") as caught:
                 pool.close(timeout=0.1)
@@ -84,6 +85,7 @@ def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
             with pytest.raises(WriterClosedError):
                 done(waits)
             assert submitted.cancelled()
+            assert done(waits_for_all).done == {submitted}
             pool.close()
         assert done(unit) == 1, "it has ended, and is committed: its caller is told so"
     until(lambda: not pool._writers._open, "its writer is closed")

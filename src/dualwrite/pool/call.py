@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
@@ -29,7 +30,7 @@ class Call:
         name: The unit's name, for messages.
     """
 
-    __slots__ = ("_args", "_begun", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
+    __slots__ = ("_args", "_beginning", "_begun", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
 
     def __init__(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable) -> None:
         self._unit = unit
@@ -38,6 +39,7 @@ class Call:
         self._context = contextvars.copy_context()
         self._result: Any = _NOT_RUN
         self._error: BaseException | None = None
+        self._beginning = threading.Lock()  # `close` cancels calls while a thread of the pool begins them
         self._begun: bool | None = None
         self.key = key
         self.name = name_of(unit)
@@ -49,9 +51,17 @@ class Call:
         The first call decides, atomically with respect to `Future.cancel`: after it, the unit either can't be cancelled any
         more or will never run.
         """
-        if self._begun is None:
-            self._begun = self.future.set_running_or_notify_cancel()
-        return self._begun
+        with self._beginning:
+            if self._begun is None:
+                self._begun = self.future.set_running_or_notify_cancel()
+            return self._begun
+
+    def cancel(self) -> bool:
+        """Cancel the call unless it has begun, in any thread; return whether it is cancelled.
+
+        `Future.cancel` alone does not end `concurrent.futures.wait` and `as_completed`.
+        """
+        return self.future.cancel() and not self.begin()
 
     @property
     def has_begun(self) -> bool:

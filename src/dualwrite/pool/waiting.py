@@ -29,7 +29,7 @@ class WaitingCalls:
         if self._is_closed:
             return False
         self._inbox.put(call)
-        return not (self._is_drained and call.future.cancel())  # closed in between: nobody takes calls any more
+        return not (self._is_drained and call.cancel())  # closed in between: nobody takes calls any more
 
     def take(self, most: int) -> list[Call]:
         """Wait for calls and take up to `most` of them for a group; return an empty list once the queue is closed and empty."""
@@ -84,9 +84,9 @@ class WaitingCalls:
             except Empty:
                 break
             if call is not None:
-                call.future.cancel()
+                call.cancel()
         for call in list(self._calls):
-            call.future.cancel()
+            call.cancel()
         self._inbox.put(None)
 
     def __len__(self) -> int:

@@ -99,7 +99,7 @@ class Workers:
         self._waiting.cancel()
         for calls in list(self._groups.values()):
             for call in list(calls):
-                call.future.cancel()
+                call.cancel()
 
     # --- in the threads -----------------------------------------------------------------------------------------------------
 
