@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from dualwrite.pool.call import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
-from fixtures.pace import LIMIT, done, limit
+from fixtures.pace import LIMIT, done, happened, limit
 from fixtures.tiers import thinned
 from pool.pool_scene import both, both_producers, grouped, held, open_pool, then_raise
 
@@ -187,6 +187,52 @@ def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
         key, number = map(int, (message.value or b"").split(b":"))
         found.setdefault(key, []).append(number)
     assert found == {key: list(range(count)) for key in range(keys)}
+
+
+def test_a_done_callback_that_fails_changes_nothing_for_other_callers(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Even if the error is no Exception, as in a callback that reads the result of a unit that has raised SystemExit."""
+    with open_pool(scene) as pool:
+        with held(pool):
+            failing = pool.submit(then_raise, scene, 1, SystemExit(1))
+            failing.add_done_callback(lambda future: future.result())
+            good = [pool.submit(both, scene, number) for number in (2, 3)]
+        assert [done(future) for future in good] == [2, 3]
+        with pytest.raises(SystemExit):
+            done(failing)
+    assert "a done-callback of then_raise has failed" in caplog.text
+    assert scene.agree() == [2, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_done_callback_submits_the_next_unit(scene: Scene, size: int) -> None:
+    chained: Future[int] = Future()
+
+    def submit_next(_: Future[int]) -> None:
+        pool.submit(both, scene, 2).add_done_callback(lambda future: chained.set_result(future.result()))
+
+    with open_pool(scene, size=size) as pool:
+        pool.submit(both, scene, 1).add_done_callback(submit_next)
+        assert done(chained) == 2
+    assert scene.agree() == [1, 2]
+
+
+def test_a_done_callback_cannot_wait_for_the_pool(scene: Scene) -> None:
+    def use(_: Future[int]) -> None:
+        for call in (lambda: pool.run(both, scene, 2), pool.transaction().__enter__, pool.close):
+            try:
+                call()
+            except NestedTransactionError as error:
+                errors.append(error)
+        finished.set()
+
+    errors: list[NestedTransactionError] = []
+    finished = threading.Event()
+    with open_pool(scene) as pool:
+        with held(pool):
+            pool.submit(both, scene, 1).add_done_callback(use)
+        happened(finished)
+        assert ["in a done-callback" in str(error) for error in errors] == [True, True, True]
+    assert scene.agree() == [1]
 
 
 class _Incomparable:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextvars
 import copy
 import inspect
+import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final
 
 from dualwrite.errors import UsageError
 from dualwrite.transaction import Transaction
 
+log = logging.getLogger(__name__)
+
 _NOT_RUN: Final = object()
+_here: Final = threading.local()
 
 
 class Call:
@@ -103,15 +108,34 @@ class Call:
         """Deliver the outcome of the last run to the caller: its result, or its own error."""
         if self.future.done():
             return
-        if self._error is not None:
-            self.future.set_exception(self._error)
-        else:
-            self.future.set_result(self._result)
+        with _callbacks(self.name):
+            if self._error is not None:
+                self.future.set_exception(self._error)
+            else:
+                self.future.set_result(self._result)
 
     def deliver_error(self, error: BaseException) -> None:
         """Deliver a copy of an error that the unit did not raise itself; a unit that has not begun will never run."""
         if self.begin() and not self.future.done():
-            self.future.set_exception(_copy_of(error))
+            with _callbacks(self.name):
+                self.future.set_exception(_copy_of(error))
+
+
+def in_callback() -> bool:
+    """Whether the calling thread delivers an outcome, so that it is in a done-callback of the call's future."""
+    return getattr(_here, "in_callback", False)
+
+
+@contextmanager
+def _callbacks(name: str) -> Iterator[None]:
+    """While the future's done-callbacks run: an error of one of them concerns no call, least of all the other ones."""
+    before, _here.in_callback = in_callback(), True
+    try:
+        yield
+    except BaseException:
+        log.exception("a done-callback of %s has failed", name)
+    finally:
+        _here.in_callback = before
 
 
 def name_of(unit: Callable[..., Any]) -> str:

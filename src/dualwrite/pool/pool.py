@@ -22,7 +22,7 @@ from dualwrite.errors import (
 )
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.bound_pool import BoundPool
-from dualwrite.pool.call import Call
+from dualwrite.pool.call import Call, in_callback
 from dualwrite.pool.ids import FixedIds, Ids
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.options import PoolOptions
@@ -158,14 +158,17 @@ class WriterPool(Generic[H]):
             BaseException: What the unit raised; none of its changes are committed.
             PoolTimeoutError: The unit did not start within `timeout`; it has not run.
             DualWriteError: As for `DualWriter.transaction`. InDoubtTransactionError: its outcome is unknown.
-            NestedTransactionError: Called from a unit of this pool.
+            NestedTransactionError: Called from a unit of this pool, or in a done-callback of one of its futures.
             WriterClosedError: The pool is closed.
         """
         result: T = self._submitter.run(Call(unit, args, kwargs, None), self._options.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Like `run`, but return a future for the result immediately; it can be cancelled until the unit begins."""
+        """Like `run`, but return a future for the result immediately; it can be cancelled until the unit begins.
+
+        A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool.
+        """
         return self._submitter.submit(Call(unit, args, kwargs, None))
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> BoundPool[H]:
@@ -333,10 +336,17 @@ class WriterPool(Generic[H]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, what: str, *, also_closed: bool = False) -> None:
+    def _check(self, what: str, *, waits: bool = True, also_closed: bool = False) -> None:
         if os.getpid() != self._pid:
             raise forked(what, self._pid, self._prefix)
-        if self._workers.include_this_thread:
+        if self._workers.include_this_thread and in_callback():
+            if waits:
+                raise NestedTransactionError(
+                    f"{what} in a done-callback of a future of the same pool.",
+                    cause="a thread of the pool runs the callback, and would wait for itself",
+                    next_step="call submit(), which does not wait, or do it in a thread of your own",
+                )
+        elif self._workers.include_this_thread:
             raise NestedTransactionError(
                 f"{what} inside a unit of the same pool.",
                 next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",

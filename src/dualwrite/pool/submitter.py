@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any
+from typing import Any, Protocol
 
 from dualwrite.errors import PoolTimeoutError
 from dualwrite.pool.call import Call
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout
+
+
+class Check(Protocol):
+    """Whether the pool can be used for a call here and now."""
+
+    def __call__(self, what: str, *, waits: bool) -> None:
+        """Raise an error if it can't be.
+
+        Args:
+            what: A description of the call.
+            waits: Whether the call waits for something that a thread of the pool must do.
+        """
 
 
 class Submitter:
@@ -19,10 +30,10 @@ class Submitter:
         prefix: The prefix of the pool's ids, for errors.
         waiting: The queue.
         writers: The pool's writers: an error names what they are doing.
-        check: Called before each call with a description of it; raises an error if the pool can't be used for it here and now.
+        check: Called before each call; raises an error if the pool can't be used for it here and now.
     """
 
-    def __init__(self, prefix: str, waiting: WaitingCalls, writers: Writers, check: Callable[[str], None]) -> None:
+    def __init__(self, prefix: str, waiting: WaitingCalls, writers: Writers, check: Check) -> None:
         self._prefix = prefix
         self._waiting = waiting
         self._writers = writers
@@ -36,7 +47,7 @@ class Submitter:
             WriterClosedError: The pool is closed.
         """
         try:
-            self._check("a unit")
+            self._check("a unit", waits=False)
             if self._waiting.put(call):
                 return call.future
         except BaseException:
@@ -54,6 +65,7 @@ class Submitter:
         Raises:
             BaseException: As for `WriterPool.run`.
         """
+        self._check("a unit", waits=True)
         try:
             return self.submit(call).result(timeout)
         except TimeoutError:

@@ -61,7 +61,7 @@ class Workers:
 
     @property
     def include_this_thread(self) -> bool:
-        """Whether the calling thread is one of these threads, that is, whether the call comes from inside a unit."""
+        """Whether the calling thread is one of these threads: the call comes from inside a unit, or from a done-callback."""
         return getattr(self._here, "is_ours", False)
 
     def match_size(self) -> None:
