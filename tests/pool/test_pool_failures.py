@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
@@ -16,6 +17,7 @@ from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
     AfterCommitError,
+    BrokerAuthorizationError,
     BrokerError,
     DeliveryError,
     FencedError,
@@ -24,6 +26,8 @@ from dualwrite.errors import (
     StoreCommitFailedError,
     TransactionTimeoutError,
 )
+from dualwrite.kafka import NativeProducer
+from dualwrite.kafka.base import Message
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
@@ -52,6 +56,29 @@ def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
         futures = grouped(pool, *(partial(strict, number=number, row=row) for number, row in ((1, 7), (2, 7), (3, 8))))
         assert [futures[0].result(), futures[2].result()] == [1, 3]
         with pytest.raises(StoreCommitFailedError, match="once"):
+            futures[1].result()
+    assert scene.agree() == [1, 3]
+
+
+def test_a_topic_that_one_unit_may_not_write_to(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's broker has no ACLs: a mock refuses the topic."""
+    send = NativeProducer.send_messages
+
+    def refuse(producer: NativeProducer, messages: Iterable[Message]) -> None:
+        given = list(messages)
+        if any(message.topic == "forbidden" for message in given):
+            raise BrokerAuthorizationError("TOPIC_AUTHORIZATION_FAILED")
+        send(producer, given)
+
+    monkeypatch.setattr(NativeProducer, "send_messages", refuse)
+
+    def forbidden(tx: Transaction) -> None:
+        tx.send("forbidden", b"x")
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, partial(both, scene=scene, number=1), forbidden, partial(both, scene=scene, number=3))
+        assert [futures[0].result(), futures[2].result()] == [1, 3]
+        with pytest.raises(BrokerAuthorizationError):
             futures[1].result()
     assert scene.agree() == [1, 3]
 

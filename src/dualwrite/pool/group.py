@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from dualwrite.errors import (
     AfterCommitError,
+    BrokerAuthorizationError,
     DeliveryError,
     DualWriteError,
     FencedError,
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 _MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
     StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
     DeliveryError,
+    BrokerAuthorizationError,  # for the topic of one unit
     InvalidMessageError,
     MessageTooLargeError,
     UnknownTopicError,
