@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -194,6 +193,8 @@ class InMemoryStore(TxnStateStore):
         name: The database's name, for messages.
     """
 
+    recognizes_claims = True
+
     def __init__(self, database: Database, name: str = "") -> None:
         self._database = database
         self._name = name
@@ -223,7 +224,9 @@ class InMemoryStore(TxnStateStore):
             self._database.identity = identity
             return True
 
-    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
         """See TxnStateStore; no thread holds the lock for longer than it takes to copy a dict."""
         if not self._database.lock.acquire(timeout=timeout):
             raise ClaimTimeoutError(
@@ -231,7 +234,7 @@ class InMemoryStore(TxnStateStore):
             )
         try:
             before = self._database.row(transactional_id)
-            token = uuid.uuid4().hex
+            token = token or rows.new_token()
             row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)
             self._database.write(row)
         finally:

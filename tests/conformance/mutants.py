@@ -137,12 +137,13 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "a claim does not revive a tombstone": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, forgotten=bool(before and before.forgotten))\n"),
     ),
-    "claims have the same token": (("token = uuid.uuid4().hex", 'token = "token"'),),
+    "claims have the same token": (("token or rows.new_token()", '"token"'),),
+    "a claim does not keep the caller's token": (("token or rows.new_token()", "rows.new_token()"),),
     "a long owner is not truncated": (("owner[:MAX_OWNER_LENGTH]", "owner"),),
     "claims are not made one at a time": (
         ("        if not self._database.lock.acquire(timeout=timeout):", "        if timeout < 0:"),
         ("            self._database.lock.release()", "            pass"),
-        ("            token = uuid", "            __import__('time').sleep(0.001)\n            token = uuid"),
+        ("            token = token", "            __import__('time').sleep(0.001)\n            token = token"),
     ),
     "changes are not made one at a time": (
         (

@@ -319,6 +319,36 @@ def test_a_writer_in_doubt_that_closes_resolves_first(own_server: PostgresServer
         proxied.engine.dispose()
 
 
+@pytest.mark.slow
+@mostly_native
+@pytest.mark.parametrize("closes", [False, True], ids=["goes on", "closes"])
+def test_a_writer_whose_own_claim_got_no_answer_is_not_fenced_by_it(
+    own_server: PostgresServer, broker: DevCluster, closes: bool
+) -> None:
+    """The claim that resolves an unknown COMMIT is in the row, but its answer is lost, and the database stays unreachable."""
+    with TcpProxy("127.0.0.1", own_server.port) as proxy:
+        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
+        scene = proxied.scene
+
+        def lose_the_claim(link: Link) -> None:
+            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
+            link.cut()
+
+        with proxied.connect() as writer:
+            scene.write(writer, 1)
+            proxy.on_client_bytes(COMMIT, lose_the_claim, when="answered")
+            with pytest.raises(InDoubtTransactionError):
+                scene.write(writer, 2)
+            assert scene.state_row().fence == 2, "the claim has succeeded"
+            assert len(scene.unfinished()) == 1
+            proxy.refuse(refusing=False)
+            if not closes:
+                scene.write(writer, 3)
+        assert scene.agree() == ([1, 2] if closes else [1, 2, 3])
+        scene.assert_resolved()
+        proxied.engine.dispose()
+
+
 # --- a successor claims between the lost COMMIT and the writer's claim: rule F8 -----------------------------------------
 
 

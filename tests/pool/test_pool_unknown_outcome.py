@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +44,8 @@ class Proxied:
     has_run: bool = False
     """Whether one of our units has."""
 
-    def break_the_next_commit(self, when: str, *, for_good: bool = False) -> Any:
-        """Cut the connection when the next COMMIT of our units passes; `for_good`: and refuse others."""
+    def break_the_next_commit(self, when: str, then: Callable[[], None] = lambda: None, *, for_good: bool = False) -> Any:
+        """Cut the connection when the next COMMIT of our units passes, then call `then`; `for_good`: and refuse others."""
         kind = self.scene.url.split(":")[0].split("+")[0]
         pattern = {"postgresql": b"COMMIT\0", "mariadb": b"\x03COMMIT", "mysql": b"\x03COMMIT"}.get(
             kind, f"/events/{self.scene.transactional_id}:1".encode()
@@ -56,6 +56,7 @@ class Proxied:
             if for_good:
                 self.proxy.refuse()
                 self.proxy.cut()
+            then()
             link.cut()
 
         broken: list[None] = []
@@ -192,6 +193,30 @@ def test_a_group_in_doubt_is_resolved_although_no_call_follows(proxied: Proxied,
     proxied.proxy.refuse(refusing=False)
     until_recorded(proxied.scene.messages, [1, 2], "consumers get the messages")
     assert proxied.scene.agree() == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", [1.0], ids=["impatient"])
+@pytest.mark.parametrize("handle", ["postgresql"])
+def test_a_pools_writer_whose_own_claim_got_no_answer_keeps_its_id(proxied: Proxied, pool: WriterPool[Any]) -> None:
+    """It is not fenced by a claim that it made itself: it resolves the group and goes on, under the same lease."""
+    ids = pool.transactional_ids
+
+    def lose_the_claim() -> None:
+        proxied.proxy.on_client_bytes(b"COMMIT\0", lose_the_database, when="answered")
+
+    def lose_the_database(link: Link) -> None:
+        proxied.proxy.refuse()
+        proxied.proxy.cut()
+        link.cut()
+
+    with proxied.break_the_next_commit("answered", lose_the_claim):
+        (future,) = grouped(pool, partial(proxied.unit, number=1))
+    assert isinstance(future.exception(), InDoubtTransactionError)
+    proxied.proxy.refuse(refusing=False)
+    assert pool.run(partial(proxied.unit, number=2)) == 2
+    assert pool.transactional_ids == ids
+    assert set(proxied.scene.agree()) == {1, 2}
 
 
 # --- an unexpected error ----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from dualwrite.recovery.resolve import GenerationResolver, resolve_id
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState
 from dualwrite.stores.base import Claim, Resolution, TxnStateStore
+from dualwrite.stores.rows import new_token
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Ownership:
         self._id = transactional_id
         self._timeouts = timeouts
         self._claim: Claim | None = None
+        self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
         self._cluster_id = ""
         self._producer: TransactionalProducer | None = None
         self._committed: PreparedTxnState | None = None
@@ -109,15 +111,21 @@ class Ownership:
         writer that may be able to reach Kafka. With `only_if_ours` the id is taken from no other writer, so there is no such
         check: the database's outcome is needed even while Kafka is down.
 
+        If it is not known whether a claim has succeeded, the next call repeats it under the same token: it may be in the row,
+        and must not be taken for another process's.
+
         Raises: as for `check_cluster` and `TxnStateStore.claim`.
         """
         if not only_if_ours:
             limit = self._timeouts.kafka
             self._cluster_id = check_cluster(self._store, self._coordinator, [self._id], timeout=limit)
         expected = self.claim.fence if only_if_ours else None
+        self._intended = self._intended or new_token()
+        token = {"token": self._intended} if self._store.recognizes_claims else {}
         self._claim = self._store.claim(
-            self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected
+            self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
         )
+        self._intended = None
         hit("recover_after_claim")
 
     def adopt(self, claim: Claim) -> None:

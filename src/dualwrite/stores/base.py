@@ -154,8 +154,16 @@ class TxnStateStore(ABC):
             else:
                 self.set_identity(StoreIdentity(kept.store_id, found), expected=kept)
 
+    recognizes_claims: ClassVar[bool] = False
+    """Whether `claim` has the parameter `token`; a store from before it existed has not.
+
+    Without it, a writer is fenced by its own claim if that claim got no answer until the timeout, and has to be opened again.
+    """
+
     @abstractmethod
-    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
         """Raise the fence by one, in a transaction of its own; create the row if it is missing, revive it if forgotten.
 
         Waits for the lock of a transaction that is about to commit, so that what is read afterwards is final. Sets
@@ -167,10 +175,12 @@ class TxnStateStore(ABC):
             owner: Who claims, as text for people.
             timeout: Seconds to wait at most.
             expected_fence: Claim only if the fence still is this number (rule F8).
+            token: The caller's name for this claim, stored as the row's `claim_token`; None: the call makes its own. If a claim
+                got no answer, the caller repeats it with the same token.
 
         Raises:
-            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). A claim that this
-                call itself made, with a COMMIT that got no response, does not count as another's.
+            FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). If the row's newest
+                claim has the same token, it is the caller's own, whose COMMIT got no response: then it is returned instead.
             ClaimTimeoutError: The row stayed locked; the error names the blocker if the database reports it.
         """
 

@@ -6,6 +6,7 @@ lock, a version or a mutex.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -22,18 +23,20 @@ from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction,
 def claimed(
     row: StateRow | None, transactional_id: str, owner: str, *, token: str, expected_fence: int | None = None
 ) -> StateRow:
-    """The row after a claim: see `TxnStateStore.claim`.
+    """The row after a claim: see `TxnStateStore.claim`. If its newest claim already has this token, the row itself.
 
     Args:
         row: The current row, or None if there is none.
         transactional_id: The logical id.
         owner: Who claims; truncated to MAX_OWNER_LENGTH characters.
-        token: Unique to this call, to recognize its claim if the commit gets no response (`is_claim_of`).
+        token: Unique to this claim, to recognize it if the commit gets no response (`is_claim_of`).
         expected_fence: The fence that the row must have.
 
     Raises:
         FencedError: The row does not have the expected fence, or is gone.
     """
+    if row is not None and is_claim_of(row, token):
+        return row
     owner = owner[:MAX_OWNER_LENGTH]
     if expected_fence is not None:
         check_fence(row, Claim(transactional_id, expected_fence, owner))
@@ -59,6 +62,11 @@ def claimed(
         transaction_number=0 if expected_fence is None else row.transaction_number,
         forgotten=False if expected_fence is None else row.forgotten,
     )
+
+
+def new_token() -> str:
+    """A token for a claim, unique to it."""
+    return uuid.uuid4().hex
 
 
 def is_claim_of(row: StateRow | None, token: str, *, expected_fence: int | None = None) -> bool:

@@ -86,8 +86,7 @@ class StateRow:
             and in a row that was last written by a release before revision 0005.
         store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
         named_from: The first generation whose Kafka id contains the store's id; None if there is none.
-        claim_token: Unique to the call that made the newest claim: by it a store recognizes its own claim if the COMMIT got
-            no response.
+        claim_token: Unique to the newest claim: by it the claim is recognized if its COMMIT got no response.
     """
 
     transactional_id: str

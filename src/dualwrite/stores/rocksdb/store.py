@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Self
 
 from rocksdict import Options, Rdict
@@ -27,7 +27,7 @@ from dualwrite.stores.rocksdb.positions import RocksDBPositions
 from dualwrite.stores.rocksdb.shared import databases
 from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, RowChange, StateFamily
 from dualwrite.stores.rocksdb.transaction import RocksDBStoreTransaction
-from dualwrite.stores.rows import acknowledged, check_fence, claimed, forgotten, is_claim_of, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, claimed, forgotten, new_token, with_generation, with_resolution
 from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 
@@ -58,6 +58,7 @@ class RocksDBStore(TxnStateStore):
     """
 
     undoes_units = True
+    recognizes_claims = True
 
     def __init__(
         self,
@@ -184,15 +185,13 @@ class RocksDBStore(TxnStateStore):
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
-    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
         """See TxnStateStore."""
-        token = uuid.uuid4().hex  # recognizes this call's claim if it was written before the database failed
+        token = token or new_token()  # recognizes the claim if it was written before the database failed
 
-        def change(row: StateRow | None) -> StateRow:
-            if row is not None and is_claim_of(row, token, expected_fence=expected_fence):
-                return row
-            return claimed(row, transactional_id, owner, token=token, expected_fence=expected_fence)
-
+        change = partial(claimed, transactional_id=transactional_id, owner=owner, token=token, expected_fence=expected_fence)
         row = self._change(transactional_id, change, "claiming the id", owner=owner, timeout=timeout)
         assert row is not None
         return Claim(transactional_id, row.fence, row.owner)

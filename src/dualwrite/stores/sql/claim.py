@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -48,6 +47,7 @@ class ClaimAttempt:
         transactional_id: The logical id.
         owner: Who claims, as text for people.
         timeout: Seconds to wait at most.
+        token: Written with the claim, to recognize it if its COMMIT got no response.
         expected_fence: Claim only if the fence still is this number.
         condition: Called first in each of the claim's transactions; if it raises, the claim raises that error.
     """
@@ -56,10 +56,9 @@ class ClaimAttempt:
     transactional_id: str
     owner: str
     timeout: float
-    expected_fence: int | None
+    token: str
+    expected_fence: int | None = None
     condition: Callable[[Connection], None] | None = None
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim, to recognize it if its COMMIT got no response."""
 
     def make(self) -> Claim:
         """Claim.
@@ -118,10 +117,10 @@ class ClaimAttempt:
                 "expected": expected,
             },
         ).rowcount
-        claim = Claim(self.transactional_id, expected + 1, self.owner)
-        if changed == 0:
-            row = connection.execute(_READ_FENCE, {"id": self.transactional_id}).one_or_none()
-            if row is None or (row.fence, row.claim_token) != (claim.fence, self.token):
-                ours = Claim(self.transactional_id, expected, self.owner)
-                raise fenced(ours, *((None, None) if row is None else (row.fence, row.owner)))
-        return claim
+        if changed:
+            return Claim(self.transactional_id, expected + 1, self.owner)
+        row = connection.execute(_READ_FENCE, {"id": self.transactional_id}).one_or_none()
+        if row is None or row.claim_token != self.token:
+            ours = Claim(self.transactional_id, expected, self.owner)
+            raise fenced(ours, *((None, None) if row is None else (row.fence, row.owner)))
+        return Claim(self.transactional_id, row.fence, self.owner)

@@ -17,7 +17,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, check_fence, forgotten, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_generation, with_resolution
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.context import StoreContext
@@ -76,6 +76,7 @@ class SqlStateStore(TxnStateStore):
     """
 
     undoes_units = True
+    recognizes_claims = True
     units_need_savepoints = True
 
     def __init__(
@@ -256,9 +257,12 @@ class SqlStateStore(TxnStateStore):
             return f"its identifier can't be read ({error.cause or error.what.removesuffix('.')})"
         return None if found else "the server has no identifier (server_uuid, server_uid)"
 
-    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
         """See TxnStateStore."""
-        return ClaimAttempt(self._short, transactional_id, owner[:MAX_OWNER_LENGTH], timeout, expected_fence).make()
+        owner = owner[:MAX_OWNER_LENGTH]
+        return ClaimAttempt(self._short, transactional_id, owner, timeout, token or new_token(), expected_fence).make()
 
     def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
         """Claim only if a condition holds in the transaction of the claim; if it does not hold, it raises.
@@ -272,7 +276,7 @@ class SqlStateStore(TxnStateStore):
         Raises: as `claim`, and what the condition raises.
         """
         owner = owner[:MAX_OWNER_LENGTH]
-        return ClaimAttempt(self._short, transactional_id, owner, timeout, None, condition).make()
+        return ClaimAttempt(self._short, transactional_id, owner, timeout, new_token(), condition=condition).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dualwrite.stores.rows import claimed, is_claim_of
+from dualwrite.stores.rows import claimed
 from dualwrite.stores.state_row import Claim
 from dualwrite.stores.zookeeper.nodes import StateNodes
 
@@ -22,6 +21,7 @@ class ClaimAttempt:
         transactional_id: The logical id.
         owner: Who claims, as text for people.
         timeout: Seconds to try at most.
+        token: Written with the claim, to recognize it if its response was lost.
         expected_fence: Claim only if the fence still is this number.
     """
 
@@ -29,9 +29,8 @@ class ClaimAttempt:
     transactional_id: str
     owner: str
     timeout: float
-    expected_fence: int | None
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Written with the claim, to recognize it if its response was lost."""
+    token: str
+    expected_fence: int | None = None
 
     def make(self) -> Claim:
         """Claim; see TxnStateStore.claim for the errors."""
@@ -39,8 +38,8 @@ class ClaimAttempt:
 
     def _once(self, deadline: float) -> Claim:
         read = self.nodes.read(self.transactional_id, deadline)
-        row = None if read is None else read.row
-        if row is None or not is_claim_of(row, self.token, expected_fence=self.expected_fence):
-            row = claimed(row, self.transactional_id, self.owner, token=self.token, expected_fence=self.expected_fence)
+        before = None if read is None else read.row
+        row = claimed(before, self.transactional_id, self.owner, token=self.token, expected_fence=self.expected_fence)
+        if row is not before:
             self.nodes.write(row, read, deadline)
         return Claim(self.transactional_id, row.fence, row.owner)

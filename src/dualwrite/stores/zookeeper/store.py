@@ -19,7 +19,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, check_fence, forgotten, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_generation, with_resolution
 from dualwrite.stores.state_row import Claim, LostTransaction, Resolution, StateRow
 from dualwrite.stores.transaction import StoreTransaction
 from dualwrite.stores.zookeeper.claim import ClaimAttempt
@@ -67,6 +67,7 @@ class ZooKeeperStore(TxnStateStore):
     """
 
     undoes_units = True
+    recognizes_claims = True
 
     def __init__(
         self,
@@ -175,9 +176,11 @@ class ZooKeeperStore(TxnStateStore):
         """See TxnStateStore."""
         return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
 
-    def claim(self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None) -> Claim:
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
         """See TxnStateStore; does not wait for a lock, but retries if others change the row at the same time."""
-        return ClaimAttempt(self._nodes, transactional_id, owner, timeout, expected_fence).make()
+        return ClaimAttempt(self._nodes, transactional_id, owner, timeout, token or new_token(), expected_fence).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""

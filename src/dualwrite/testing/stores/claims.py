@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
+
+import pytest
 
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
@@ -180,6 +183,25 @@ class ClaimConformance:
         tokens.add(store.read_claimed(claim).claim_token)
         assert len(tokens) == 1 + 2 * 2, f"five claims have set {len(tokens)} different tokens"
         assert "" not in tokens, "a claim has set no token"
+
+    def test_a_repeated_claim_is_recognized_by_its_token(self, scene: StoreScene) -> None:
+        """`token`: the newest claim is the caller's own if it has this token; a claim in between is another's."""
+        store, name = scene.new_store(), scene.new_id()
+        if not store.recognizes_claims:
+            pytest.skip("this store does not recognize a repeated claim (`recognizes_claims`)")
+        first = scene.claim(store, name)
+        claim = partial(store.claim, name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="ours")  # noqa: S106
+        made = claim()
+        assert made.fence == first.fence + 1, "the fence of a claim with a token"
+        expect_row(store, name, "the row after it", fence=made.fence, claim_token="ours")  # noqa: S106  (not a secret)
+        before = store.read_claimed(made)
+        assert claim() == made, "the same claim, repeated because its response was lost"
+        assert store.read_claimed(made) == before, "a repeated claim has changed the row"
+        theirs = scene.claim(scene.new_store(), name, "theirs")
+        expect_fenced(lambda _: claim(), first, "claim(token=…) after a claim of another process", by=theirs)
+        taken = store.claim(name, "ours", timeout=TIMEOUT, token="again")  # noqa: S106
+        again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="again")  # noqa: S106
+        assert again == taken, "a repeated claim, after one without expected_fence that took the id from another process"
 
     def test_ids_are_claimed_independently(self, scene: StoreScene) -> None:
         """One row per logical transactional id: a claim of one changes no other."""
