@@ -87,9 +87,9 @@ class Delivery:
         return cls(sum(place.messages for place in listed), listed, datetime.now(UTC))
 
     @property
-    def proof(self) -> Place | None:
-        """A place whose first offset is known: a transaction ends the same way in all partitions, so one is enough."""
-        return next((place for place in self.places if place.first_offset is not None), None)
+    def proofs(self) -> tuple[Place, ...]:
+        """The places whose first offset is known: a transaction ends the same way in all partitions, so each can prove how."""
+        return tuple(place for place in self.places if place.first_offset is not None)
 
     def __str__(self) -> str:
         """Readable text: the number of messages, where they are, and when the transaction was prepared."""
@@ -102,9 +102,9 @@ class Delivery:
         """The text to store: JSON with up to MAX_PLACES places, including one with a known offset if there is one."""
         kept = self.places
         if len(kept) > MAX_PLACES:
-            kept, proof = kept[:MAX_PLACES], self.proof
-            if proof is not None and proof not in kept:
-                kept = (proof, *kept[1:])
+            kept, proofs = kept[:MAX_PLACES], self.proofs
+            if proofs and proofs[0] not in kept:
+                kept = (proofs[0], *kept[1:])
         places = ",".join([_stored(place) for place in kept])
         prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
         # not json.dumps, which takes three times as long: every transaction needs this

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -15,9 +17,14 @@ from crash import worker
 from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
+from dualwrite.delivery import Fate, Place
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe import ownership
-from dualwrite.stores.base import LostTransaction
+from dualwrite.recovery.decision import Decision
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import LIMIT, limit, until
@@ -56,6 +63,11 @@ def lost_entries(scene: Scene) -> list[LostTransaction]:
     store = dualwrite.SqlStateStore(scene.engine)
     rows = map(store.read, store.list(scene.transactional_id))
     return [lost for row in rows if row is not None for lost in row.lost]
+
+
+def delete_records(scene: Scene, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    admin.delete_records([TopicPartition(topic, 0, -1)])[TopicPartition(topic, 0)].result(LIMIT)
 
 
 def crashed(scene: Scene, point: str) -> None:
@@ -194,8 +206,7 @@ def test_an_idle_service_opens_again_after_kafka_has_forgotten_everything(scene:
     until(states_are_cleared, "the states of the idle lanes are cleared")
     service.kill()
     wait_until_forgotten(scene)
-    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
-    admin.delete_records([TopicPartition(scene.topic, 0, -1)])[TopicPartition(scene.topic, 0)].result(LIMIT)
+    delete_records(scene, scene.topic)
     scene.write_here(4)
     assert lost_entries(scene) == []
     assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4], [4])
@@ -205,9 +216,93 @@ def test_an_idle_service_opens_again_after_kafka_has_forgotten_everything(scene:
 def test_a_transaction_whose_records_retention_deleted_is_unverified(scene: Scene, producer: str, one_lane: None) -> None:
     crashed(scene, "after_kafka_commit")
     wait_until_forgotten(scene)
-    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
-    everything = TopicPartition(scene.topic, 0, -1)
-    admin.delete_records([everything])[TopicPartition(scene.topic, 0)].result(LIMIT)
+    delete_records(scene, scene.topic)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
     assert read_committed(scene.settings, scene.topic) == []
+
+
+@mostly_native
+@pytest.mark.parametrize("first", ["deleted", "unreadable"])
+def test_any_topic_of_the_transaction_can_prove_its_outcome(
+    scene: Scene, producer: str, one_lane: None, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages in the first topic are gone, or its partition has no leader; those in the second one are still there."""
+    fate = WireTransactionCoordinator.fate
+
+    def without_leader(self: WireTransactionCoordinator, state: PreparedTxnState, place: Place, **limit: Any) -> Fate:
+        if place.topic == scene.topic:
+            raise BrokerUnavailableError("the partition has no leader")
+        return fate(self, state, place, **limit)
+
+    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings)
+    with connected(transactional_id=scene.transactional_id) as writer:
+        with writer.transaction() as tx:
+            tx.send(scene.topic, "1")
+            tx.send(f"{scene.topic}-long", "1")
+        wait_until_forgotten(scene)
+        if first == "deleted":
+            delete_records(scene, scene.topic)
+        else:
+            monkeypatch.setattr(WireTransactionCoordinator, "fate", without_leader)
+        report = scene.recover()
+    assert (report["error"], report["outcomes"], report["unacknowledged"]) == (None, ["ALREADY_COMMITTED"], [])
+
+
+def recovered_without_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> LostTransaction:
+    """Recover as a principal that may not read the topic; return the entry that this leaves in the row."""
+    with monkeypatch.context() as patched:
+        patched.setattr(WireTransactionCoordinator, "fate", lambda *_, **__: Fate.GONE)
+        assert scene.recover()["outcomes"] == ["UNVERIFIED"]
+    (entry,) = lost_entries(scene)
+    return entry
+
+
+@mostly_native
+@pytest.mark.parametrize("opens", [False, True], ids=["recovers", "opens"])
+def test_an_unverified_transaction_is_proven_by_the_log_once_it_can_be_read(
+    scene: Scene, producer: str, one_lane: None, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(scene, "after_kafka_commit")
+    wait_until_forgotten(scene)
+    recovered_without_read(scene, monkeypatch)
+    if opens:
+        scene.write_here(9)
+    else:
+        plan = dualwrite.plan_recovery(scene.events.database, kafka=scene.settings, ids=[scene.transactional_id])
+        assert [found.decision for found in plan] == [Decision.ALREADY_COMMITTED]
+        assert scene.recover()["outcomes"] == ["ALREADY_COMMITTED"]
+    assert lost_entries(scene) == []
+    assert scene.agree() == ([1, 2, 9] if opens else [1, 2])
+
+
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)
+def test_an_unverified_transaction_is_lost_once_the_log_shows_its_abort(
+    scene: Scene, producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if producer == "native":
+        monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+    scene.kafka = {"transaction.timeout.ms": int(limit(1.5) * 1000)}
+    crashed(scene, "after_db_commit")
+    wait_until_forgotten(scene)
+    entry = recovered_without_read(scene, monkeypatch)
+    assert scene.recover()["outcomes"] == ["LOST"]
+    (lost,) = lost_entries(scene)
+    assert lost == replace(entry, kind=LostKind.LOST, recorded_at=lost.recorded_at)
+
+
+@mostly_native
+def test_the_log_of_another_cluster_proves_nothing(
+    scene: Scene, producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a move, the same offset of the new cluster may have another transaction with the same producer id and epoch."""
+    crashed(scene, "after_kafka_commit")
+    wait_until_forgotten(scene)
+    entry = recovered_without_read(scene, monkeypatch)
+    assert entry.cluster_id
+    elsewhere = replace(entry, cluster_id="of the old cluster")
+    store = dualwrite.SqlStateStore(scene.engine)
+    claim = store.claim(scene.transactional_id, "tests", timeout=LIMIT)
+    store.record_resolution(claim, Resolution(resolved_entry=entry, lost=elsewhere))
+    assert scene.recover()["outcomes"] == ["NOTHING"]
+    assert lost_entries(scene) == [elsewhere]

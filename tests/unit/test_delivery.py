@@ -45,7 +45,7 @@ def test_long_lists_of_places_are_shortened_but_keep_the_count_and_a_proof(liste
     assert stored is not None
     assert len(stored.places) == MAX_PLACES
     assert stored.messages == sum(p.messages for p in listed)
-    assert (stored.proof is None) == all(p.first_offset is None for p in listed)
+    assert (not stored.proofs) == all(p.first_offset is None for p in listed)
     assert set(stored.places) <= set(listed)
 
 

@@ -135,7 +135,7 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, timeout: float) -> Mo
         now = datetime.now(UTC)
         generation = row.prepared_generation
         given_up = LostTransaction(
-            LostKind.UNVERIFIED, row.prepared_state, generation, now, row.delivery, row.kind_of(generation)
+            LostKind.UNVERIFIED, row.prepared_state, generation, now, row.delivery, row.kind_of(generation), row.cluster_id
         )
         log.error("%s: transaction %s on cluster %s is given up", row.transactional_id, row.prepared_state, row.cluster_id)
     store.record_resolution(

@@ -6,7 +6,8 @@ Recovery makes this check before it claims an id, so that the owner keeps an id 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -14,7 +15,7 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
-from dualwrite.recovery.resolve import decision_by_log
+from dualwrite.recovery.log_evidence import decision_by_log, proven_by_log
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
@@ -166,7 +167,13 @@ class KafkaCheck:
         """
         on_cluster(row, self.check())
         limit = self._limit()
-        return tuple(self._planned(row, generation, limit) for generation in row.generations_to_recover)
+        plans = tuple(self._planned(row, generation, limit) for generation in row.generations_to_recover)
+        idle = {plan.generation for plan in plans if plan.decision is Decision.NOTHING}
+        again = [entry for entry in row.unverified if entry.generation in idle]
+        for entry, decision in proven_by_log(self._coordinator, row, again, limit):
+            proven = partial(replace, decision=decision, state=entry.state)
+            plans = tuple(proven(plan) if plan.generation == entry.generation else plan for plan in plans)
+        return plans
 
     def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
         """Check that the coordinators needed to open an id answer.

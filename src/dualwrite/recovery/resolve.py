@@ -10,25 +10,28 @@ FA  on a broker without EndTxn v5, abort by InitProducerId, never by EndTxn v4
 FB  end a transaction only while each of its partitions has a leader (the coordinator client waits for it)
 SA  clear the stored state of an earlier transaction before aborting a later one
 CL  only on the cluster that the row names
-UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing under exactly that name, commit it
+UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing under exactly that name, commit it; if the
+    coordinator does not know it, ask the log again
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
-from dualwrite.deadline import Deadline, Limit
+from dualwrite.deadline import Deadline
 from dualwrite.delivery import Delivery
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.recovery.decision import Decision, decide, decide_by_log
+from dualwrite.recovery.decision import Decision, decide
+from dualwrite.recovery.log_evidence import decision_by_log, proven_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import Claim, LostTransaction, Resolution, TxnStateStore
@@ -73,22 +76,43 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
     )
     if row.unresolved_generations:
         store.record_resolution(claim, Resolution(resolved_generation=row.generation))
-    return IdReport(claim.transactional_id, outcomes, store.read_claimed(claim).lost)
+    found = _find_in_log(store, coordinator, claim, row.unverified, deadline)
+    proven = {one.generation for one in found}
+    kept = (one for one in outcomes if one.outcome is not Outcome.NOTHING or one.generation not in proven)
+    return IdReport(claim.transactional_id, (*kept, *found), store.read_claimed(claim).lost)
 
 
-def decision_by_log(
-    coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
-) -> Decision:
-    """Decide by the log, for a state that its coordinator has forgotten; UNVERIFIED if the log has no evidence either.
+def _find_in_log(
+    store: TxnStateStore,
+    coordinator: TransactionCoordinator,
+    claim: Claim,
+    earlier: Collection[LostTransaction],
+    deadline: Deadline,
+) -> tuple[GenerationOutcome, ...]:
+    """The outcomes of earlier UNVERIFIED entries that the coordinator no longer knows, but the log proves (rule UC).
 
-    Raises: as for `TransactionCoordinator.fate`.
+    This is the last step: nothing is open any more, so neither these outcomes nor the log can change.
     """
-    place = None if delivery is None else delivery.proof
-    if place is None:
-        return Decision.UNVERIFIED
-    fate = coordinator.fate(stored, place, timeout=limit)
-    log.info("%s: the coordinator has no evidence of it; according to the log of %s it is %s", stored, place, fate.value)
-    return decide_by_log(fate)
+    if not earlier:
+        return ()
+    row = store.read_claimed(claim)
+    left = [entry for entry in row.unverified if entry in earlier]
+    found = []
+    for entry, decision in proven_by_log(coordinator, row, left, deadline):
+        outcome = _OUTCOMES[decision]
+        lost = _record_found_again(store, claim, entry, outcome)
+        found.append(GenerationOutcome(claim.transactional_id, entry.generation, outcome, entry.state, lost))
+    return tuple(found)
+
+
+def _record_found_again(store: TxnStateStore, claim: Claim, entry: LostTransaction, outcome: Outcome) -> LostTransaction | None:
+    """Replace the UNVERIFIED entry by what is known now: nothing if it is committed, or the returned LOST entry."""
+    log.info("%s: %s, recorded as UNVERIFIED, was found again: %s", claim.transactional_id, entry.state, outcome.value)
+    kind = outcome.lost_kind
+    lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
+    store.record_resolution(claim, Resolution(resolved_entry=entry, lost=lost))
+    hit("recover_after_resolution")
+    return lost
 
 
 class GenerationResolver:
@@ -116,6 +140,7 @@ class GenerationResolver:
         self._deadline = deadline
         self._delivery: Delivery | None = None
         self._producer: ProducerKind | None = None
+        self._cluster_id = ""
         self._found: list[GenerationOutcome] = []
         self.raised: EndTxnResult | None = None
 
@@ -141,7 +166,7 @@ class GenerationResolver:
         hit("recover_after_describe")
         row = self._store.read_claimed(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
-        self._delivery, self._producer = row.delivery, row.kind_of(self._generation)
+        self._delivery, self._producer, self._cluster_id = row.delivery, row.kind_of(self._generation), row.cluster_id
         entry = found_again(row, self._generation, described)
         if entry is not None and described is not None and stored != entry.state:
             return self._resolve(entry, described)
@@ -172,17 +197,12 @@ class GenerationResolver:
     def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
         """End an unverified transaction that was found again, which the database had committed (rule UC)."""
         decision = decide(entry.state, described)
-        log.info("%s: %s, recorded as UNVERIFIED, was found again: %s", self._kafka_id, entry.state, decision.value)
         if decision is Decision.WAIT:
             return False
         outcome = Outcome.COMMITTED if decision is Decision.COMMIT else _OUTCOMES[decision]
         if decision is Decision.COMMIT and self._end_by_epoch(described, commit=True) is None:
             return False
-        kind = outcome.lost_kind
-        lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
-        self._store.record_resolution(self._claim, Resolution(resolved_entry=entry, lost=lost))
-        hit("recover_after_resolution")
-        self._remember(outcome, entry.state, lost)
+        self._remember(outcome, entry.state, _record_found_again(self._store, self._claim, entry, outcome))
         return False  # another round for the rest of the generation
 
     def _ends_by_epoch(self) -> bool:
@@ -282,7 +302,7 @@ class GenerationResolver:
             kind = outcome.lost_kind
             if kind is not None:
                 now = datetime.now(UTC)
-                lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer)
+                lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer, self._cluster_id)
                 log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
             self._clear_state(stored, lost=lost)
         self._remember(outcome, stored, lost)

@@ -111,6 +111,7 @@ def _lost_object(entry: LostTransaction) -> dict[str, Any]:
         "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
         "delivery": delivery_text(entry.delivery),
         "producer": "" if entry.producer is None else entry.producer.value,
+        "cluster_id": entry.cluster_id,
     }
 
 
@@ -121,7 +122,15 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
     recorded_at = datetime.fromisoformat(entry["recorded_at"])
     delivery = Delivery.parse(entry.get("delivery", ""))  # missing in entries of releases before 0.2
     producer = ProducerKind(entry["producer"]) if entry.get("producer") else None  # as above
-    return LostTransaction(LostKind(entry["kind"]), state, int(entry["generation"]), recorded_at, delivery, producer)
+    return LostTransaction(
+        LostKind(entry["kind"]),
+        state,
+        int(entry["generation"]),
+        recorded_at,
+        delivery,
+        producer,
+        cluster_id=str(entry.get("cluster_id", "")),
+    )
 
 
 def _whole_number(value: object) -> int:

@@ -52,6 +52,8 @@ class LostTransaction:
         recorded_at: When recovery found it (UTC, aware).
         delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
         producer: Which kind of producer had prepared it; None if that is not known.
+        cluster_id: The Kafka cluster that the row named when it was recorded: `delivery` is about that one's log. Empty if the
+            row named none, and in entries of older releases.
     """
 
     kind: LostKind
@@ -60,6 +62,7 @@ class LostTransaction:
     recorded_at: datetime
     delivery: Delivery | None = None
     producer: ProducerKind | None = None
+    cluster_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
 _DELIVERY: Final = Delivery(3, (Place("orders", 0, 17, 2), Place("payments", 7, None, 1)), _AT.replace(microsecond=0))
-LOST: Final = LostTransaction(LostKind.LOST, STATE, 0, _AT, _DELIVERY, ProducerKind.NATIVE_TWO_PHASE)
+LOST: Final = LostTransaction(LostKind.LOST, STATE, 0, _AT, _DELIVERY, ProducerKind.NATIVE_TWO_PHASE, cluster_id="cluster")
 UNVERIFIED: Final = LostTransaction(
     LostKind.UNVERIFIED, PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID), 70_000, _AT + timedelta(hours=1)
 )

@@ -1,0 +1,69 @@
+"""How a transaction ended, according to Kafka's log: the evidence that is left once its coordinator has forgotten it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.delivery import Delivery
+from dualwrite.errors import BrokerError
+from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.recovery.decision import Decision, decide_by_log
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostTransaction, StateRow
+
+log = logging.getLogger(__name__)
+
+_AGAIN: Final = 2.0
+"""The maximum seconds for reading the log again for UNVERIFIED entries: nothing is open, so recovery should not wait for it."""
+
+
+def decision_by_log(
+    coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
+) -> Decision:
+    """Decide by the log, for a state that its coordinator has forgotten; UNVERIFIED if the log has no evidence either.
+
+    The places are read one after another, until one proves how the transaction ended: retention, deletion and permissions
+    differ from topic to topic. A place that can't be read matters only if no other one proves it.
+
+    Raises: as for `TransactionCoordinator.fate`.
+    """
+    places = () if delivery is None else delivery.proofs
+    deadline = None if limit is None else Deadline.of(limit)
+    unreadable: BrokerError | None = None
+    for left, place in zip(range(len(places), 0, -1), places, strict=True):
+        try:
+            fate = coordinator.fate(stored, place, timeout=deadline and deadline.within(deadline.left / left))
+        except BrokerError as error:
+            log.info("%s: the log of %s can't be read: %s", stored, place, error)
+            unreadable = unreadable or error
+            continue
+        log.info("%s: the coordinator has no evidence of it; according to the log of %s it is %s", stored, place, fate.value)
+        decision = decide_by_log(fate)
+        if decision is not Decision.UNVERIFIED:
+            return decision
+    if unreadable is not None:
+        raise unreadable
+    return Decision.UNVERIFIED
+
+
+def proven_by_log(
+    coordinator: TransactionCoordinator, row: StateRow, entries: Iterable[LostTransaction], limit: Limit | None
+) -> Iterator[tuple[LostTransaction, Decision]]:
+    """The UNVERIFIED entries of the row that the log proves now, for example because Read was granted (rule UC).
+
+    An entry is skipped if it was recorded for another cluster than the row's: here, the same offset may have another
+    transaction with the same producer id and epoch. If the log can't be read now, the entry stays UNVERIFIED.
+    """
+    deadline = Deadline.after(_AGAIN) if limit is None else Deadline.of(limit).within(_AGAIN)
+    for entry in entries:
+        if not entry.cluster_id or entry.cluster_id != row.cluster_id:
+            continue
+        try:
+            decision = decision_by_log(coordinator, entry.state, entry.delivery, deadline)
+        except BrokerError:  # logged above
+            continue
+        if decision is not Decision.UNVERIFIED:
+            yield entry, decision
