@@ -13,8 +13,11 @@ from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.cli import db
 from dualwrite.devcluster import DevCluster
+from dualwrite.producer_kind import ProducerKind
+from dualwrite.recovery import clusters
 from dualwrite.recovery.clusters import move_to_cluster
-from dualwrite.stores.base import LostKind, Resolution
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, Resolution, StateRow
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -161,3 +164,33 @@ def test_a_transaction_given_up_on_a_cluster_is_recorded_and_found_there_later(s
         move_to_cluster(store, old, [scene.transactional_id], timeout=LIMIT)  # after all
     assert scene.recover()["outcomes"] == ["COMMITTED"]
     assert scene.agree() == [1, 2]
+
+
+@native
+def test_a_transaction_prepared_during_a_move_is_not_given_up(
+    scene: Scene, elsewhere: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer with the old address has claimed the id, and commits in the database after the move has read the row."""
+    scene.write_here(1)
+    state = PreparedTxnState(1, 2)
+    check = clusters._require_resolved
+    with dualwrite.store_from_url(scene.url) as store, elsewhere.coordinator() as new:
+        claim = store.claim(scene.transactional_id, "a writer with the old address", timeout=LIMIT)
+
+        def then_the_writer_commits(row: StateRow, seen: str) -> None:
+            check(row, seen)
+            monkeypatch.undo()
+            generation = store.acquire_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
+            transaction = store.begin(claim)
+            transaction.record(state, generation=generation, transaction_number=1)
+            transaction.commit()
+
+        monkeypatch.setattr(clusters, "_require_resolved", then_the_writer_commits)
+        with pytest.raises(dualwrite.NotResolvedError):
+            move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
+        row = store.read(scene.transactional_id)
+        assert row is not None
+        assert (row.prepared_state, row.lost) == (state, ())
+        assert row.cluster_id not in ("", new.cluster_id())
+        with pytest.raises(dualwrite.FencedError):
+            store.begin(claim)

@@ -89,7 +89,8 @@ def move_to_cluster(
         The ids that were moved; ids whose rows already name this cluster are not included.
 
     Raises:
-        NotResolvedError: Something of an id must still be recovered on the old cluster. Nothing was changed.
+        NotResolvedError: Something of an id must still be recovered on the old cluster. Nothing was changed, unless a writer
+            has used the id during the call: then the ids before it have been moved, and this one was only claimed.
         StoreError: There is no such id, or the database can't be read or written.
         FencedError: An id was claimed in the meantime; the ids before it have been moved.
         BrokerUnavailableError: Kafka can't be reached.
@@ -100,7 +101,7 @@ def move_to_cluster(
     for row in rows:
         if not give_up_prepared:
             _require_resolved(row, seen)
-    return tuple(_moved(store, row, seen, timeout) for row in rows)
+    return tuple(_moved(store, row, seen, give_up_prepared=give_up_prepared, timeout=timeout) for row in rows)
 
 
 def _read(store: TxnStateStore, transactional_id: str) -> StateRow:
@@ -127,9 +128,11 @@ def _require_resolved(row: StateRow, seen: str) -> None:
     )
 
 
-def _moved(store: TxnStateStore, row: StateRow, seen: str, timeout: float) -> Move:
+def _moved(store: TxnStateStore, row: StateRow, seen: str, *, give_up_prepared: bool, timeout: float) -> Move:
     claim = store.claim(row.transactional_id, describe_owner("mover"), timeout=timeout, expected_fence=row.fence)
     row = store.read_claimed(claim)
+    if not give_up_prepared:
+        _require_resolved(row, seen)  # again: until our claim, its owner may have acquired a generation and prepared
     given_up = None
     if row.prepared_state is not None:
         now = datetime.now(UTC)
