@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 import dualwrite
@@ -18,6 +20,7 @@ from dualwrite.recovery import clusters
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, Resolution, StateRow
+from dualwrite.stores.sql.table import state_table
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -194,3 +197,31 @@ def test_a_transaction_prepared_during_a_move_is_not_given_up(
         assert row.cluster_id not in ("", new.cluster_id())
         with pytest.raises(dualwrite.FencedError):
             store.begin(claim)
+
+
+@native
+@pytest.mark.parametrize("scene", ["sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("by_an_older_release", [False, True], ids=["forgotten now", "forgotten by an older release"])
+def test_lanes_forgotten_before_a_move_can_be_opened_after_it(
+    scene: Scene, elsewhere: Scene, by_an_older_release: bool
+) -> None:
+    """A forgotten lane is not listed, so it is not moved. Older releases kept the cluster in its tombstone."""
+    connected = partial(dualwrite.connect, transactional_id=scene.transactional_id)
+    with connected(scene.events.database, kafka=scene.settings, lanes=3):
+        pass
+    lanes = [f"{scene.transactional_id}~{number}" for number in (1, 2)]
+    with dualwrite.store_from_url(scene.url) as store, elsewhere.coordinator() as new:
+        old = scene.row().cluster_id
+        for lane in lanes:
+            store.forget(lane)
+        if by_an_older_release:
+            with scene.engine.begin() as connection:
+                connection.execute(
+                    sa.update(state_table).where(state_table.c.transactional_id.in_(lanes)).values(cluster_id=old)
+                )
+        move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
+        with connected(elsewhere.events.database, kafka=elsewhere.settings, lanes=3) as writer, writer.transaction() as tx:
+            tx.send(elsewhere.topic, "1")
+        rows = map(store.read, (scene.transactional_id, *lanes))
+        assert {row.cluster_id for row in rows if row is not None} == {new.cluster_id()}
+    assert elsewhere.messages() == [1]

@@ -166,6 +166,7 @@ class TxnStateStore(ABC):
     ) -> Claim:
         """Raise the fence by one, in a transaction of its own; create the row if it is missing, revive it if forgotten.
 
+        A forgotten row comes back without a `cluster_id`: nothing is open on any cluster, and the id may be opened on another.
         Waits for the lock of a transaction that is about to commit, so that what is read afterwards is final. Sets
         `transaction_number` to 0 unless `expected_fence` is given. If the connection breaks, it is replaced and the claim
         repeated until the timeout.
@@ -175,8 +176,8 @@ class TxnStateStore(ABC):
             owner: Who claims, as text for people.
             timeout: Seconds to wait at most.
             expected_fence: Claim only if the fence still is this number (rule F8).
-            token: The caller's name for this claim, stored as the row's `claim_token`; None: the call makes its own. If a claim
-                got no answer, the caller repeats it with the same token.
+            token: The caller's name for this claim, stored as the row's `claim_token`; at most 32 characters; None: the call
+                makes its own. If a claim got no answer, the caller repeats it with the same token.
 
         Raises:
             FencedError: `expected_fence` was given and is no longer the row's fence (or the row is gone). If the row's newest

@@ -61,6 +61,7 @@ def claimed(
         claim_token=token,
         transaction_number=0 if expected_fence is None else row.transaction_number,
         forgotten=False if expected_fence is None else row.forgotten,
+        cluster_id="" if expected_fence is None and row.forgotten else row.cluster_id,
     )
 
 
@@ -182,12 +183,12 @@ def found_again(row: StateRow, generation: int, described: TransactionDescriptio
 
 
 def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
-    """The row, checked to belong to this cluster, or to none yet (rule CL).
+    """The row, checked to belong to this cluster, or to none yet (rule CL); a tombstone belongs to none: nothing is open.
 
     Raises:
         ClusterMismatchError: The row belongs to another cluster.
     """
-    if row.cluster_id in ("", cluster_id):
+    if row.forgotten or row.cluster_id in ("", cluster_id):
         return row
     raise ClusterMismatchError(
         f"This is Kafka cluster {cluster_id!r}, and the id is in use on cluster {row.cluster_id!r}. Nothing was changed.",
@@ -219,7 +220,7 @@ def forgotten(row: StateRow) -> StateRow:
         return row
     if row.prepared_state is not None or row.unresolved_generations or row.lost:
         raise _not_resolved(row)
-    return changed(row, forgotten=True, fence=row.fence + 1, owner="", claim_token="")
+    return changed(row, forgotten=True, fence=row.fence + 1, owner="", claim_token="", cluster_id="")
 
 
 def _not_resolved(row: StateRow) -> NotResolvedError:

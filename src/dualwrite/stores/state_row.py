@@ -85,8 +85,8 @@ class StateRow:
         owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
-        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if no generation was acquired yet,
-            and in a row that was last written by a release before revision 0005.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if no generation was acquired yet
+            or the id was forgotten since, and in a row that was last written by a release before revision 0005.
         store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
         named_from: The first generation whose Kafka id contains the store's id; None if there is none.
         claim_token: Unique to the newest claim: by it the claim is recognized if its COMMIT got no response.

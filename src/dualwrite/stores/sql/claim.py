@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, case, insert, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from dualwrite.stores.rows import claimed, fenced
@@ -29,7 +29,14 @@ _RAISED: Final = {
     "updated_at": bindparam("now"),
 }
 _RAISE_FENCE: Final = (
-    update(t).where(t.c.transactional_id == bindparam("id")).values(**_RAISED, transaction_number=0, forgotten=False)
+    update(t)
+    .where(t.c.transactional_id == bindparam("id"))
+    .ordered_values(  # MySQL assigns from left to right, so `forgotten` is still the old value where it is read
+        ("cluster_id", case((t.c.forgotten.is_(True), ""), else_=t.c.cluster_id)),
+        ("forgotten", False),
+        ("transaction_number", 0),
+        *_RAISED.items(),
+    )
 )
 _RAISE_EXPECTED_FENCE: Final = (
     update(t).where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("expected")).values(**_RAISED)

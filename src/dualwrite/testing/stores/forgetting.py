@@ -134,6 +134,18 @@ class ForgettingConformance:
         assert store.acquire_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
         expect_fenced(store.begin, old, "begin() of the holder before forget()", by=new)
 
+    def test_a_forgotten_id_can_be_opened_on_another_cluster(self, scene: StoreScene) -> None:
+        """`cluster_id` (CL): a forgotten id belongs to no cluster, because nothing of it is open."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        generation = store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="cluster-A")
+        store.record_resolution(claim, Resolution(resolved_generation=generation))
+        store.forget(name)
+        expect_row(store, name, "after forget()", forgotten=True, cluster_id="")
+        claim = scene.claim(store, name)
+        store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="cluster-B")
+        expect_row(store, name, "after opening it again", forgotten=False, cluster_id="cluster-B")
+
     def test_forgetting_an_unknown_id_creates_no_row(self, scene: StoreScene) -> None:
         """There is nothing to forget."""
         store, name = scene.new_store(), scene.new_id()
