@@ -268,10 +268,12 @@ class InMemoryStore(TxnStateStore):
         self.read_claimed(claim)
         return InMemoryTransaction(self._database, claim)
 
-    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
-        before, _ = self._change(transactional_id, lambda row: row and rows.acknowledged(row))
-        return () if before is None else before.lost
+        before, after = self._change(transactional_id, lambda row: row and rows.acknowledged(row, only))
+        return () if before is None or after is None else tuple(entry for entry in before.lost if entry not in after.lost)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import dualwrite
+from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, FencedError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -211,6 +212,34 @@ def test_json_is_printed_even_if_the_acknowledgement_is_not_confirmed(
     assert [found["outcome"] for one in report["ids"] for found in one["outcomes"]] == ["COMMITTED"]
     assert [entry["transactional_id"] for entry in report["unacknowledged"]] == ["orders"]
     assert report["acknowledged"] == []
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["as text", "as JSON"])
+def test_a_loss_recorded_while_the_question_is_asked_stays(
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    scene.lose("orders")
+
+    def confirm_later(question: str, *, yes: bool) -> None:
+        assert "Acknowledge 1 transaction," in question
+        with store_from_url(scene.url) as store:
+            claim = store.claim("orders", "tests", timeout=LIMIT)
+            store.record_resolution(claim, Resolution(lost=replace(LOST, state=PreparedTxnState(8, 1, 2000))))
+
+    monkeypatch.setattr(recover, "confirm", confirm_later)
+    code, out, _ = output_of(capsys, "recover", "--acknowledge", *(["--json"] if as_json else []))
+    assert code == 3
+    acknowledged, left = ("acknowledged", "unacknowledged") if as_json else ("Acknowledged:", "in the meantime")
+    if as_json:
+        report = json.loads(out)
+        assert [[entry["state"] for entry in report[key]] for key in (acknowledged, left)] == [["7:5@1000"], ["8:1@2000"]]
+    else:
+        assert "8:1@2000" in out.split(left)[1]
+        assert "8:1@2000" not in out.split(left)[0]
+    with store_from_url(scene.url) as store:
+        row = store.read("orders")
+    assert row is not None
+    assert [str(entry.state) for entry in row.lost] == ["8:1@2000"]
 
 
 def test_json_shows_unacknowledged_transactions(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ _ACQUIRE_BLIND = _ACQUIRE.replace(
     "rows.check_fence(row, claim)", "__import__('dataclasses').replace(rows.check_fence(row, claim), lost=())"
 )
 _FORGET = "lambda row: row and rows.forgotten(row)"
-_ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row)"
+_ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row, only)"
 _CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
 _AFTER_CLAIM = "            self._database.write(row)\n        finally:"
 _COMMIT = "self._database.write(self._record(row), self._batch.changes)"
@@ -203,9 +203,10 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_RESOLVE, f"lambda row: rows.with_resolution({_REPLACE}(rows.check_fence(row, claim), lost=()), resolution)"),
     ),
     "acknowledge clears the state": (
-        (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row), prepared_state=None)"),
+        (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row, only), prepared_state=None)"),
     ),
     "acknowledge keeps the lost entries": ((_ACKNOWLEDGE, "lambda row: row"),),
+    "acknowledge removes entries that nobody has seen": ((_ACKNOWLEDGE, "lambda row: row and rows.acknowledged(row)"),),
     "an unresolved id is forgotten": (
         (_FORGET, f"lambda row: row and {_REPLACE}(row, forgotten=True, fence=row.fence + 1 - row.forgotten)"),
     ),

@@ -95,16 +95,14 @@ def recover(
                 skipped = jobs.skipped
         if not as_json:
             show_report(report)
-        removed: Entries = []
-        if acknowledge and report.unacknowledged:
+        removed, left = Entries(), list(report.unacknowledged)
+        if acknowledge:
             with _shown_on_errors(report, skipped, as_json=as_json, if_text=False):
-                removed = _acknowledged(recoverer, report, yes=yes)
-    left = [entry for entry in report.unacknowledged if entry not in removed]
+                removed, left = _acknowledged(recoverer, report, yes=yes)
     if as_json:
-        typer.echo(json.dumps(_to_json(report, removed, skipped), indent=2))
+        typer.echo(json.dumps(_to_json(report, removed, left, skipped), indent=2))
     elif removed:
-        typer.echo("Acknowledged:")
-        show_lost(removed)
+        _show_acknowledged(removed, left)
     if report.failed:
         raise typer.Exit(NOT_RECOVERED)
     if left:
@@ -144,18 +142,30 @@ def _shown_on_errors(
         yield
     except Exception:
         if as_json:
-            typer.echo(json.dumps(_to_json(report, [], skipped), indent=2))
+            typer.echo(json.dumps(_to_json(report, [], list(report.unacknowledged), skipped), indent=2))
         elif if_text and report.ids:
             show_report(report)
         raise
 
 
-def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> Entries:
-    """Remove the lost and unverified transactions from the rows, after asking for confirmation; those that were removed."""
+def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) -> tuple[Entries, Entries]:
+    """Remove the reported transactions from the rows, after asking for confirmation; those that were removed, and are left."""
     count = len(report.unacknowledged)
+    if not count:
+        return [], []
     confirm(f"Acknowledge {counted(count, 'transaction')}, because the messages have been dealt with?", yes=yes)
-    by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged))
-    return [(name, entry) for name, entries in by_id.items() for entry in entries]
+    by_id = recoverer.acknowledge(dict.fromkeys(name for name, _ in report.unacknowledged), only=report.unacknowledged)
+    rows = (recoverer.store.read(one.transactional_id) for one in report.ids)
+    left = [(row.transactional_id, entry) for row in rows if row is not None for entry in row.lost]
+    return [(name, entry) for name, entries in by_id.items() for entry in entries], left
+
+
+def _show_acknowledged(removed: Entries, left: Entries) -> None:
+    typer.echo("Acknowledged:")
+    show_lost(removed)
+    if left:
+        typer.echo("Recorded in the meantime, not acknowledged:")
+        show_lost(left)
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
@@ -201,7 +211,7 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
         return recoverer.recover(ids, progress=lambda done: bar.update(task, advance=1, description=done.transactional_id))
 
 
-def _to_json(report: RecoveryReport, removed: Entries, skipped: Iterable[JobRow]) -> dict[str, Any]:
+def _to_json(report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow]) -> dict[str, Any]:
     return {
         "ids": [
             {
@@ -219,7 +229,7 @@ def _to_json(report: RecoveryReport, removed: Entries, skipped: Iterable[JobRow]
             }
             for one in report.ids
         ],
-        "unacknowledged": [lost_json(*entry) for entry in report.unacknowledged if entry not in removed],
+        "unacknowledged": [lost_json(*entry) for entry in left],
         "acknowledged": [lost_json(*entry) for entry in removed],
         "skipped_jobs": [job_json(row) for row in skipped],
     }

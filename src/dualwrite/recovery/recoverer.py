@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -222,15 +222,31 @@ class Recoverer:
             tuple(self._recover_one(plan.transactional_id, check, plan) for plan in plans if plan.generations)
         )
 
-    def acknowledge(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> dict[str, tuple[LostTransaction, ...]]:
+    def acknowledge(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        prefix: str = "",
+        only: Collection[tuple[str, LostTransaction]] | None = None,
+    ) -> dict[str, tuple[LostTransaction, ...]]:
         """Remove the lost and unverified transactions from the rows, after they have been dealt with.
+
+        Args:
+            ids: As for `recover`.
+            prefix: As for `recover`.
+            only: Remove only these, each with the id of its row, as in `RecoveryReport.unacknowledged`: entries that were
+                recorded since, which nobody has seen yet, stay. None: all.
 
         Returns:
             The removed transactions, by the id of the row: the logical id, or the id of a lane.
         """
         removed = {}
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
-            entries = self._store.acknowledge(transactional_id)
+            if only is None:
+                entries = self._store.acknowledge(transactional_id)
+            else:
+                seen = [entry for name, entry in only if name == transactional_id]
+                entries = self._store.acknowledge(transactional_id, only=seen)
             if entries:
                 removed[transactional_id] = entries
         return removed

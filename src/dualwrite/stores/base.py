@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -259,8 +259,15 @@ class TxnStateStore(ABC):
         return False
 
     @abstractmethod
-    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
-        """Remove the entries of `lost` and return them. Needs no claim: only recovery adds to the list."""
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
+        """Remove the entries of `lost` and return them. Needs no claim: only recovery adds to the list.
+
+        Args:
+            transactional_id: The logical id.
+            only: Remove only these, compared by kind, state and generation; None: all.
+        """
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[str]:

@@ -7,6 +7,7 @@ lock, a version or a mutex.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -205,9 +206,10 @@ def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
 # --- without a claim ----------------------------------------------------------------------------------------------------------
 
 
-def acknowledged(row: StateRow) -> StateRow:
+def acknowledged(row: StateRow, only: Collection[LostTransaction] | None = None) -> StateRow:
     """The row after `TxnStateStore.acknowledge`."""
-    return changed(row, lost=())
+    left = () if only is None else tuple(entry for entry in row.lost if not any(_is_same(entry, one) for one in only))
+    return changed(row, lost=left)
 
 
 def forgotten(row: StateRow) -> StateRow:

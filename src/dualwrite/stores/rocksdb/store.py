@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Self
 
@@ -209,15 +209,18 @@ class RocksDBStore(TxnStateStore):
 
         return self._change_claimed(claim, change, "acquiring a generation").generation
 
-    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
 
         def change(row: StateRow | None) -> StateRow | None:
             if row is None or not row.lost:
                 return row
-            removed.extend(entry for entry in row.lost if entry not in removed)
-            return acknowledged(row)
+            left = acknowledged(row, only)
+            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+            return left
 
         self._change(transactional_id, change, "acknowledging lost transactions")
         return tuple(removed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -351,7 +351,9 @@ class SqlStateStore(TxnStateStore):
                 raise
             return self._short.run(work, "acquiring a generation", claim.transactional_id)
 
-    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: the response to the COMMIT that removed them may be lost
 
@@ -359,8 +361,9 @@ class SqlStateStore(TxnStateStore):
             row = lock_row(connection, transactional_id)
             if row is None:
                 return
-            removed.extend(entry for entry in row.lost if entry not in removed)
-            write_row(connection, acknowledged(row))
+            left = acknowledged(row, only)
+            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+            write_row(connection, left)
 
         self._short.run(work, "acknowledging lost transactions", transactional_id)
         return tuple(removed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
@@ -241,15 +241,18 @@ class ZooKeeperStore(TxnStateStore):
         assert row is not None  # `check_fence` raises for None
         return row.generation
 
-    def acknowledge(self, transactional_id: str) -> tuple[LostTransaction, ...]:
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
         """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: the response to the one that removed them may be lost
 
         def work(row: StateRow | None) -> StateRow | None:
             if row is None or not row.lost:
                 return None
-            removed.extend(entry for entry in row.lost if entry not in removed)
-            return acknowledged(row)
+            left = acknowledged(row, only)
+            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+            return left
 
         self._change(transactional_id, work, doing="acknowledging lost transactions")
         return tuple(removed)

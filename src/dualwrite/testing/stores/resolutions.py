@@ -128,6 +128,18 @@ class ResolutionConformance:
         assert store.acknowledge(name) == (), "a second acknowledge() has returned something"
         store.read_claimed(claim)
 
+    def test_acknowledging_some_entries_leaves_the_others(self, scene: StoreScene) -> None:
+        """`only`: an entry that was recorded after the list was shown to somebody stays."""
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        for entry in (LOST, UNVERIFIED):
+            store.record_resolution(claim, Resolution(lost=entry))
+        assert store.acknowledge(name, only=[LOST]) == (LOST,)
+        expect_row(store, name, "after acknowledge(only=…)", lost=(UNVERIFIED,))
+        assert store.acknowledge(name, only=[LOST]) == ()
+        assert store.acknowledge(name, only=[]) == ()
+        expect_row(store, name, "after acknowledging entries that are not there", lost=(UNVERIFIED,))
+
     def test_acknowledging_an_unknown_id_does_nothing(self, scene: StoreScene) -> None:
         """It returns an empty tuple, and creates no row."""
         store, name = scene.new_store(), scene.new_id()
