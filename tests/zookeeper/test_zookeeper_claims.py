@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,10 +50,18 @@ def test_a_claim_gives_up_if_others_always_claim_first(
     assert caught.value.timeout == 1
 
 
-def test_a_read_sees_a_claim_made_during_it(
-    store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("check", [ZooKeeperStore.read_claimed, ZooKeeperStore.begin], ids=["read_claimed", "begin"])
+def test_a_check_of_the_fence_sees_a_claim_made_during_its_read(
+    store: ZooKeeperStore,
+    rival: ZooKeeperStore,
+    claim: Claim,
+    monkeypatch: pytest.MonkeyPatch,
+    check: Callable[[ZooKeeperStore, Claim], object],
 ) -> None:
-    """Simulated: another client changes the row between the read and the check of its version, repeatedly."""
+    """Simulated: another client changes the row between the read and the check of its version, repeatedly.
+
+    A leader that was deposed, and does not know it yet, answers the read in the same way: as before the claim.
+    """
     read = StateNodes.read
     overtakers = [lambda: rival.claim(ID, "theirs", timeout=LIMIT)] * 10
 
@@ -64,7 +73,7 @@ def test_a_read_sees_a_claim_made_during_it(
 
     monkeypatch.setattr(StateNodes, "read", overtaken)
     with pytest.raises(FencedError, match="theirs"):
-        store.read_claimed(claim)
+        check(store, claim)
 
 
 # --- connections that break -----------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ the multi does, whose outcome would be unknown: so if some time has passed since
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from kazoo.client import KazooClient
@@ -75,8 +76,12 @@ class ZooKeeperTransaction(StoreTransaction):
         self._read_at = 0.0
 
     def begin(self) -> None:
-        """Check the fence; see TxnStateStore.begin."""
-        row = self._read_checked("beginning a transaction").row
+        """Check the fence, confirmed by a quorum; see TxnStateStore.begin.
+
+        A leader that was deposed and does not know it yet may answer a plain read, and not show a newer claim. The messages
+        that follow open a transaction at Kafka, so this check must not miss it (rule F2). Later reads may: the multi fails.
+        """
+        row = self._read_checked("beginning a transaction", self._nodes.read_from_quorum).row
         longest = recorded(
             row,
             _LONGEST_STATE,
@@ -91,10 +96,10 @@ class ZooKeeperTransaction(StoreTransaction):
             limit=self._nodes.max_request_bytes,
         )
 
-    def _read_checked(self, doing: str) -> StateNode:
+    def _read_checked(self, doing: str, read: Callable[[str], StateNode | None] | None = None) -> StateNode:
         transactional_id = self._claim.transactional_id
         self._read_at = time.monotonic()
-        node = self._nodes.query(lambda: self._nodes.read(transactional_id), doing, transactional_id)
+        node = self._nodes.query(partial(read or self._nodes.read, transactional_id), doing, transactional_id)
         check_fence(None if node is None else node.row, self._claim)
         assert node is not None  # `check_fence` raises for None
         return node
