@@ -192,6 +192,27 @@ def test_a_block_that_exceeds_the_timeout_is_rolled_back_on_both_sides(scene: Sc
     assert scene.messages() == [2]
 
 
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+def test_a_block_that_is_suspended_past_the_timeout_is_rolled_back_on_both_sides(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated: the machine is suspended, and only the clock that goes on then shows it."""
+    clock_gettime = time.clock_gettime
+
+    def after_suspend(clock: int) -> float:
+        return clock_gettime(clock) + (TIMEOUT if clock == time.CLOCK_BOOTTIME else 0)
+
+    with connected(scene) as writer:
+        with pytest.raises(dualwrite.TransactionTimeoutError), writer.transaction() as tx:  # noqa: PT012
+            scene.events.write(tx.db, scene.transactional_id, 1)
+            tx.send(scene.topic, "1")
+            monkeypatch.setattr(time, "clock_gettime", after_suspend)
+        with writer.transaction() as tx:
+            scene.events.write(tx.db, scene.transactional_id, 2)
+            tx.send(scene.topic, "2")
+    assert scene.agree() == [2]
+
+
 def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
     with writer.transaction() as tx:
         tx.send(scene.topic, "1")

@@ -15,7 +15,7 @@ FOLLOWS = [ProducerFencedError("fenced"), DeliveryError("fatal"), PrepareError("
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time_budget, "_now", lambda: now[0])
     return now
 
 

@@ -31,6 +31,8 @@ TIME_RESERVE_SHARE: Final = 0.2
 MAX_TIME_RESERVE: Final = 10.0
 _JUST: Final = 1.0
 
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # only Linux has it
+
 
 def chosen_timeout_ms(config: KafkaConfig) -> int | None:
     """The user's `transaction.timeout.ms`, or None.
@@ -57,10 +59,16 @@ def reserve_for(timeout: float) -> float:
     return min(TIME_RESERVE_SHARE * timeout, MAX_TIME_RESERVE)
 
 
+def _now() -> float:
+    """Seconds on a clock that goes on in suspend, as the broker's does; where there is none, `time.monotonic`."""
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
 class TimeBudget:
     """The age of the current transaction, compared with its timeout.
 
-    Measured by the local monotonic clock and started before the broker's timer, so that the age is never underestimated.
+    Measured by a local clock, which on Linux also counts the time in suspend, and started before the broker's timer: so the age
+    is not underestimated.
 
     Args:
         timeout: The transaction's timeout in seconds, or None if it has none (two-phase commit).
@@ -77,7 +85,7 @@ class TimeBudget:
     def start(self) -> None:
         """Start the clock, unless it is running; called before anything is sent."""
         if self._started_at is None:
-            self._started_at = time.monotonic()
+            self._started_at = _now()
 
     @property
     def just_started(self) -> bool:
@@ -85,7 +93,7 @@ class TimeBudget:
 
         A broker's session timeout is 9 s by default.
         """
-        return self._started_at is not None and time.monotonic() - self._started_at < _JUST
+        return self._started_at is not None and _now() - self._started_at < _JUST
 
     @property
     def reserve(self) -> float:
@@ -100,7 +108,7 @@ class TimeBudget:
         """
         if self._started_at is None or self.timeout is None:
             return
-        elapsed = time.monotonic() - self._started_at
+        elapsed = _now() - self._started_at
         if elapsed > self.timeout - self.reserve:
             raise _too_old(
                 f"The transaction is {elapsed:.1f} s old; Kafka may abort it at {self.timeout:g} s, "
@@ -117,7 +125,7 @@ class TimeBudget:
         """
         if self._started_at is None or self.timeout is None or not _may_follow_from_an_abort(error):
             return error
-        elapsed = time.monotonic() - self._started_at
+        elapsed = _now() - self._started_at
         if elapsed <= self.timeout:
             return error
         explained = _too_old(
