@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
 from dualwrite.errors import (
-    AfterCommitError,
     BrokerAuthorizationError,
     BrokerError,
     DualWriteError,
     MessageFailedError,
-    PositionMovedError,
     StoreError,
     UnknownTopicError,
     UsageError,
@@ -23,21 +21,18 @@ from dualwrite.errors import (
 from dualwrite.kafka.librdkafka.batch import Batch, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
+from dualwrite.processor.attempts import Attempts, Reading, where
 from dualwrite.processor.dead_letters import dead_letter_headers
-from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.runners import Runner
 from dualwrite.processor.starts import how_to_reset
 from dualwrite.processor.stopping import StopFlag, StoppedError
-from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import Transaction
 
 log = logging.getLogger(__name__)
-
-FinishOf = Callable[[Batch], Finish]
 
 _TURN: Final = 1.0
 """The maximum wait for messages, in seconds; `stop` is noticed at its end."""
@@ -47,9 +42,6 @@ _LOOKING: Final = 5.0
 
 _ASKING: Final = 5.0
 """Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed at its end."""
-
-_LONGEST_INTERVAL_MS: Final = 300_000
-"""librdkafka's default of `max.poll.interval.ms`."""
 
 
 class ProcessingLoop:
@@ -78,15 +70,12 @@ class ProcessingLoop:
         self._group = group_id
         self._settings = settings
         self._topics = topics
-        self._decoding = decoding
-        self._runner = runner
         self._progress = progress
         self._options = options
-        self._next: dict[Partition, int] = {}
+        self._reading = Reading(options.batch)
         self._looked_at = time.monotonic()
         self._stopped = StopFlag()
-        self._most = options.batch
-        self._times_too_slow = 0
+        self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._reading, self._stopped)
         self._free = threading.Lock()  # locked from `begin` until `run` has ended
         self._consumer: GroupConsumer | None = None
 
@@ -110,7 +99,8 @@ class ProcessingLoop:
         if not self._free.acquire(blocking=False):
             raise UsageError("The processor is running already.")
         self._stopped.clear()
-        self._most, self._times_too_slow = self._options.batch, 0
+        self._reading.most = self._options.batch
+        self._attempts.begin()
 
     def run(self) -> None:
         """Process messages until `stop`, once `begin` was called; see DualProcessor."""
@@ -133,13 +123,15 @@ class ProcessingLoop:
     def _turn(self, consumer: GroupConsumer) -> None:
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
-            self._seek(consumer, self._begin(list(refused), refused))
+            self._reading.seek(consumer, self._begin(list(refused), refused))
         self._look_again(consumer)
-        batch = consumer.poll(self._most, _TURN).from_offsets(self._next)  # without messages that were processed already
+        batch = consumer.poll(self._reading.most, _TURN).from_offsets(
+            self._reading.next
+        )  # without messages that were processed already
         if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():  # without those that turned out to be processed already
-            kept = one.still_owned(consumer.owned()).from_offsets(self._next)
+            kept = one.still_owned(consumer.owned()).from_offsets(self._reading.next)
             if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
                 return
 
@@ -155,12 +147,12 @@ class ProcessingLoop:
             return
         if moved:
             log.warning("%s: positions were moved: %s", self._group, moved)
-            self._seek(consumer, moved)
+            self._reading.seek(consumer, moved)
         self._pass_ends(consumer)
 
     def _pass_ends(self, consumer: GroupConsumer) -> None:
         """Move positions past the markers at the ends of partitions in which every polled message has been processed."""
-        ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._next.get(key, 0)}
+        ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._reading.next.get(key, 0)}
         try:
             self._progress.pass_ends(consumer, ends)
         except DualWriteError as error:  # the next batch moves them too, or raises the reason
@@ -205,7 +197,7 @@ class ProcessingLoop:
         return True
 
     def _handle(self, consumer: GroupConsumer, batch: Batch) -> None:
-        self._repeated(consumer, batch, lambda left: self._progress.move(consumer, left), handled=True)
+        self._attempts.run(consumer, batch, lambda left: self._progress.move(consumer, left), handled=True)
 
     def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
         """Send the message to the dead-letter topic, and continue after it; or stop."""
@@ -217,7 +209,7 @@ class ProcessingLoop:
                 cause=f"{type(reason).__qualname__}: {reason}",
                 next_step="fix the handler and start again; or set dead_letter_topic, or move the position past it: "
                 f"{how_to_reset(self._options)}",
-                **_where(message, attempts),
+                **where(message, attempts),
             ) from reason
         headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
 
@@ -231,7 +223,7 @@ class ProcessingLoop:
             return finish
 
         try:
-            is_sent = self._repeated(consumer, one, finish_of, handled=False)
+            is_sent = self._attempts.run(consumer, one, finish_of, handled=False)
         except (UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
             refused = error.reason if isinstance(error, UnprocessableError) else error
             raise MessageFailedError(
@@ -240,179 +232,10 @@ class ProcessingLoop:
                 cause=f"its processing raised {type(reason).__qualname__}: {reason}",
                 next_step=f"make {topic!r} accept it (a dead letter is the message and some 1,500 bytes of headers) or fix the "
                 f"handler, and start again; or move the position past it: {how_to_reset(self._options)}",
-                **_where(message, attempts),
+                **where(message, attempts),
             ) from refused
         if is_sent:
             log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
-
-    # --- one transaction --------------------------------------------------------------------------------------------------
-
-    def _repeated(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
-        """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.
-
-        Transient errors are retried.
-
-        Returns:
-            Whether this call has committed it; False also if it turns out that an earlier attempt had committed it.
-
-        Raises:
-            UnprocessableError: One of the messages may be the cause; nothing took effect.
-            MessageFailedError: A single message exceeded the time limit too often; see `_was_too_slow`.
-            DualWriteError: A permanent error.
-        """
-        pause = self._options.pause
-        while batch.messages:
-            began = time.monotonic()
-            try:
-                self._run_once(self._messages(batch) if handled else (), finish_of(batch))
-            except PositionMovedError as error:
-                left = self._caught_up(consumer, batch)
-                if len(left.messages) < len(batch.messages):
-                    batch = left
-                    continue
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
-            except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
-                rest = self._rest_after(error, consumer, batch, pause=pause, seconds=time.monotonic() - began)
-                if rest is not None:
-                    batch = rest
-                    continue
-            else:
-                self._times_too_slow = 0
-                self._next |= batch.after
-                self._progress.moved(consumer, batch)
-                return True
-            if self._progress.can_assign:
-                consumer.wait(pause, self._stopped.is_set)
-            else:  # no rebalance, which would wait for this very transaction
-                self._stopped.wait(pause)
-            pause = min(2 * pause, self._options.longest_pause)
-            if self._stopped.is_set():
-                break
-            batch = batch.still_owned(consumer.owned())
-        return False
-
-    def _run_once(self, messages: Sequence[Any], finish: Finish) -> None:
-        try:
-            self._runner.run(messages, finish)
-        except AfterCommitError:
-            log.exception("%s: a transaction has committed, and a listener of the commit has failed", self._group)
-
-    def _rest_after(
-        self, error: Exception, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
-    ) -> Batch | None:
-        """What to run now, after an error that came after so many seconds; None: the same batch again, after the pause.
-
-        Raises:
-            UnprocessableError: One of the messages may be the cause.
-            MessageFailedError: See `_was_too_slow`.
-            Exception: The error itself, if the processor can't continue.
-        """
-        match verdict_of(error, self._is_transient):
-            case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
-                log.warning("%s: %s", self._group, error)
-                self._progress.left_in_doubt()
-            case Verdict.LATER:
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
-            case Verdict.STOP:
-                raise error
-            case Verdict.MESSAGE:
-                return self._without_cause(error, consumer, batch)
-        if self._progress.is_transient(error):
-            self._was_too_slow(batch, seconds, error)
-        return None
-
-    def _without_cause(self, error: Exception, consumer: GroupConsumer, batch: Batch) -> Batch | None:
-        """The rest of a failed batch if some of its messages have been processed already: they may be the cause.
-
-        That is so if a transaction in doubt has committed, or if this member has lost its partitions: the handler then finds
-        rows that are there already.
-
-        Returns:
-            None if the positions can't be read now: until they can, the error is not blamed on a message.
-
-        Raises:
-            UnprocessableError: No position has moved.
-        """
-        try:
-            left = self._without_processed(consumer, batch)
-        except DualWriteError as reading:
-            if not reading.retriable:
-                raise
-            log.warning("%s: a batch failed, and its positions can't be read yet: %s; %s", self._group, error, reading)
-            return None
-        if len(left.messages) == len(batch.messages):
-            raise UnprocessableError(error) from error
-        log.info("%s: some messages of a batch that failed were processed already: %s", self._group, error)
-        return left
-
-    def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
-        """After the error of a member whose generation has ended: poll fewer messages at once, if they took too long.
-
-        Otherwise the member would lose its partitions with each batch, and no message would ever be processed.
-
-        Raises:
-            MessageFailedError: A single message exceeded the time limit in all of its attempts.
-        """
-        limit = int(self._settings.get("max.poll.interval.ms", _LONGEST_INTERVAL_MS)) / 1000
-        if seconds < limit:
-            return
-        if len(batch.messages) > 1:
-            self._most = max(1, len(batch.messages) // 2)
-            log.warning(
-                "%s: %d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
-                "partitions to another member. From now on %d are taken at once.",
-                *(self._group, len(batch.messages), seconds, limit, self._most),
-            )
-            return
-        self._times_too_slow += 1
-        if self._times_too_slow >= self._options.attempts:
-            (message,) = batch.messages
-            raise MessageFailedError(
-                f"The message {name_of(message)} could not be processed in {self._times_too_slow} attempts: it took "
-                f"{seconds:.3g} s, and a member that does not poll for {limit:g} s loses its partitions.",
-                next_step="raise max.poll.interval.ms, or make the handler faster; offsets='database' has no such limit",
-                **_where(message, self._times_too_slow),
-            ) from error
-
-    def _messages(self, batch: Batch) -> Sequence[Any]:
-        return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
-
-    def _is_transient(self, error: BaseException) -> bool:
-        return self._runner.is_transient(error) or self._progress.is_transient(error)
-
-    def _seek(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
-        """Continue at other offsets."""
-        self._next |= {key: max(offset, 0) for key, offset in offsets.items()}
-        consumer.seek(offsets)
-
-    def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
-        """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
-
-        Partitions whose positions another consumer has moved continue from there, if they are still assigned. If the positions
-        can't be read now, the whole batch is returned, and the next attempt tries again.
-        """
-        try:
-            return self._without_processed(consumer, batch)
-        except DualWriteError as error:
-            if not error.retriable:
-                raise
-            log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
-            return batch
-
-    def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
-        """The batch without the partitions whose positions have moved, as far as the database or Kafka shows that now.
-
-        Raises:
-            DualWriteError: The positions can't be read, or are gone.
-        """
-        left, moved = self._progress.catch_up(consumer, batch)
-        after = batch.after
-        self._next |= {key: max(offset, 0) for key, offset in moved.items()}
-        elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
-        if elsewhere:
-            log.warning("%s: continuing at the positions of another consumer: %s", self._group, elsewhere)
-            self._seek(consumer, elsewhere)
-        return left
 
     # --- assignment -------------------------------------------------------------------------------------------------------
 
@@ -441,9 +264,5 @@ class ProcessingLoop:
                     raise StoppedError from error
                 pause = min(2 * pause, self._options.longest_pause)
             else:
-                self._next |= {key: max(offset, 0) for key, offset in found.items()}
+                self._reading.next |= {key: max(offset, 0) for key, offset in found.items()}
                 return found
-
-
-def _where(message: Any, attempts: int) -> dict[str, Any]:
-    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}

@@ -1,0 +1,254 @@
+"""Attempts at one transaction of a processor: until it has committed, or until nothing of its batch is left to process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dualwrite.errors import AfterCommitError, DualWriteError, MessageFailedError, PositionMovedError
+from dualwrite.kafka.librdkafka.batch import Batch, name_of
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.topic import Topic
+from dualwrite.processor.decoded import decoded
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.progress import Progress
+from dualwrite.processor.runners import Runner
+from dualwrite.processor.stopping import StopFlag
+from dualwrite.processor.verdicts import Verdict, verdict_of
+from dualwrite.processor.work import Finish, UnprocessableError
+from dualwrite.stores.positions import Partition
+
+log = logging.getLogger(__name__)
+
+FinishOf = Callable[[Batch], Finish]
+
+_LONGEST_INTERVAL_MS: Final = 300_000
+"""librdkafka's default of `max.poll.interval.ms`."""
+
+
+@dataclass
+class Reading:
+    """How a member reads.
+
+    Args:
+        most: The maximum number of messages of a batch.
+        next: The next offset of each partition.
+    """
+
+    most: int
+    next: dict[Partition, int] = field(default_factory=dict)
+
+    def seek(self, consumer: GroupConsumer, offsets: Mapping[Partition, int]) -> None:
+        """Continue at other offsets."""
+        self.next |= {key: max(offset, 0) for key, offset in offsets.items()}
+        consumer.seek(offsets)
+
+
+class Attempts:
+    """Runs the transactions of batches, each until it has committed. For one thread.
+
+    Args:
+        group_id: The consumer group.
+        settings: The consumer's settings.
+        decoding: The topics whose messages are deserialized, by name.
+        runner: Runs a transaction.
+        progress: Stores the positions.
+        options: Pauses and attempts.
+        reading: How the member reads, which errors may change.
+        stopped: Set when the processor is to stop.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: Mapping[str, Any],
+        decoding: Mapping[str, Topic[Any, Any]],
+        runner: Runner,
+        progress: Progress,
+        options: ProcessorOptions,
+        reading: Reading,
+        stopped: StopFlag,
+    ) -> None:
+        self._group = group_id
+        self._settings = settings
+        self._decoding = decoding
+        self._runner = runner
+        self._progress = progress
+        self._options = options
+        self._reading = reading
+        self._stopped = stopped
+        self._times_too_slow = 0
+
+    def begin(self) -> None:
+        """Forget what earlier batches have shown."""
+        self._times_too_slow = 0
+
+    def run(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
+        """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.
+
+        Transient errors are retried.
+
+        Returns:
+            Whether this call has committed it; False also if it turns out that an earlier attempt had committed it.
+
+        Raises:
+            UnprocessableError: One of the messages may be the cause; nothing took effect.
+            MessageFailedError: A single message exceeded the time limit too often; see `_was_too_slow`.
+            DualWriteError: A permanent error.
+        """
+        pause = self._options.pause
+        while batch.messages:
+            began = time.monotonic()
+            try:
+                self._run_once(self._messages(batch) if handled else (), finish_of(batch))
+            except PositionMovedError as error:
+                left = self._caught_up(consumer, batch)
+                if len(left.messages) < len(batch.messages):
+                    batch = left
+                    continue
+                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+            except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
+                rest = self._rest_after(error, consumer, batch, pause=pause, seconds=time.monotonic() - began)
+                if rest is not None:
+                    batch = rest
+                    continue
+            else:
+                self._times_too_slow = 0
+                self._reading.next |= batch.after
+                self._progress.moved(consumer, batch)
+                return True
+            if self._progress.can_assign:
+                consumer.wait(pause, self._stopped.is_set)
+            else:  # no rebalance, which would wait for this very transaction
+                self._stopped.wait(pause)
+            pause = min(2 * pause, self._options.longest_pause)
+            if self._stopped.is_set():
+                break
+            batch = batch.still_owned(consumer.owned())
+        return False
+
+    def _run_once(self, messages: Sequence[Any], finish: Finish) -> None:
+        try:
+            self._runner.run(messages, finish)
+        except AfterCommitError:
+            log.exception("%s: a transaction has committed, and a listener of the commit has failed", self._group)
+
+    def _rest_after(
+        self, error: Exception, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
+    ) -> Batch | None:
+        """What to run now, after an error that came after so many seconds; None: the same batch again, after the pause.
+
+        Raises:
+            UnprocessableError: One of the messages may be the cause.
+            MessageFailedError: See `_was_too_slow`.
+            Exception: The error itself, if the processor can't continue.
+        """
+        match verdict_of(error, self._is_transient):
+            case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
+                log.warning("%s: %s", self._group, error)
+                self._progress.left_in_doubt()
+            case Verdict.LATER:
+                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+            case Verdict.STOP:
+                raise error
+            case Verdict.MESSAGE:
+                return self._without_cause(error, consumer, batch)
+        if self._progress.is_transient(error):
+            self._was_too_slow(batch, seconds, error)
+        return None
+
+    def _without_cause(self, error: Exception, consumer: GroupConsumer, batch: Batch) -> Batch | None:
+        """The rest of a failed batch if some of its messages have been processed already: they may be the cause.
+
+        That is so if a transaction in doubt has committed, or if this member has lost its partitions: the handler then finds
+        rows that are there already.
+
+        Returns:
+            None if the positions can't be read now: until they can, the error is not blamed on a message.
+
+        Raises:
+            UnprocessableError: No position has moved.
+        """
+        try:
+            left = self._without_processed(consumer, batch)
+        except DualWriteError as reading:
+            if not reading.retriable:
+                raise
+            log.warning("%s: a batch failed, and its positions can't be read yet: %s; %s", self._group, error, reading)
+            return None
+        if len(left.messages) == len(batch.messages):
+            raise UnprocessableError(error) from error
+        log.info("%s: some messages of a batch that failed were processed already: %s", self._group, error)
+        return left
+
+    def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
+        """After the error of a member whose generation has ended: poll fewer messages at once, if they took too long.
+
+        Otherwise the member would lose its partitions with each batch, and no message would ever be processed.
+
+        Raises:
+            MessageFailedError: A single message exceeded the time limit in all of its attempts.
+        """
+        limit = int(self._settings.get("max.poll.interval.ms", _LONGEST_INTERVAL_MS)) / 1000
+        if seconds < limit:
+            return
+        if len(batch.messages) > 1:
+            self._reading.most = max(1, len(batch.messages) // 2)
+            log.warning(
+                "%s: %d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
+                "partitions to another member. From now on %d are taken at once.",
+                *(self._group, len(batch.messages), seconds, limit, self._reading.most),
+            )
+            return
+        self._times_too_slow += 1
+        if self._times_too_slow >= self._options.attempts:
+            (message,) = batch.messages
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {self._times_too_slow} attempts: it took "
+                f"{seconds:.3g} s, and a member that does not poll for {limit:g} s loses its partitions.",
+                next_step="raise max.poll.interval.ms, or make the handler faster; offsets='database' has no such limit",
+                **where(message, self._times_too_slow),
+            ) from error
+
+    def _messages(self, batch: Batch) -> Sequence[Any]:
+        return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
+
+    def _is_transient(self, error: BaseException) -> bool:
+        return self._runner.is_transient(error) or self._progress.is_transient(error)
+
+    def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+        """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
+
+        Partitions whose positions another consumer has moved continue from there, if they are still assigned. If the positions
+        can't be read now, the whole batch is returned, and the next attempt tries again.
+        """
+        try:
+            return self._without_processed(consumer, batch)
+        except DualWriteError as error:
+            if not error.retriable:
+                raise
+            log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
+            return batch
+
+    def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+        """The batch without the partitions whose positions have moved, as far as the database or Kafka shows that now.
+
+        Raises:
+            DualWriteError: The positions can't be read, or are gone.
+        """
+        left, moved = self._progress.catch_up(consumer, batch)
+        after = batch.after
+        self._reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
+        elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
+        if elsewhere:
+            log.warning("%s: continuing at the positions of another consumer: %s", self._group, elsewhere)
+            self._reading.seek(consumer, elsewhere)
+        return left
+
+
+def where(message: Any, attempts: int) -> dict[str, Any]:
+    """The facts of an error about a message."""
+    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}
