@@ -135,7 +135,7 @@ def test_units_do_not_wait_one_after_another_for_a_partition_that_does_not_answe
         if runs:
             raise _too_late(kind)
 
-    with open_pool(scene) as pool:
+    with open_pool(scene, size=1) as pool:
         with failpoints.armed("after_prepare", not_stored):
             futures = grouped(pool, *(partial(unit, number=number) for number in (1, 2, 3)))
         assert [type(future.exception()) for future in futures] == [kind] * 3
