@@ -77,7 +77,8 @@ def never_back(execute: Execute, group_id: str, one: Move) -> None:
 
 def only_the_first(self: SqlPositions, transaction: Any, group_id: str, moves: Iterable[Move]) -> None:
     for one in list(moves)[:1]:
-        _move(transaction.connection.execute, group_id, one)
+        with transaction.own_statements() as connection:
+            _move(connection.execute, group_id, one)
 
 
 def one_by_one(self: SqlPositions, group_id: str, moves: Iterable[Move]) -> None:
