@@ -39,15 +39,19 @@ class Submitter:
         self._writers = writers
         self._check = check
 
-    def submit(self, call: Call) -> Future[Any]:
+    def submit(self, call: Call, *, waits: bool = False) -> Future[Any]:
         """Put a call into the queue.
 
+        Args:
+            call: The call.
+            waits: Whether the caller will wait for it, which a thread of the pool can't.
+
         Raises:
-            NestedTransactionError: Called from a unit of this pool.
+            NestedTransactionError: Called from a unit of this pool, or to wait in a done-callback.
             WriterClosedError: The pool is closed.
         """
         try:
-            self._check("a unit", waits=False)
+            self._check("a unit", waits=waits)
             if self._waiting.put(call):
                 return call.future
         except BaseException:
@@ -65,9 +69,8 @@ class Submitter:
         Raises:
             BaseException: As for `WriterPool.run`.
         """
-        self._check("a unit", waits=True)
         try:
-            return self.submit(call).result(timeout)
+            return self.submit(call, waits=True).result(timeout)
         except TimeoutError:
             if call.future.cancel():
                 raise self.timed_out(call.name, timeout) from None

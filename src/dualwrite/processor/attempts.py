@@ -83,8 +83,8 @@ class Attempts:
         self._times_too_slow = 0
 
     def begin(self) -> None:
-        """Forget what earlier batches have shown."""
-        self._times_too_slow = 0
+        """Forget what the batches of an earlier run have shown."""
+        self._reading.most, self._times_too_slow = self._options.batch, 0
 
     def run(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
         """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.

@@ -99,7 +99,6 @@ class ProcessingLoop:
         if not self._free.acquire(blocking=False):
             raise UsageError("The processor is running already.")
         self._stopped.clear()
-        self._reading.most = self._options.batch
         self._attempts.begin()
 
     def run(self) -> None:

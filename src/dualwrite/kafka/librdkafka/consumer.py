@@ -79,8 +79,7 @@ class GroupConsumer:
         self._terms: dict[Partition, object] = {}  # a new object each time that a partition is assigned
         self._next_offsets: dict[Partition, int] = {}  # the offset of the next message
         self._ends: dict[Partition, int] = {}  # the end of each partition that was read to its end
-        self._refused: dict[Partition, int] = {}
-        self._truncated: set[Partition] = set()
+        self._refused: dict[Partition, tuple[int, bool]] = {}  # the offset, and whether the log was truncated before it
         self._waiting = False
         self._is_closing = False
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
@@ -140,7 +139,7 @@ class GroupConsumer:
 
         An entry may also be a late report, about an offset from before the last `seek`.
         """
-        return dict(self._refused)
+        return {key: offset for key, (offset, _) in self._refused.items()}
 
     @property
     def truncated(self) -> frozenset[Partition]:
@@ -148,7 +147,7 @@ class GroupConsumer:
 
         The partition may have grown again since, so that its end is no proof.
         """
-        return frozenset(self._truncated)
+        return frozenset(key for key, (_, is_truncated) in self._refused.items() if is_truncated)
 
     @property
     def passed(self) -> dict[Partition, tuple[int, int]]:
@@ -240,7 +239,6 @@ class GroupConsumer:
         for key in keys:
             self._terms.pop(key, None)
             self._refused.pop(key, None)
-            self._truncated.discard(key)
             self._ends.pop(key, None)
         if self._waiting and partitions:
             consumer.resume(partitions)  # librdkafka keeps a pause for the next assignment
@@ -264,7 +262,6 @@ class GroupConsumer:
         stopped = []
         for key in keys:
             self._refused.pop(key, None)
-            self._truncated.discard(key)
             try:
                 self._consumer.seek(TopicPartition(*key, self._next_offsets[key]))
             except KafkaException:  # librdkafka has stopped fetching it: the offset was out of range
@@ -308,9 +305,8 @@ class GroupConsumer:
     def _note_refused(self, key: Partition, offset: int | None, error: KafkaError) -> None:
         if key not in self._terms:
             return
-        self._refused[key] = self._next_offsets[key] if offset is None else offset
-        if _TRUNCATION in error.str().lower():  # which has no code of its own
-            self._truncated.add(key)
+        is_truncated = _TRUNCATION in error.str().lower()  # which has no code of its own
+        self._refused[key] = (self._next_offsets[key] if offset is None else offset, is_truncated)
 
     def _warn_of_unknown_topics(self) -> None:
         """Warn at once, and then every minute: the topic may still be created, but its name may also be wrong."""
