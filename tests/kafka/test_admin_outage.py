@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from dualwrite.admin import TransactionAdmin
+from dualwrite.admin import BrokerProblem, TransactionAdmin
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
@@ -64,6 +64,13 @@ def only(cluster: DevCluster, responding: int) -> Iterator[list[int]]:
     finally:
         for node in silent:
             cluster.resume(node)
+
+
+def must_have_responded(problems: Iterable[BrokerProblem], nodes: set[int]) -> None:
+    """A time limit of the test is over if brokers that are running have not responded within theirs."""
+    slow = [problem for problem in problems if problem.broker in nodes]
+    if slow:
+        raise TimeLimitError(f"not within {limit(1):.1f} s: {slow}")
 
 
 ASKED = {
@@ -134,6 +141,8 @@ def test_a_silent_broker_is_waited_for_once(three: DevCluster, monkeypatch: pyte
         asked = {one.coordinator for one in admin.describe(names)}  # not all three, if one has taken over from others
         with only(three, responding) as silent:
             found = list(admin.describe(names))
+    if responding in given_up:
+        raise TimeLimitError(f"broker {responding} has not responded within {limit(1):.1f} s")
     assert [one.transactional_id for one in found] == names
     assert sorted(given_up) == [node for node in silent if node in asked]
     assert given_up
@@ -148,6 +157,7 @@ def test_a_silent_broker_delays_nothing_and_is_named(three: DevCluster) -> None:
             described = {found.transactional_id: found for found in admin.describe(IDS)}
             (producers,) = admin.describe_producers(TOPIC, [0], broker=silent[0])
             stuck = admin.stuck(topic=TOPIC)
+        must_have_responded(answer.problems, {before[IDS[0]]})
         assert [problem.broker for problem in answer.problems] == silent
         assert {found.transactional_id for found in answer} == known
         assert {name for name, found in described.items() if found.description is not None} == known
@@ -161,25 +171,29 @@ def test_a_killed_broker(three: DevCluster) -> None:
         before = coordinators(admin)
         down = before[IDS[0]]
         three.kill(down)
-        first = admin.list()
-        assert down in {problem.broker for problem in first.problems}
-        assert {name for name, node in before.items() if node != down} <= {found.transactional_id for found in first}
+        try:
+            first = admin.list()
+            assert down in {problem.broker for problem in first.problems}
+            must_have_responded(first.problems, {1, 2, 3} - {down})
+            known = {name for name, node in before.items() if node != down}
+            assert known <= {found.transactional_id for found in first}, first.problems
 
-        def taken_over() -> bool:
-            answer = admin.list()
-            assert {found.transactional_id for found in answer} <= set(IDS)
-            return answer.complete and [found.transactional_id for found in answer] == IDS
+            def taken_over() -> bool:
+                answer = admin.list()
+                assert {found.transactional_id for found in answer} <= set(IDS)
+                return answer.complete and [found.transactional_id for found in answer] == IDS
 
-        until(taken_over, "other brokers coordinate all ids", pause=0.2)
-        assert [(problem.broker, problem.covered) for problem in admin.list().problems] == [(down, True)]
-        assert all(found.description is not None for found in admin.describe(IDS))
-        search = admin.find_hanging(topic=TOPIC, max_transaction_timeout=0)
-        assert (search.hanging, search.open) == ((), len(IDS))
-        assert search.undecided == ()
-        stuck = admin.stuck(topic=TOPIC)
-        assert (len(stuck.partitions), stuck.unreadable, stuck.hidden) == (PARTITIONS, (), ())
-        assert all(problem.covered or GROUP_OFFSETS_TOPIC in problem.reason for problem in stuck.problems)
-        three.start(down)
+            until(taken_over, "other brokers coordinate all ids", pause=0.2)
+            assert [(problem.broker, problem.covered) for problem in admin.list().problems] == [(down, True)]
+            assert all(found.description is not None for found in admin.describe(IDS))
+            search = admin.find_hanging(topic=TOPIC, max_transaction_timeout=0)
+            assert (search.hanging, search.open) == ((), len(IDS))
+            assert search.undecided == ()
+            stuck = admin.stuck(topic=TOPIC)
+            assert (len(stuck.partitions), stuck.unreadable, stuck.hidden) == (PARTITIONS, (), ())
+            assert all(problem.covered or GROUP_OFFSETS_TOPIC in problem.reason for problem in stuck.problems)
+        finally:
+            three.start(down)
 
 
 def test_a_group_whose_coordinator_is_down(three: DevCluster) -> None:
