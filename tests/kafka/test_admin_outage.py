@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from dualwrite.admin import BrokerProblem, TransactionAdmin
+from dualwrite.admin import BrokerProblem, StuckSearch, TransactionAdmin
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
@@ -189,8 +189,13 @@ def test_a_killed_broker(three: DevCluster) -> None:
             search = admin.find_hanging(topic=TOPIC, max_transaction_timeout=0)
             assert (search.hanging, search.open) == ((), len(IDS))
             assert search.undecided == ()
-            stuck = admin.stuck(topic=TOPIC)
-            assert (len(stuck.partitions), stuck.unreadable, stuck.hidden) == (PARTITIONS, (), ())
+
+            def examined() -> StuckSearch | None:
+                found = admin.stuck(topic=TOPIC)
+                return None if found.unreadable else found
+
+            stuck = until(examined, "the new leaders know their offsets")
+            assert (len(stuck.partitions), stuck.hidden) == (PARTITIONS, ())
             assert all(problem.covered or GROUP_OFFSETS_TOPIC in problem.reason for problem in stuck.problems)
         finally:
             three.start(down)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -13,10 +14,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
 from dualwrite.deadline import Deadline
 from dualwrite.errors import UnknownGroupError
+from dualwrite.kafka.admin import offsets
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView
 from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, list_groups, partition_of_group
+from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.error_codes import ErrorCode
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
@@ -64,6 +68,23 @@ def test_nothing_is_stuck_without_an_open_transaction(
     wait_for_markers(servers)
     found = admin.stuck(topic=topic)
     assert (found.partitions, found.searched, found.complete) == ((), 1, True)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR])
+def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
+    admin: TransactionAdmin, topic: str, code: ErrorCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is put into the first response: no broker returns it when a test wants it to."""
+    codes = [code]
+    responses = offsets._Offset.responses
+
+    def first_refused(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for key, real, offset in responses(response):
+            yield key, codes.pop() if codes else real, offset
+
+    monkeypatch.setattr(offsets._Offset, "responses", staticmethod(first_refused))
+    found = admin.stuck(topic=topic)
+    assert (codes, found.unreadable, found.complete) == ([], (), True)
 
 
 @pytest.mark.slow

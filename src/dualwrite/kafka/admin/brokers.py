@@ -32,6 +32,8 @@ TRANSIENT: Final = frozenset(
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.OFFSET_NOT_AVAILABLE,  # of a leader since a moment ago (KIP-207)
+        ErrorCode.KAFKA_STORAGE_ERROR,  # of a leader whose disk has failed, until another one is elected
     }
 )
 """Errors after which the request is sent again."""
