@@ -10,7 +10,7 @@ from itertools import count, product
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from processor_scene import PARTITIONS, ProcessorScene, Running
 
@@ -357,6 +357,34 @@ def test_a_log_that_ends_before_the_position_in_the_database(scene: ProcessorSce
             return
         produced = produce_until(scene, count(8, PARTITIONS), lambda: len(scene.events.numbers(scene.group)) > 8)
     assert scene.agree()[-1] in produced
+
+
+@pytest.mark.parametrize("on_gap", ["stop", "skip"])
+def test_a_truncation_that_is_reported_together_with_messages(
+    scene: ProcessorScene, on_gap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mock reports it, as librdkafka does: without an offset, behind messages that the same `poll` returns."""
+    polled = GroupConsumer._polled
+
+    def with_report(consumer: GroupConsumer, timeout: float) -> Any:
+        message = polled(consumer, timeout)
+        if message is not None and message.value() == b"4":
+            consumer._note_refused(
+                (scene.source, 0), None, KafkaError(KafkaError._AUTO_OFFSET_RESET, "log truncation detected")
+            )
+        return message
+
+    monkeypatch.setattr(GroupConsumer, "_polled", with_report)
+    scene.produce(range(8))
+    with scene.running(options=replace(FAST, on_gap=on_gap)) as running:
+        if on_gap == "stop":
+            error = running.ended()
+            assert isinstance(error, LogTruncatedError)
+            assert (error.topic, error.partition, error.position, error.end_offset) == (scene.source, 0, 2, 2)
+            return
+        scene.produce(range(8, 16))
+        scene.wait_for(range(16))
+    assert scene.agree() == list(range(16))
 
 
 # --- transactional input ----------------------------------------------------------------------------------------------

@@ -288,8 +288,10 @@ class Progress(ABC):
         committed = self.committed(consumer, missing, timeout) if missing else {}
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
         first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
-        ends = consumer.offsets.end_offsets([key for key, place in refused.items() if begun.get(key) == place], timeout)
-        truncated = consumer.truncated & ends.keys()
+        truncated = consumer.truncated & refused.keys()  # whose offset is not the position's if markers were passed meanwhile
+        ends = consumer.offsets.end_offsets(
+            [key for key, place in refused.items() if key in truncated or begun.get(key) == place], timeout
+        )
         return {
             key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)
             for key in partitions
