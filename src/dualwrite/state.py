@@ -135,7 +135,8 @@ def names(stored: PreparedTxnState | None, described: TransactionDescription | N
     """Whether S (`stored`) is the name of the current or last transaction of D (`described`).
 
     While the transaction is ongoing, D shows its epoch. Once it has ended, EndTxn v5 or a timeout has raised the epoch by one;
-    an older EndTxn does not raise it, which is possible only for a state with a start time.
+    an older EndTxn does not raise it, and a timeout on Kafka 4.0.0 raises it by two (KAFKA-19367), which both are possible only
+    for a state with a start time.
     """
     if stored is None or described is None or stored.producer_id != described.producer_id:
         return False
@@ -146,4 +147,5 @@ def names(stored: PreparedTxnState | None, described: TransactionDescription | N
         return described.epoch == (stored.epoch if ongoing else stored.epoch + 1)
     if stored.start_time_ms != described.start_time_ms:
         return False
-    return described.epoch == stored.epoch or (not ongoing and described.epoch == stored.epoch + 1)
+    aborted = described.status is TransactionStatus.COMPLETE_ABORT
+    return described.epoch - stored.epoch in ((0,) if ongoing else (0, 1, 2) if aborted else (0, 1))

@@ -60,12 +60,13 @@ def test_a_state_named_by_its_epoch(description: TransactionDescription | None, 
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        # S names D: same start time, epoch e, or e + 1 once ended (EndTxn v5, timeout)
+        # S names D: same start time, epoch e, or e + 1 once ended (EndTxn v5, timeout; e + 2 for a timeout on Kafka 4.0.0)
         (described(S.ONGOING, epoch=5), D.COMMIT),
         (described(S.COMPLETE_COMMIT, epoch=5), D.ALREADY_COMMITTED),
         (described(S.COMPLETE_COMMIT, epoch=6), D.ALREADY_COMMITTED),
         (described(S.COMPLETE_ABORT, epoch=5), D.LOST),
         (described(S.COMPLETE_ABORT, epoch=6), D.LOST),
+        (described(S.COMPLETE_ABORT, epoch=7), D.LOST),
         (described(S.PREPARE_COMMIT, epoch=5), D.WAIT),
         (described(S.PREPARE_ABORT, epoch=6), D.WAIT),
         (described(S.PREPARE_EPOCH_FENCE, epoch=6), D.WAIT),
@@ -80,6 +81,7 @@ def test_a_state_named_by_its_epoch(description: TransactionDescription | None, 
         (described(S.ONGOING, epoch=4, start=500), D.UNVERIFIED),
         (described(S.ONGOING, epoch=6, start=1000), D.UNVERIFIED),
         (described(S.COMPLETE_COMMIT, epoch=7, start=1000), D.UNVERIFIED),
+        (described(S.COMPLETE_ABORT, epoch=8, start=1000), D.UNVERIFIED),
         (described(S.COMPLETE_COMMIT, producer_id=8, epoch=0), D.UNVERIFIED),
         (described(S.ONGOING, producer_id=8, epoch=0, start=2000), D.UNVERIFIED),
         (described(S.EMPTY, epoch=5, start=-1), D.UNVERIFIED),

@@ -105,10 +105,19 @@ def test_a_cluster_with_everything_has_no_findings() -> None:
     assert judge_kafka(BEST) == []
 
 
-@pytest.mark.parametrize(("metadata_version", "affected"), [(0, False), (29, False), (30, True), (31, True)])
+@pytest.mark.parametrize(("metadata_version", "affected"), [(27, False), (29, False), (30, True), (31, True)])
 def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> None:
     found = judge_kafka(replace(BEST, metadata_version=metadata_version))
     assert [(one.severity, "KAFKA-20734" in one.what) for one in found] == [(WEAK, True)] * affected
+
+
+@pytest.mark.parametrize(("producer", "severity"), [("auto", NOTE), ("native", BROKEN)])
+def test_kafka_4_0_has_no_native_producer(producer: str, severity: Severity) -> None:
+    """Its feature level is the same as that of 4.1."""
+    found, text = only(judge_kafka(replace(PLAIN, metadata_version=25), producer=producer))
+    assert found is severity
+    assert "this is Kafka 4.0, and the native producer needs 4.1" in text
+    assert "upgrade the brokers" in text
 
 
 @pytest.mark.parametrize("obstacle", TwoPhaseObstacle)

@@ -122,14 +122,19 @@ def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> 
         raise _two_phase_refused(found)
     if settings.producer == "native":
         raise ConfigurationError(
-            f"producer='native' requires transaction.version 2, EndTxn v5 and Produce v12 (Apache Kafka 4.0 or newer); this "
-            f"cluster has transaction.version {found.transaction_version}.",
-            next_step="set producer='auto'; or upgrade the feature: kafka-features.sh upgrade --feature transaction.version=2",
+            f"producer='native' requires transaction.version 2 and Apache Kafka 4.1 or newer; this cluster has "
+            f"{'Kafka 4.0' if found.is_4_0 else f'transaction.version {found.transaction_version}'}.",
+            next_step="set producer='auto'; or upgrade the brokers, then the feature: kafka-features.sh upgrade --feature "
+            "transaction.version=2",
         )
 
 
 def _two_phase_refused(found: BrokerCapabilities) -> TwoPhaseCommitRefusedError:
-    why = "transaction.version is below 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
+    why = (
+        "transaction.version is below 2, or the release below 4.1"
+        if found.two_phase_obstacle is None
+        else found.two_phase_obstacle.value
+    )
     return TwoPhaseCommitRefusedError(
         f"Two-phase commit is requested, but this cluster does not offer it: {why}.",
         next_step="run `dualwrite doctor` to see which broker setting or ACL is missing; or leave two_phase unset",

@@ -24,6 +24,7 @@ _TRANSACTION_VERSION: Final = 2
 _END_TXN: Final = 5
 _INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
+_NATIVE_FROM: Final = 26
 _MARKERS_SKIPPED_FROM: Final = 30
 _ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
 _TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
@@ -61,8 +62,8 @@ class BrokerCapabilities:
         two_phase_setting: The broker's `transaction.two.phase.commit.enable`; None if it can't be read.
         keep_prepared_txn: Whether `keepPreparedTxn` was accepted.
         transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None if it can't be read.
-        metadata_version: The newest `metadata.version` that the broker supports, which identifies its release: 27 is Apache
-            Kafka 4.1, 29 is 4.2, 30 is 4.3; 0 if it is not reported.
+        metadata_version: The newest `metadata.version` that the broker supports, which identifies its release: 25 is Apache
+            Kafka 4.0, 27 is 4.1, 29 is 4.2, 30 is 4.3; 0 if it is not reported.
         cluster_id: Kafka's `cluster.id`.
     """
 
@@ -85,9 +86,14 @@ class BrokerCapabilities:
         return self.metadata_version >= _MARKERS_SKIPPED_FROM
 
     @property
+    def is_4_0(self) -> bool:
+        """Whether the release is 4.0: 4.0.0 raises an epoch by two if a transaction times out (KAFKA-19367), 4.0.1 does not."""
+        return self.end_txn_v5 and self.metadata_version < _NATIVE_FROM
+
+    @property
     def native(self) -> bool:
-        """Whether the native producer can be used, which needs a separate epoch for each transaction."""
-        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12
+        """Whether the native producer can be used, which needs a separate epoch for each transaction, each one higher."""
+        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12 and not self.is_4_0
 
 
 def probe(

@@ -134,7 +134,7 @@ class Registrar:
             raise ConfigurationError(
                 "The native producer requires transaction.version 2 (KIP-890), but this cluster has an older version.",
                 transactional_id=self._id,
-                cause="the brokers are older than Apache Kafka 4.0, or were upgraded without `kafka-features.sh upgrade`",
+                cause="the brokers are older than Apache Kafka 4.1, or were upgraded without `kafka-features.sh upgrade`",
                 next_step="upgrade the feature transaction.version to 2, or use the librdkafka producer",
             )
 
