@@ -348,7 +348,7 @@ class DualWriter(Generic[H]):
             self._recovery_pause = idle.RECOVER_AFTER
 
     def _clear_if_idle(self) -> float:
-        """Recover lanes that must be, or else clear the stored states of idle ones, if no thread uses the writer.
+        """Confirm commits, and recover lanes or else clear the stored states of idle ones, if no thread uses the writer.
 
         Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
 
@@ -356,16 +356,22 @@ class DualWriter(Generic[H]):
             Seconds until the next call.
         """
         if not self._mutex.acquire(blocking=False):
-            return self._idle_after
+            return self._next_look
         try:
             if self._user is not None:
-                return self._idle_after
+                return self._next_look
             self._lanes.forget_transactions()  # as in `_exclusively`
+            self._lanes.confirm()  # before the recovery of another lane, which may fail for long
             if self._lanes.must_recover:
                 return self._recover_if_idle()
             return min(self._lanes.clear_if_idle(idle.CLEAR_AFTER), self._idle_after)
         finally:
             self._mutex.release()
+
+    @property
+    def _next_look(self) -> float:
+        """Seconds until the next call while the writer is in use; its user may have asked for a recovery already."""
+        return self._recovery_pause if self._lanes.must_recover else self._idle_after
 
     def _recover_if_idle(self) -> float:
         try:

@@ -13,6 +13,7 @@ import pytest
 
 import dualwrite
 from dualwrite import (
+    BrokerUnavailableError,
     ConfigurationError,
     DualWriter,
     FencedError,
@@ -24,6 +25,7 @@ from dualwrite import (
 )
 from dualwrite.devcluster import DevCluster
 from dualwrite.recipe import idle
+from dualwrite.recipe.phases import Event
 from dualwrite.testing import failpoints
 from fixtures.broker import started
 from fixtures.pace import LIMIT, limit, until, until_recorded
@@ -60,6 +62,13 @@ def connected(scene: Scene, **changes: Any) -> DualWriter:
 
 def phases(writer: DualWriter) -> list[Phase]:
     return [lane.phase for lane in writer._lanes]
+
+
+def raised(error: Exception) -> Callable[..., None]:
+    def fail(**_: Any) -> None:
+        raise error
+
+    return fail
 
 
 def write_while_silent(scene: Scene, broker: DevCluster, writer: DualWriter, number: int) -> None:
@@ -111,6 +120,34 @@ def test_kafka_commits_before_its_response_is_read(scene: Scene, monkeypatch: py
         scene.write(writer, 1)
         until_recorded(scene.messages, [1])
         assert phases(writer) == [Phase.CONFIRMING]
+
+
+def test_a_recovery_that_fails_does_not_delay_the_commits_of_other_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "CONFIRM_AFTER", LIMIT)  # the test calls what the thread would call
+    with connected(scene, lanes=2) as writer:
+        scene.write(writer, 1)
+        confirmed, broken = writer._lanes
+        assert (confirmed.phase, broken.phase) == (Phase.CONFIRMING, Phase.READY)
+        broken.advance(Event.BROKEN)
+        with failpoints.armed("recover_after_claim", raised(BrokerUnavailableError("no leader"))):
+            writer._clear_if_idle()
+        assert (confirmed.phase, broken.phase) == (Phase.READY, Phase.NEEDS_RECOVERY)
+        assert scene.agree() == [1]
+        scene.write(writer, 2)
+    assert scene.agree() == [1, 2]
+
+
+def test_a_commit_without_a_response_does_not_delay_those_of_other_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "CONFIRM_AFTER", LIMIT)
+    with connected(scene, lanes=2) as writer:
+        scene.write(writer, 1, 2)
+        silent = next(iter(writer._lanes))
+        with monkeypatch.context() as patched:
+            patched.setattr(silent.ownership.producer, "commit_transaction", raised(BrokerUnavailableError("silent")))
+            writer._clear_if_idle()
+            assert phases(writer) == [Phase.CONFIRMING, Phase.READY]
+        scene.write(writer, 3)
+    assert scene.agree() == [1, 2, 3]
 
 
 def test_another_value_is_refused(scene: Scene) -> None:

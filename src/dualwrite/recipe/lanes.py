@@ -261,16 +261,22 @@ class Lanes:
                 limits.enter_context(lane.ownership.limited(limit))
             self._recover()
 
+    def confirm(self) -> None:
+        """Read the responses to the last commits, or request them again; a lane without a response does not delay the others.
+
+        The caller ensures that nothing else uses the lanes during the call.
+        """
+        for lane in self._lanes:
+            try:
+                lane.confirm(timeout=CHECK_LIMIT)
+            except DualWriteError as error:
+                log.info("%s: Kafka has not confirmed the last commit yet: %s", lane.id, error)
+
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.
 
         The caller ensures that nothing else uses the lanes during the call.
         """
-        try:
-            for lane in self._lanes:
-                lane.confirm(timeout=CHECK_LIMIT)
-        except DualWriteError as error:
-            log.info("%s: Kafka has not confirmed the last commit yet: %s", self._id, error)
         if any(lane.phase is not Phase.READY for lane in self._lanes):
             return after
         return min(lane.ownership.clear_if_idle(after) for lane in self._lanes)

@@ -58,11 +58,10 @@ def proven_by_log(
     transaction with the same producer id and epoch. If the log can't be read now, the entry stays UNVERIFIED.
     """
     deadline = Deadline.after(_AGAIN) if limit is None else Deadline.of(limit).within(_AGAIN)
-    for entry in entries:
-        if not entry.cluster_id or entry.cluster_id != row.cluster_id:
-            continue
+    comparable = [entry for entry in entries if entry.cluster_id and entry.cluster_id == row.cluster_id]
+    for left, entry in zip(range(len(comparable), 0, -1), comparable, strict=True):
         try:
-            decision = decision_by_log(coordinator, entry.state, entry.delivery, deadline)
+            decision = decision_by_log(coordinator, entry.state, entry.delivery, deadline.within(deadline.left / left))
         except BrokerError:  # logged above
             continue
         if decision is not Decision.UNVERIFIED:
