@@ -38,7 +38,7 @@ RECOVER_PAUSE: Final = 30.0
 """The maximum seconds between two attempts."""
 
 RECOVER_LIMIT: Final = 5.0
-"""The maximum seconds for a claim, and for each step at Kafka, of the writer's lanes: a transaction that begins waits for all."""
+"""Maximum seconds for a claim, and for each step at Kafka, of the writer's lanes; a transaction that begins waits for them."""
 
 _JOIN: Final = 1.0
 """Seconds that the last `unwatch` waits for the thread's end; it is a daemon thread."""
