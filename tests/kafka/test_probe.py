@@ -172,6 +172,7 @@ def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
         keep_prepared_txn=False,
         transaction_max_timeout_ms=900_000,
         metadata_version=21,
+        metadata_level=21,
     )
     assert not found.native
 

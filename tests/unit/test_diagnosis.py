@@ -113,10 +113,10 @@ def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> 
 
 @pytest.mark.parametrize(("producer", "severity"), [("auto", NOTE), ("native", BROKEN)])
 def test_kafka_4_0_has_no_native_producer(producer: str, severity: Severity) -> None:
-    """Its feature level is the same as that of 4.1."""
-    found, text = only(judge_kafka(replace(PLAIN, metadata_version=25), producer=producer))
+    """Nor has a newer release, until its `metadata.version` shows that no broker of 4.0 is left."""
+    found, text = only(judge_kafka(replace(PLAIN, metadata_level=25), producer=producer))
     assert found is severity
-    assert "this is Kafka 4.0, and the native producer needs 4.1" in text
+    assert "metadata.version is that of Kafka 4.0, and the native producer needs 4.1" in text
     assert "upgrade the brokers" in text
 
 

@@ -45,14 +45,14 @@ def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:
         gain = "two-phase commit and one epoch for each transaction" if capabilities.two_phase else "one epoch per transaction"
         return [_kafka(Severity.NOTE, f"producer=librdkafka is set; the native producer has {gain} here.", "producer=auto")]
     level = capabilities.transaction_version
-    if capabilities.end_txn_v5 and capabilities.produce_v12 and not capabilities.is_4_0:
+    if capabilities.end_txn_v5 and capabilities.produce_v12 and not capabilities.has_4_0:
         change = "kafka-features.sh upgrade --feature transaction.version=2"
     else:
         change = "upgrade the brokers to Apache Kafka 4.1 or newer, then: kafka-features.sh upgrade --release-version <theirs>"
     severity = Severity.BROKEN if producer == NATIVE else Severity.NOTE
     what = (
-        "this is Kafka 4.0, and the native producer needs 4.1 (KAFKA-19367): only librdkafka can be used"
-        if capabilities.is_4_0
+        "metadata.version is that of Kafka 4.0, and the native producer needs 4.1 (KAFKA-19367): only librdkafka can be used"
+        if capabilities.has_4_0
         else f"transaction.version is {level}, and the native producer needs 2: only librdkafka can be used"
     )
     return [_kafka(severity, f"{what}, without two-phase commit.", change)]

@@ -123,9 +123,8 @@ def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> 
     if settings.producer == "native":
         raise ConfigurationError(
             f"producer='native' requires transaction.version 2 and Apache Kafka 4.1 or newer; this cluster has "
-            f"{'Kafka 4.0' if found.is_4_0 else f'transaction.version {found.transaction_version}'}.",
-            next_step="set producer='auto'; or upgrade the brokers, then the feature: kafka-features.sh upgrade --feature "
-            "transaction.version=2",
+            f"{'the metadata.version of 4.0' if found.has_4_0 else f'transaction.version {found.transaction_version}'}.",
+            next_step="set producer='auto'; or upgrade the brokers, then: kafka-features.sh upgrade --release-version <theirs>",
         )
 
 

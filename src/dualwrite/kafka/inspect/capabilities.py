@@ -64,6 +64,7 @@ class BrokerCapabilities:
         transaction_max_timeout_ms: The broker's `transaction.max.timeout.ms`; None if it can't be read.
         metadata_version: The newest `metadata.version` that the broker supports, which identifies its release: 25 is Apache
             Kafka 4.0, 27 is 4.1, 29 is 4.2, 30 is 4.3; 0 if it is not reported.
+        metadata_level: The finalized `metadata.version`: no broker of the cluster is older than its release. 0 as above.
         cluster_id: Kafka's `cluster.id`.
     """
 
@@ -78,6 +79,7 @@ class BrokerCapabilities:
     keep_prepared_txn: bool
     transaction_max_timeout_ms: int | None
     metadata_version: int
+    metadata_level: int
     cluster_id: str = ""
 
     @property
@@ -86,14 +88,14 @@ class BrokerCapabilities:
         return self.metadata_version >= _MARKERS_SKIPPED_FROM
 
     @property
-    def is_4_0(self) -> bool:
-        """Whether the release is 4.0: 4.0.0 raises an epoch by two if a transaction times out (KAFKA-19367), 4.0.1 does not."""
-        return self.end_txn_v5 and self.metadata_version < _NATIVE_FROM
+    def has_4_0(self) -> bool:
+        """Whether some brokers may be 4.0: 4.0.0 raises an epoch by two if a transaction times out (KAFKA-19367)."""
+        return self.end_txn_v5 and self.metadata_level < _NATIVE_FROM
 
     @property
     def native(self) -> bool:
         """Whether the native producer can be used, which needs a separate epoch for each transaction, each one higher."""
-        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12 and not self.is_4_0
+        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12 and not self.has_4_0
 
 
 def probe(
@@ -141,6 +143,7 @@ def probe(
         keep_prepared_txn=found.keep_code in _ACCEPTED,
         transaction_max_timeout_ms=None if limit is None else int(limit),
         metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
+        metadata_level=found.coordinator.features.get("metadata.version", 0),
         cluster_id=cluster_id,
     )
 
