@@ -11,6 +11,8 @@ import pytest
 from job_scene import JobScene
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
+from dualwrite.jobs.lease import JobRow
+from dualwrite.jobs.ledger import JobLedger
 from fixtures.pace import LIMIT, done, happened
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
@@ -249,6 +251,38 @@ def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
     with pytest.raises(JobClosedError):
         scene.commit(dead)
     scene.assert_holds([3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", ["before the takeover", "after it"])
+def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
+    """The second one is still watching it, or has not yet read whom to watch, when the first one takes over."""
+    scene.write(scene.run(job_id="dead", keeps_lease=False), [[1], [2]])
+    run, taken, second, seen = scene.run(job_id="next"), threading.Event(), threading.Event(), threading.local()
+    job, of_the_first = JobLedger.job, threading.current_thread()
+
+    def read(ledger: JobLedger, prefix: str) -> JobRow | None:
+        """The second task reads the row before it watches, and once more when it begins to."""
+        seen.times = getattr(seen, "times", 0) + 1
+        is_second = threading.current_thread() is not of_the_first
+        if is_second and reads == "after it":
+            second.set()
+            happened(taken)
+        found = job(ledger, prefix)
+        if is_second and seen.times == 2:
+            second.set()
+        return found
+
+    monkeypatch.setattr(JobLedger, "job", read)
+    with ThreadPoolExecutor(1) as thread:
+        short, scene.site = scene.site, replace(scene.site, lease_timeout=LIMIT)
+        watching = thread.submit(scene.task, run, 1, [4])
+        happened(second)
+        scene.site = short
+        first = scene.task(run, 0, [3])
+        taken.set()
+        scene.commit([first, done(watching)])
+    scene.assert_holds([3, 4])
 
 
 @pytest.mark.slow

@@ -107,12 +107,18 @@ class JobLedger:
                 return self._open_once(run, owner[:MAX_OWNER_LENGTH], staging_table, dead)
             except PrefixLeasedError:
                 row = self.job(run.prefix)
-                if row is None or (not row.is_open and not row.keeps_lease):
+                if row is None or row.job_id == run.job_id or not (row.is_open or row.keeps_lease):
                     continue
-                if row.keeps_lease or dead == row.token or not self.seems_dead(row, lease_timeout):
+                if row.keeps_lease or dead == row.token:
                     raise
-                log.warning("%s: job %s sent no heartbeat for %g s; taking over", run.prefix, row.job_id, lease_timeout)
-                dead = row.token
+                if self.seems_dead(row, lease_timeout):
+                    log.warning("%s: job %s sent no heartbeat for %g s; taking over", run.prefix, row.job_id, lease_timeout)
+                    dead = row.token
+                    continue
+                now = self.job(run.prefix)
+                if now is not None and now.is_open and now.token == row.token:
+                    raise
+                # otherwise it has ended, or another task of our run has taken over: try again
 
     def _open_once(self, run: JobRun, owner: str, staging_table: str, dead: str | None) -> Opened:
         def work(connection: Connection) -> Opened:
