@@ -8,7 +8,7 @@ import pytest
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
 from dualwrite.jobs.base import JobRun
-from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, opened
+from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, opened, with_given_up
 
 NONE = Committed(this=False, newest=None)
 STREAM = JobRun("orders", "query", 7, keeps_lease=True)
@@ -102,6 +102,35 @@ def test_an_open_write_holds_its_prefix() -> None:
         open_on(row, other, dead="somebody else's token")
     assert open_on(row, other, dead=row.token)[0] is Opening.OPENED
     assert open_on(after_close(row), other)[0] is Opening.OPENED
+
+
+def next_row(row: JobRow | None, run: JobRun) -> JobRow:
+    outcome, new = open_on(row, run)
+    assert outcome is Opening.OPENED
+    assert new is not None
+    return new
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_closed_run_stays_closed_after_runs_of_other_jobs(others: int) -> None:
+    """Without `jobId` every write is a job of its own."""
+    row = after_close(row_of(WRITE))
+    for number in range(others):
+        row = next_row(row, JobRun("orders", f"another {number}"))
+        with pytest.raises(JobClosedError, match="was replaced"):
+            open_on(row, WRITE)
+        row = after_close(row)
+        with pytest.raises(JobClosedError, match="was replaced"):
+            open_on(row, WRITE)
+
+
+def test_a_run_that_was_given_up_stays_so_after_another_job() -> None:
+    given_up = JobRun("orders", "another")
+    row = after_close(with_given_up(row_of(WRITE), given_up))
+    row = after_close(next_row(row, JobRun("orders", "a third")))
+    for run in (given_up, WRITE):
+        with pytest.raises(JobClosedError):
+            open_on(row, run)
 
 
 def test_errors_survive_pickling() -> None:

@@ -12,7 +12,10 @@ from dualwrite.jobs.base import JobRun
 from dualwrite.shell import shell_word
 
 _TOKENS_KEPT: Final = 64
-"""How many tokens of earlier runs of the newest batch are kept; runs of earlier batches are identified by their number."""
+"""How many tokens of earlier runs are kept, also of other jobs; runs of a job's earlier batches are identified by their number.
+
+A job with several batches keeps its lease, so tasks of the jobs before it are refused without their tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class JobRow:
         token: The newest run.
         is_open: Whether the newest run is neither committed nor aborted.
         keeps_lease: Whether the job holds the prefix even while it has no open run.
-        earlier_tokens: Tokens of other runs that can no longer be opened: earlier runs of this batch, and any run that was
-            given up while the newest one was open.
+        earlier_tokens: Tokens of other runs that can no longer be opened: earlier runs of this batch, runs of jobs that had
+            the prefix before, and any run that was given up while another one had it.
         staging_table: Where the newest run stages its rows.
         owner: The name of the process that opened the newest run, for messages.
         updated_at: When the row last changed (UTC, aware); a heartbeat of a task that waits for its first rows changes it, too.
@@ -157,7 +160,7 @@ def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
 
 
 def _earlier_tokens(row: JobRow | None, run: JobRun) -> tuple[str, ...]:
-    if row is None or (row.job_id, row.batch_id) != (run.job_id, run.batch_id):
+    if row is None or (row.job_id == run.job_id and row.batch_id != run.batch_id):
         return ()
     return _newest((*row.earlier_tokens, row.token))
 
