@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 
 from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BatchRefusedError, DualWriteError, FencedError, JobClosedError, LostTransactionError
+from dualwrite.errors import (
+    BatchRefusedError,
+    DualWriteError,
+    FencedError,
+    JobClosedError,
+    LostTransactionError,
+    PrefixLeasedError,
+)
 from dualwrite.jobs.base import TaskOutcome
 from dualwrite.jobs.completing import delete_staged
 from dualwrite.jobs.frame.staged_rows import StagedRows
@@ -57,6 +64,30 @@ def test_a_task_that_starts_after_the_abort_of_an_unopened_run(scene: JobScene) 
         scene.task(run, 1, [9])
     scene.commit(scene.write(scene.run(), PARTS))
     scene.assert_holds([1, 2, 3])
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_run_that_is_aborted_before_it_has_written_does_not_take_the_prefix(postgres_scene: JobScene, is_fresh: bool) -> None:
+    """As when all tasks of a query's first batch fail, and the query is started again with a new checkpoint."""
+    scene = postgres_scene
+    if not is_fresh:
+        scene.commit(scene.write(scene.run(job_id="before", keeps_lease=False), [[9]]))
+    aborted = scene.run(job_id="one")
+    scene.abort_run(aborted)
+    scene.commit(scene.write(scene.run(job_id="two"), PARTS))
+    with pytest.raises(JobClosedError, match="was replaced"):
+        scene.task(aborted, 1, [8])
+    scene.assert_holds([1, 2, 3] if is_fresh else [1, 2, 3, 9])
+
+
+def test_an_abort_before_anything_was_written_keeps_the_lease(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
+    scene.commit(scene.write(scene.run(0), PARTS))
+    scene.abort_run(scene.run(1))
+    with pytest.raises(PrefixLeasedError):
+        scene.task(scene.run(job_id="another"), 0, [9])
+    scene.commit(scene.write(scene.run(1), [[4]]))
+    scene.assert_holds([1, 2, 3, 4])
 
 
 def test_a_task_that_starts_after_the_abort_of_an_unopened_run_while_another_run_is_open(postgres_scene: JobScene) -> None:

@@ -181,8 +181,11 @@ class JobDecision:
         return Verdict(decided, marker, _without(left, winners if decided is Decided.COMMITTED else ()))
 
     def _record_closed(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
-        """Record a run that could still be opened as closed, so that it can't be opened; other runs need no record."""
-        if row is not None and row.is_open:
+        """Record a run that could still be opened as closed, so that it can't be opened; other runs need no record.
+
+        It has written nothing, so it does not take the prefix: another job keeps its row, and no new lease begins.
+        """
+        if row is not None and (row.is_open or row.job_id != run.job_id):
             new = with_given_up(row, run)
         else:
             try:
@@ -191,7 +194,8 @@ class JobDecision:
                 return row
             if made is None:
                 return row
-            new = after_close(replace(made, staging_table="" if row is None else row.staging_table))
+            made = replace(made, staging_table="" if row is None else row.staging_table)
+            new = after_close(made, keeps_lease=row is not None and row.keeps_lease)
         write_job(connection, new, is_new=row is None)
         return new
 

@@ -131,7 +131,7 @@ def after_close(row: JobRow, *, keeps_lease: bool | None = None) -> JobRow:
 
 
 def with_given_up(row: JobRow, run: JobRun) -> JobRow:
-    """The row of an open run after another run was given up, which can then no longer be opened."""
+    """The row after another run than its newest one was given up, which can then no longer be opened."""
     if run.token in row.earlier_tokens:
         return row
     return replace(row, earlier_tokens=_newest((*row.earlier_tokens, run.token)))
