@@ -79,6 +79,15 @@ def test_an_abort_without_tasks_leaves_a_run_whose_tasks_work(postgres_scene: Jo
     scene.assert_holds([1, 2])
 
 
+def test_an_abort_without_tasks_leaves_a_batch_write(postgres_scene: JobScene) -> None:
+    """As when a query starts on the prefix of a write whose tasks have finished: its batch has the number 0, too."""
+    scene = postgres_scene
+    outcomes = scene.write(scene.run(keeps_lease=False), PARTS)
+    scene.abort_unknown()
+    scene.commit(outcomes)
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+
+
 def test_an_abort_of_a_write_leaves_the_run_of_another_one(scene: JobScene) -> None:
     """As when a second write finds its prefix in use, before any of its tasks has reported."""
     one = scene.write(scene.run(job_id="one", keeps_lease=False), [[1], [2]])

@@ -148,12 +148,13 @@ class JobCommitter:
         """Like `abort`, for a caller that knows neither the job nor the token of its run, because no task has reported.
 
         The open run of this batch may belong to another driver that is alive. So it is aborted only if none of its tasks sends
-        a heartbeat for two intervals; otherwise it is left to the next run of the job, or to recovery.
+        a heartbeat for two intervals; otherwise it is left to the next run of the job, or to recovery. A run that does not
+        keep its lease belongs to a batch write, never to such a caller.
         """
         with _left_to_recovery(prefix, batch_id):
             ledger = self._site.ledger
             row = ledger.job(prefix)
-            if row is None or row.batch_id != batch_id:
+            if row is None or row.batch_id != batch_id or not row.keeps_lease:
                 return
             if row.is_open and not ledger.seems_dead(row, 2 * self._site.site.heartbeat_interval):
                 log.info("%s: batch %d is not aborted: tasks of its open run are still working", prefix, batch_id)
