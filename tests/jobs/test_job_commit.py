@@ -13,6 +13,7 @@ from job_scene import JobScene
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
+from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
@@ -313,6 +314,20 @@ def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: J
             gate.set()
         scene.commit([first, done(second)])
     scene.assert_holds([1, 2])
+
+
+@pytest.mark.slow
+def test_a_write_whose_task_cleans_up_keeps_its_prefix(scene: JobScene) -> None:
+    scene.site = replace(scene.site, lease_timeout=6.0)
+    one, two = (scene.run(job_id=job, keeps_lease=False) for job in ("one", "two"))
+
+    def another() -> None:
+        with pytest.raises(PrefixLeasedError):
+            scene.task(two, 0, [3])
+
+    with failpoints.armed("job_after_open", failpoints.only_at(1, another)):
+        scene.commit([scene.task(one, 0, [1])])
+    scene.assert_holds([1])
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ class JobRow:
             the prefix before, and any run that was given up while another one had it.
         staging_table: Where the newest run stages its rows.
         owner: The name of the process that opened the newest run, for messages.
-        updated_at: When the row last changed (UTC, aware); a heartbeat of a task that waits for its first rows changes it, too.
+        updated_at: When the row last changed (UTC, aware); a heartbeat of a task that has not claimed its id changes it, too.
     """
 
     prefix: str

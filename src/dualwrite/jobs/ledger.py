@@ -204,10 +204,10 @@ class JobLedger:
 
         return self._short.run(work, "sending a heartbeat", transactional_id)
 
-    def beat_before_rows(self, run: JobRun, seen: datetime | None) -> datetime | None:
-        """Send a heartbeat for a task that waits for its first rows: it changes the job's row, if the run is open.
+    def beat_before_claim(self, run: JobRun, seen: datetime | None) -> datetime | None:
+        """Send a heartbeat for a task that has not claimed its id yet: it changes the job's row, if the run is open.
 
-        One waiting task is enough: if another one has changed the row since the last call, it is left alone.
+        One such task is enough: if another one has changed the row since the last call, it is left alone.
 
         Args:
             run: The run.

@@ -26,7 +26,7 @@ from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.lease import Opening
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.opening import open_run
-from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
@@ -97,20 +97,15 @@ class TaskAttempt(Generic[Batch]):
             DualWriteError: As for the steps of the recipe.
         """
         remaining = iter(batches)
-        with heartbeats_before_rows(self._site.ledger, self._run, str(self._id), interval=self._site.site.heartbeat_interval):
+        with heartbeats_before_claim(self._site.ledger, self._run, str(self._id), interval=self._site.site.heartbeat_interval):
             first = next(remaining, None)
-        if first is None:
-            return self._outcome()
-        opening = open_run(
-            self._site,
-            self._run,
-            owner=describe_owner("task"),
-            staging_table=self._sink.staging_table,
-            ids=[str(self._id)],
-        )
-        if opening is Opening.ALREADY_COMMITTED:
-            return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
-        rows, prepared = self._write_all(itertools.chain((first,), remaining))
+            if first is None:
+                return self._outcome()
+            if self._open() is Opening.ALREADY_COMMITTED:
+                return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
+            producers, claim = self._claim()
+        hit("job_after_claim")
+        rows, prepared = self._write_all(itertools.chain((first,), remaining), producers, claim)
         log.info("%s: %d rows staged, %s prepared", self._id, rows, prepared.state)
         return self._outcome(rows=rows, prepared=prepared)
 
@@ -124,11 +119,23 @@ class TaskAttempt(Generic[Batch]):
             already_committed=already_committed,
         )
 
-    def _write_all(self, batches: Iterator[Batch]) -> tuple[int, Prepared]:
-        site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
+    def _open(self) -> Opening:
+        return open_run(
+            self._site,
+            self._run,
+            owner=describe_owner("task"),
+            staging_table=self._sink.staging_table,
+            ids=[str(self._id)],
+        )
+
+    def _claim(self) -> tuple[ProducerFactory, Claim]:
+        site, timeout = self._site, self._site.site.timeouts.claim
         producers = site.producers(str(self._id))  # contacts Kafka before anything is claimed
-        self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeouts.claim)
-        hit("job_after_claim")
+        self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeout)
+        return producers, claim
+
+    def _write_all(self, batches: Iterator[Batch], producers: ProducerFactory, claim: Claim) -> tuple[int, Prepared]:
+        site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
         ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
         with heartbeats(site.ledger, self._run, str(self._id), interval=site.site.heartbeat_interval) as status:
             ownership.adopt(claim)
@@ -236,13 +243,13 @@ def heartbeats(ledger: JobLedger, run: JobRun, transactional_id: str, *, interva
 
 
 @contextmanager
-def heartbeats_before_rows(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[None]:
-    """Like `heartbeats`, for a task that has claimed nothing yet; its run may be open because of other tasks."""
+def heartbeats_before_claim(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[None]:
+    """Like `heartbeats`, for a task that has not claimed its id; its run may be open already because of other tasks."""
     seen: datetime | None = None
 
     def beat() -> bool:
         nonlocal seen
-        seen = ledger.beat_before_rows(run, seen)
+        seen = ledger.beat_before_claim(run, seen)
         return True
 
     with _repeated(beat, transactional_id, interval):
