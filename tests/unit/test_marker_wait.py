@@ -30,10 +30,10 @@ class Kafka:
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def _describe(self, _: Deadline) -> TransactionDescription:
+    def _describe(self, limit: Deadline) -> TransactionDescription:
         self.looks += 1
-        if self.is_away:
-            raise BrokerUnavailableError("away")
+        if self.is_away or limit.expired:
+            raise BrokerUnavailableError("away" if self.is_away else "no time left")
         is_written = self.now >= self._ended_at + self.markers_take
         status = TransactionStatus.COMPLETE_COMMIT if is_written else TransactionStatus.PREPARE_COMMIT
         return TransactionDescription(status, 1, 1, 1, 1)
@@ -100,6 +100,16 @@ def test_the_wait_is_limited(kafka: Kafka) -> None:
     before = kafka.now
     assert kafka.looks_of(pause=0.001) <= 12
     assert kafka.now < before + 0.2
+
+
+def test_markers_slower_than_the_limit_are_waited_for_each_time(kafka: Kafka) -> None:
+    """The coordinator responds each time, so this is not a slow connection."""
+    kafka.markers_take = 0.2
+    for pause in (0.001, 0.09, 0.09):
+        before = kafka.now
+        assert kafka.looks_of(pause=pause) > 1
+        assert kafka.now >= before + pause + 0.099
+    assert kafka.looks_of(pause=0.11) == 0, "longer than the limit is never waited"
 
 
 def test_a_coordinator_that_does_not_respond_in_time_is_asked_more_and_more_rarely(kafka: Kafka) -> None:

@@ -89,7 +89,7 @@ class MarkerWait:
         while not limit.expired:
             limit.sleep(pause)
             pause *= 2
-            if self._are_written(limit):
+            if limit.expired or self._are_written(limit):  # a check with no time left would be one without a response
                 break
         self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
 
