@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -119,6 +120,19 @@ def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
     assert store.read_claimed(claim).prepared_state == STATE
+
+
+def test_statements_built_for_one_call_are_not_kept(store: SqlStateStore) -> None:
+    claim = store.claim("id", "tests", timeout=LIMIT)
+
+    def updates_after(calls: int) -> int:
+        for _ in range(calls):
+            store.record_resolution(claim, Resolution(clear_state=True))
+        gc.collect()
+        return sum(type(found) is sa.Update for found in gc.get_objects())
+
+    before = updates_after(200)  # as many are kept as may be
+    assert updates_after(200) < before + 50
 
 
 def test_migrations_go_up_and_down_in_a_schema(url: str) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any, Final, cast
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Connection, Dialect, Engine, MetaData, Table, event, text
 from sqlalchemy.sql import visitors
@@ -22,6 +21,12 @@ from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.table import metadata
 
 _OPTION: Final = "dualwrite_schema"
+_KEPT: Final = 128
+"""How many statements are kept with their copies: more than our constant ones.
+
+A copy refers to its original, so weak references would keep all those that are built for one call.
+"""
+
 SCHEMAS_ARE_DATABASES: Final = ("mysql", "mariadb")
 """SQLAlchemy's names."""
 
@@ -50,15 +55,12 @@ def engine_in_schema(engine: Engine, schema: str | None) -> Engine:
     if schema is None:
         return engine
     own = engine.execution_options(**{_OPTION: schema})
-    moved: WeakKeyDictionary[ClauseElement, ClauseElement] = WeakKeyDictionary()
+    moved = lru_cache(_KEPT)(partial(_moved, schema=schema))
 
     def move(connection: Connection, statement: Any, many: Any, parameters: Any, _options: Any) -> tuple[Any, Any, Any]:
         is_users = isinstance(connection, GuardedConnection) and not connection.guard.lifted
         if not is_users and isinstance(statement, ClauseElement):
-            found = moved.get(statement)
-            if found is None:
-                found = moved[statement] = _moved(statement, schema)
-            statement = found
+            statement = moved(statement)
         return statement, many, parameters
 
     event.listen(own, "before_execute", move, retval=True)
