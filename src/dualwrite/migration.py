@@ -84,7 +84,7 @@ def upgrade(database: str | URL | Engine, revision: str = "head", *, schema: str
         ConfigurationError: There is no such revision or schema, or no store for the URL.
         StoreError: The database returned an error or can't be reached.
     """
-    with _configured(database, "upgrading the table", schema) as config:
+    with _configured(database, "upgrading the table", revision, schema) as config:
         command.upgrade(config, revision)
 
 
@@ -100,7 +100,7 @@ def downgrade(database: str | URL | Engine, revision: str, *, schema: str | None
         ConfigurationError: There is no such revision, or no store for the URL.
         StoreError: The database returned an error or can't be reached.
     """
-    with _configured(database, "downgrading the table", schema) as config:
+    with _configured(database, "downgrading the table", revision, schema) as config:
         command.downgrade(config, revision)
 
 
@@ -112,10 +112,10 @@ def undone_by(database: str | URL | Engine, revision: str, *, schema: str | None
     Raises: as `downgrade`.
     """
     before = current(database, schema=schema)
-    with _revision_checked():
+    with _revision_checked(revision):
         script = ScriptDirectory(str(scripts_folder()))
-        undone = list(script.iterate_revisions(before or (), revision, select_for_downgrade=True))
-    return {step.revision: (step.module.downgrade.__doc__ or "").strip() for step in undone}
+        undone = script._downgrade_revs(revision, before)  # noqa: SLF001  (see upgrade_state_table)
+    return {step.revision.revision: (step.migration_fn.__doc__ or "").strip() for step in undone}
 
 
 def current(database: str | URL | Engine, *, schema: str | None = None) -> str | None:
@@ -152,7 +152,7 @@ def sql(database: str | URL, revision: str = "head", *, schema: str | None = Non
     config = _config()
     config.output_buffer = text
     config.set_main_option("sqlalchemy.url", url.set(password=None).render_as_string().replace("%", "%%"))
-    with _one_at_a_time, _revision_checked():
+    with _one_at_a_time, _revision_checked(revision):
         command.upgrade(config, revision, sql=True)
     return text.getvalue()
 
@@ -234,7 +234,7 @@ def _run_in_chain(
         )
     theirs = op.get_context()
     options: dict[str, Any] = {"version_table": VERSION_TABLE_NAME, "fn": lambda heads, _context: steps(heads)}
-    with _revision_checked():
+    with _revision_checked(revision):
         if theirs.as_sql:
             offline = {"as_sql": True, "starting_rev": from_revision, "output_buffer": theirs.output_buffer}
             ours = MigrationContext.configure(dialect=theirs.dialect, opts={**options, **offline})
@@ -256,8 +256,8 @@ def _config() -> Config:
 
 
 @contextmanager
-def _configured(database: str | URL | Engine, doing: str, schema: str | None) -> Iterator[Config]:
-    with _one_at_a_time, _connected(database, doing, schema) as connection, _revision_checked():
+def _configured(database: str | URL | Engine, doing: str, revision: str, schema: str | None) -> Iterator[Config]:
+    with _one_at_a_time, _connected(database, doing, schema) as connection, _revision_checked(revision):
         config = _config()
         config.attributes["connection"] = connection
         yield config
@@ -295,11 +295,11 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
 
 
 @contextmanager
-def _revision_checked() -> Iterator[None]:
+def _revision_checked(revision: str) -> Iterator[None]:
+    next_step = f"use an existing revision; the newest of this release is {newest()!r} (`head`)"
+    if not revision:
+        raise ConfigurationError("The revision is empty.", next_step=next_step)
     try:
         yield
     except CommandError as error:
-        raise ConfigurationError(
-            f"Alembic reported an error: {error}",
-            next_step=f"use an existing revision; the newest of this release is {newest()!r} (`head`)",
-        ) from error
+        raise ConfigurationError(f"Alembic reported an error: {error}", next_step=next_step) from error

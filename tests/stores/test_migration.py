@@ -142,9 +142,20 @@ def test_the_sql_script_runs_unchanged(tmp_path: Path, postgres_server: Postgres
 
 
 def test_an_unknown_revision(sqlite_url: str) -> None:
-    for call in (migration.upgrade, migration.downgrade, migration.sql):
+    for call in (migration.upgrade, migration.downgrade, migration.undone_by, migration.sql):
         with pytest.raises(ConfigurationError, match="nonsense"):
             call(sqlite_url, "nonsense")
+        with pytest.raises(ConfigurationError, match="revision is empty"):
+            call(sqlite_url, "")
+
+
+@pytest.mark.parametrize("at", ["base", "0003"])
+def test_a_downgrade_to_a_newer_revision(sqlite_url: str, at: str) -> None:
+    migration.downgrade(sqlite_url, at)
+    for call in (migration.downgrade, migration.undone_by):
+        with pytest.raises(ConfigurationError, match="0005 is not a valid downgrade target"):
+            call(sqlite_url, "0005")
+    assert migration.undone_by(sqlite_url, at) == {}
 
 
 def test_an_unreachable_database_server() -> None:
@@ -170,6 +181,8 @@ def test_the_db_command(tmp_path: Path) -> None:
     assert output("downgrade", "--revision", "0007") == "Already at revision 0007.\n"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
+    result = run(db.app, ["downgrade", "--url", url, "--revision", "0005"])
+    assert isinstance(result.exception, ConfigurationError), "which the command line prints without a traceback"
 
 
 @pytest.mark.parametrize(("revision", "undone"), [("base", 7), ("-7", 7), ("0001-1", 7), ("0001", 6), ("-1", 1)], ids=str)
