@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -235,15 +236,15 @@ def test_a_file_moved_to_another_disk_can_be_declared_the_original(original: Sce
 @native
 def test_a_database_made_from_a_template_is_a_copy(broker: DevCluster, postgres_server: PostgresServer) -> None:
     """Like a restored dump: another database on the server. A physical replica would count as the same database."""
-    original = Scene(events_at(postgres_server.create_database("original")), broker.bootstrap_servers)
+    original = Scene(events_at(postgres_server.create_database(f"original_{uuid4().hex}")), broker.bootstrap_servers)
     original.events.create()
     crash_writer(original, "after_db_commit")
     original.engine.dispose()
-    name = "copied"
+    name = f"copied_{uuid4().hex}"
     admin = sa.create_engine(original.engine.url.set(database="postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with admin.connect() as server:
         _ended_sessions(server, original.engine.url.database)
-        server.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE original")
+        server.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {original.engine.url.database}")
     copy = replace(original, events=events_at(original.engine.url.set(database=name).render_as_string(hide_password=False)))
     with pytest.raises(dualwrite.StoreCopiedError):
         copy.write_here(9)
@@ -266,7 +267,7 @@ def test_a_replica_that_takes_over_is_used_with_a_warning(
     broker: DevCluster, mariadb_server: MariaDBServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A replica of MariaDB or MySQL has its own identifier, so it can't be distinguished from a copy."""
-    scene = Scene(events_at(mariadb_server.create_database("replica")), broker.bootstrap_servers)
+    scene = Scene(events_at(mariadb_server.create_database(f"replica_{uuid4().hex}")), broker.bootstrap_servers)
     scene.events.create()
     crash_writer(scene, "after_db_commit")
     with dualwrite.store_from_url(scene.url) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -284,9 +285,9 @@ def test_the_table_is_made_for_transactions_and_exact_ids(mariadb_store: SqlStat
 
 
 @pytest.mark.parametrize("scheme", ["mariadb+pymysql", "mysql+pymysql"])
-def test_a_killed_upgrade_can_be_finished(mariadb_server: MariaDBServer, scheme: str) -> None:
+def test_a_killed_upgrade_can_be_finished(new_database: Callable[[str], str], scheme: str) -> None:
     """DDL commits at once: the table or the column may exist before the version is updated."""
-    url = mariadb_server.create_database(f"half_{scheme[:5]}").replace("mariadb+pymysql", scheme)
+    url = new_database("mariadb").replace("mariadb+pymysql", scheme)
     migration.upgrade(url)
     engine = sa.create_engine(url)
     for version in (None, "0001"):
@@ -308,8 +309,8 @@ def test_a_killed_upgrade_can_be_finished(mariadb_server: MariaDBServer, scheme:
     engine.dispose()
 
 
-def test_the_script_for_mariadb_runs_unchanged(mariadb_server: MariaDBServer) -> None:
-    url = mariadb_server.create_database("by_hand_mariadb")
+def test_the_script_for_mariadb_runs_unchanged(new_database: Callable[[str], str]) -> None:
+    url = new_database("mariadb")
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for statement in migration.sql("mariadb://nobody:s3cret@nowhere/x").split(";"):

@@ -20,7 +20,6 @@ from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreEr
 from dualwrite.jobs.tables import metadata
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.fork_server import TESTS, ForkedProcess
 from fixtures.pace import LIMIT, ended
 
@@ -125,7 +124,7 @@ def test_tables_of_the_user_are_kept(empty_url: str) -> None:
     assert {"orders", "orm_orders"} <= tables(empty_url)
 
 
-def test_the_sql_script_runs_unchanged(tmp_path: Path, postgres_server: PostgresServer) -> None:
+def test_the_sql_script_runs_unchanged(tmp_path: Path, new_database: Callable[[str], str]) -> None:
     path = tmp_path / "by_hand.db"
     script = migration.sql("sqlite://")
     assert "CREATE TABLE kafka_transaction_state (" in script
@@ -133,7 +132,7 @@ def test_the_sql_script_runs_unchanged(tmp_path: Path, postgres_server: Postgres
         [sys.executable, "-c", f"import sqlite3; sqlite3.connect({str(path)!r}).executescript({script!r})"], check=True
     )
     assert migration.current(f"sqlite:///{path}") == migration.newest()
-    url = postgres_server.create_database("by_hand")
+    url = new_database("postgresql")
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as server:
         server.exec_driver_sql(migration.sql("postgresql://nobody:s3cret@nowhere/x"))

@@ -16,7 +16,6 @@ from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import lease_table
-from dualwrite.testing.mariadb import MariaDBServer
 from fixtures.older import assert_still_usable
 
 OLDER = (
@@ -64,9 +63,9 @@ def test_copies_are_detected_after_an_upgrade(older_url: str) -> None:
         other.check_original()
 
 
-def test_a_killed_upgrade_to_0005_can_be_finished(mariadb_server: MariaDBServer) -> None:
+def test_a_killed_upgrade_to_0005_can_be_finished(new_database: Callable[[str], str]) -> None:
     """DDL commits at once there: some columns may exist before the version is updated, in upgrades and downgrades."""
-    url = mariadb_server.create_database("half_0005")
+    url = new_database("mariadb")
     migration.upgrade(url)
     engine = sa.create_engine(url)
     with engine.begin() as connection:
@@ -90,8 +89,8 @@ def test_a_killed_upgrade_to_0005_can_be_finished(mariadb_server: MariaDBServer)
     ("revision", "before", "table"),
     [("0006", "0005", "kafka_transaction_lease"), ("0007", "0006", "kafka_consumed_offset")],
 )
-def test_a_killed_upgrade_can_be_finished(mariadb_server: MariaDBServer, revision: str, before: str, table: str) -> None:
-    url = mariadb_server.create_database(f"half_{revision}")
+def test_a_killed_upgrade_can_be_finished(new_database: Callable[[str], str], revision: str, before: str, table: str) -> None:
+    url = new_database("mariadb")
     migration.upgrade(url)
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -154,7 +155,7 @@ def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> No
 
 
 def test_migrations_run_through_pgbouncer(bouncer: PgBouncer) -> None:
-    url = bouncer.create_database("migrated_through_pgbouncer")
+    url = bouncer.create_database(f"migrated_{uuid4().hex}")
     migration.upgrade(url)
     assert migration.current(url) == migration.newest()
 
