@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dualwrite.errors import ConfigurationError
+
+MOST_SECONDS: Final = 1_000_000
+"""Eleven days. In milliseconds it fits into 32 bits: more would be too large for poll, librdkafka, PostgreSQL or SQLite."""
 
 
 def check_count(name: str, number: Any, *, most: int | None = None, next_step: str | None = None) -> None:
@@ -18,11 +21,13 @@ def check_count(name: str, number: Any, *, most: int | None = None, next_step: s
         raise ConfigurationError(f"{name} must be an integer {allowed}, not {number!r}.", next_step=next_step)
 
 
-def check_seconds(name: str, seconds: Any) -> None:
-    """Check that an option is a number above 0.
+def check_seconds(name: str, seconds: Any, *, may_be_zero: bool = False) -> None:
+    """Check that an option is a number above 0, or also 0 if it may be, and at most `MOST_SECONDS`.
 
     Raises:
         ConfigurationError: It is not.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigurationError(f"{name} must be a number of seconds above 0, not {seconds!r}.")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not (0 < seconds <= MOST_SECONDS or (may_be_zero and seconds == 0)):
+        least = "from 0" if may_be_zero else "above 0 and"
+        raise ConfigurationError(f"{name} must be a number of seconds {least} up to {MOST_SECONDS}, not {seconds!r}.")

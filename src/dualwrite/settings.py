@@ -28,7 +28,7 @@ from dualwrite.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time limits in seconds; each must be above 0.
+    """Time limits in seconds; each must be above 0 and at most 1000000 (eleven days).
 
     Args:
         claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection.
@@ -38,7 +38,7 @@ class Timeouts:
             messages, for each wait during which the brokers store nothing.
 
     Raises:
-        ConfigurationError: A limit is not a number above 0.
+        ConfigurationError: A limit is not a number, or out of this range.
     """
 
     claim: float = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ from psycopg_pool import ConnectionPool
 from crash.events import write_event
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool, aio
-from dualwrite.errors import PoolTimeoutError
+from dualwrite.errors import ConfigurationError, PoolTimeoutError
 from dualwrite.pool.call import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
@@ -47,6 +48,19 @@ def stuck_in_a_group(pool: WriterPool[Any], *calls: Callable[[], Future[Any]]) -
     finally:
         release.set()
         done(first)
+
+
+@pytest.mark.parametrize("bad", [math.inf, 1e11, 10**400, -1], ids=["inf", "1e11", "10**400", "-1"])
+def test_a_limit_for_which_nothing_can_wait_is_refused(scene: Scene, bad: float) -> None:
+    """Before anything runs; with an infinite one, `run` raised OverflowError though the unit went on, and was committed."""
+    with open_pool(scene) as pool:
+        with pytest.raises(ConfigurationError, match="timeout must be"):
+            pool.with_options(timeout=bad)
+        with pytest.raises(ConfigurationError, match="timeout must be"), pool.transaction(timeout=bad):
+            pass
+        with pytest.raises(ConfigurationError, match="timeout must be"):
+            pool.close(timeout=bad)
+        assert pool.run(both, scene, 1) == 1
 
 
 def test_the_timeout_applies_while_no_writer_is_free(scene: Scene) -> None:

@@ -135,7 +135,8 @@ class AsyncWriterPool(Generic[H]):
         """
         self._check("transaction()")
         handoff = self._new_handoff("transaction()")
-        job = await self._begin(handoff, Deadline.after(self._bound.timeout if timeout is None else timeout))
+        bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
+        job = await self._begin(handoff, Deadline.after(bound.timeout))
         try:
             tx = await handoff.receive(job)
         except BaseException:

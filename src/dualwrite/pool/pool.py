@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from dualwrite.checks import check_seconds
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     DualWriteError,
@@ -180,6 +181,7 @@ class WriterPool(Generic[H]):
 
         Raises:
             UsageError: The key has no hash.
+            ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
         """
         try:
             hash(key)
@@ -187,7 +189,7 @@ class WriterPool(Generic[H]):
             raise UsageError(
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
-        return BoundPool(self._submitter, key, self._options.timeout if timeout is None else timeout)
+        return BoundPool(self._submitter, key, self._seconds(timeout))
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -230,10 +232,11 @@ class WriterPool(Generic[H]):
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
+            ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
-        limit = Deadline.after(self._options.timeout if timeout is None else timeout)
+        limit = self._limit(timeout)
         with self._writers.checked_out("a transaction of its own", limit) as writer:
             if self._is_closed:
                 raise closed(self._prefix)
@@ -284,11 +287,13 @@ class WriterPool(Generic[H]):
         Raises:
             ConcurrentUseError: A unit or transaction did not end in time; the error names it and says how far it got. Its
                 writer is closed as soon as it ends.
+            ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
         """
         if os.getpid() != self._pid:
             return  # a forked child: the connections belong to its parent
         self._check("close()", also_closed=True)
+        self._seconds(timeout)  # raises if it is not valid: the pool is still open
         with self._closing:
             if self._has_ended:
                 return
@@ -315,7 +320,14 @@ class WriterPool(Generic[H]):
                 self.close()
 
     def _limit(self, timeout: float | None) -> Deadline:
-        return Deadline.after(self._options.timeout if timeout is None else timeout)
+        return Deadline.after(self._seconds(timeout))
+
+    def _seconds(self, timeout: float | None) -> float:
+        """The pool's time limit, or the one that a caller gave; 0 means not to wait."""
+        if timeout is None:
+            return self._options.timeout
+        check_seconds("timeout", timeout, may_be_zero=True)
+        return timeout
 
     def _end_writers(self, limit: Deadline, error: BaseException | None = None) -> None:
         """Close the writers and release their ids; if `error` is given, failures become notes on it instead."""
