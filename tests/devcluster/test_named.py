@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dualwrite.devcluster import BrokerExitedError, DevCluster, DevClusterError, SettingsDifferError, cluster_names
+from dualwrite.devcluster.plan import plan
 from dualwrite.devcluster.process import BrokerProcess
 from dualwrite.devcluster.record import ClusterRecord
 
@@ -105,6 +109,36 @@ def test_a_reused_process_id_is_not_taken_for_a_broker(tmp_path: Path) -> None:
     assert BrokerProcess(me.pid, me.create_time()).alive
     assert not BrokerProcess(me.pid, me.create_time() - 3600).alive
     assert not BrokerProcess(me.pid, me.create_time() - 3600).send(__import__("signal").SIGTERM)
+    recorded = BrokerProcess.running(me.pid)
+    assert recorded.alive
+    if sys.platform == "linux":
+        assert not replace(recorded, start_ticks=(recorded.start_ticks or 0) - 1).alive
+        assert not replace(recorded, boot_id="another boot").alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a start time that does not depend on the clock")
+def test_a_broker_is_found_again_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux's start times are relative to the boot, whose time moves with the clock: `down --purge` removed a running
+    broker's data."""
+    recorded = BrokerProcess.running(psutil.Process().pid)
+    before = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + 3600)
+    assert recorded.alive
+
+
+def test_a_record_of_an_older_release_without_the_boot_is_read(tmp_path: Path) -> None:
+    record = plan("c", None, {}, None)
+    me = psutil.Process()
+    record.nodes[0].process = BrokerProcess.running(me.pid)
+    record.save(tmp_path)
+    file = tmp_path / "cluster.json"
+    data = json.loads(file.read_text())
+    del data["nodes"][0]["process"]["boot_id"], data["nodes"][0]["process"]["start_ticks"]
+    file.write_text(json.dumps(data))
+    loaded = ClusterRecord.load(tmp_path)
+    assert loaded is not None
+    assert loaded.nodes[0].process == BrokerProcess(me.pid, me.create_time())
+    assert loaded.nodes[0].alive
 
 
 def test_a_second_process_waits_for_its_turn(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -18,7 +20,10 @@ from dualwrite.devcluster import launcher
 from dualwrite.devcluster.errors import DevClusterError
 
 _CLOCK_TOLERANCE = 5.0
-"""Seconds by which a process's start time may appear to change when the system clock is adjusted."""
+"""Seconds by which a process's start time may appear to change when the system clock is adjusted, where only it is known."""
+
+_STARTTIME = 19
+"""Index of `starttime` among the fields of /proc/<pid>/stat that follow the program's name."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,27 @@ class BrokerProcess:
 
     pid: int
     create_time: float
-    """Seconds since the epoch, as psutil reports it."""
+    """Seconds since the epoch, as psutil reports it. For a running process it changes when the system clock is set."""
+    boot_id: str | None = None
+    """The boot of the machine in which it was started; None if unknown (not Linux, or recorded by an older release)."""
+    start_ticks: int | None = None
+    """Clock ticks from that boot to its start, which never change; None if unknown."""
+
+    @classmethod
+    def running(cls, pid: int) -> Self:
+        """The process that has this id now. Raises psutil.NoSuchProcess if there is none."""
+        ticks = _start_ticks(pid)
+        return cls(pid, psutil.Process(pid).create_time(), None if ticks is None else _boot_id(), ticks)
+
+    def _is(self, process: psutil.Process) -> bool:
+        if self.boot_id is not None and self.start_ticks is not None and _boot_id() is not None:
+            return self.boot_id == _boot_id() and self.start_ticks == _start_ticks(self.pid)
+        return abs(process.create_time() - self.create_time) < _CLOCK_TOLERANCE
 
     def _find(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.create_time) < _CLOCK_TOLERANCE
+            same = self._is(process)
             # its first thread may be a zombie while other threads still have its sockets and files open
             gone = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
         except psutil.Error:  # no such process, or it belongs to another user
@@ -92,6 +112,23 @@ class BrokerProcess:
                 return False
             time.sleep(0.01)
         return True
+
+
+@functools.cache
+def _boot_id() -> str | None:
+    """Linux's random id of the current boot; None on other systems."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Clock ticks from boot to the start of the process; None if there is no such process, or no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_STARTTIME])
+    except OSError:
+        return None
 
 
 def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
@@ -165,7 +202,7 @@ class Launcher:
             starter.wait()
         pid = int(first_line)
         try:
-            return BrokerProcess(pid, psutil.Process(pid).create_time())
+            return BrokerProcess.running(pid)
         except psutil.NoSuchProcess:
             return BrokerProcess(pid, 0.0)  # it exited immediately, and counts as dead; its log shows why
 
