@@ -12,7 +12,8 @@ from confluent_kafka.admin import AdminClient
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
-from dualwrite.devcluster import DevCluster, DevClusterError, probe
+from dualwrite.devcluster import DevCluster, DevClusterError, probe, readiness
+from dualwrite.devcluster.record import ClusterRecord
 from fixtures.pace import LIMIT, until
 
 
@@ -110,6 +111,25 @@ def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevC
         cluster.resume(1)
     cluster.start(1)  # runs already: only waits until it is ready again
     until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may notice the pause only now
+
+
+def test_a_cluster_whose_only_node_is_paused_is_not_waited_for(cluster: DevCluster) -> None:
+    cluster.pause(1)
+    try:
+        with pytest.raises(DevClusterError, match=r"are paused.*resume"):
+            cluster.up()
+    finally:
+        cluster.resume(1)
+    cluster.start(1)
+
+
+def test_another_cluster_on_the_port_is_not_taken_for_this_one(cluster: DevCluster) -> None:
+    """It may have taken the port between the check and the start of the broker; its node has the same id."""
+    record = ClusterRecord.load(cluster.data_dir)
+    assert record is not None
+    assert readiness.obstacle(record, record.nodes) is None
+    record.cluster_id = "another"
+    assert "answered by another cluster" in (readiness.obstacle(record, record.nodes) or "")
 
 
 def test_an_unknown_node_is_named(cluster: DevCluster) -> None:

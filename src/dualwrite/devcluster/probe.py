@@ -34,12 +34,13 @@ class _NotReadyError(Exception):
 
 
 def why_not_ready(
-    ports: Mapping[int, int], *, partitions: Mapping[CoordinatorType, int], producers: bool, timeout: float
+    ports: Mapping[int, int], *, cluster_id: str, partitions: Mapping[CoordinatorType, int], producers: bool, timeout: float
 ) -> str | None:
     """Check once whether these nodes work together: None if they do, else the first reason why they don't.
 
     Args:
         ports: Plain port by node id, of the nodes that are expected to work.
+        cluster_id: The id of their cluster: brokers of another cluster, with the same node ids, may have taken the ports.
         partitions: How many partitions the topic of each kind of coordinator has.
         producers: Whether to request a producer id from each node too. A new broker returns COORDINATOR_LOAD_IN_PROGRESS for
             the first such request, since only then does it request a block of ids from the controller. Each check uses up an
@@ -49,7 +50,7 @@ def why_not_ready(
     try:
         with _Nodes(ports, timeout) as nodes:
             for node_id in ports:
-                _check_metadata(nodes, node_id, ports.keys())
+                _check_metadata(nodes, node_id, cluster_id, ports.keys())
             for kind, count in partitions.items():
                 _check_coordinators(nodes, kind, count, ports.keys())
             for node_id in ports if producers else ():
@@ -61,8 +62,10 @@ def why_not_ready(
     return None
 
 
-def _check_metadata(nodes: _Nodes, node_id: int, expected: Collection[int]) -> None:
+def _check_metadata(nodes: _Nodes, node_id: int, cluster_id: str, expected: Collection[int]) -> None:
     metadata = nodes.send(node_id, MetadataRequest(version=9, topics=None, allow_auto_topic_creation=False))
+    if metadata.cluster_id != cluster_id:
+        raise _NotReadyError(f"port {nodes.ports[node_id]} is answered by another cluster, {metadata.cluster_id}")
     missing = set(expected) - {broker.node_id for broker in metadata.brokers}
     if missing:
         raise _NotReadyError(f"node {node_id} does not know node {min(missing)} yet")

@@ -33,7 +33,9 @@ def obstacle(record: ClusterRecord, nodes: Sequence[NodeRecord], *, producers: b
     """
     partitions = {kind: int(record.settings.config.get(name, COORDINATOR_PARTITIONS)) for kind, name in _PARTITIONS.items()}
     plain = {node.node_id: node.ports[PLAINTEXT] for node in nodes}
-    return why_not_ready(plain, partitions=partitions, producers=producers, timeout=_REQUEST_TIMEOUT)
+    return why_not_ready(
+        plain, cluster_id=record.cluster_id, partitions=partitions, producers=producers, timeout=_REQUEST_TIMEOUT
+    )
 
 
 def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles, *, timeout: float) -> None:
@@ -47,8 +49,14 @@ def wait(record: ClusterRecord, nodes: Sequence[NodeRecord], files: ClusterFiles
 
     Raises:
         BrokerExitedError: One of the brokers exited.
-        DevClusterError: The timeout has passed.
+        DevClusterError: The timeout has passed, or all nodes are paused.
     """
+    if not nodes:
+        raise DevClusterError(
+            f"All nodes of the cluster {record.name!r} are paused.",
+            next_step="resume them, with `DevCluster.resume` or SIGCONT, or stop the cluster",
+            cluster=record.name,
+        )
     deadline = time.monotonic() + timeout
     while True:
         for node in nodes:
