@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -12,7 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dualwrite.devcluster import BrokerExitedError, DevCluster, DevClusterError, SettingsDifferError, cluster_names
+from dualwrite.devcluster import (
+    BrokerExitedError,
+    DevCluster,
+    DevClusterError,
+    SettingsDifferError,
+    cluster_names,
+    registry,
+)
+from dualwrite.devcluster.node import ClusterFiles
 from dualwrite.devcluster.plan import plan
 from dualwrite.devcluster.process import BrokerProcess
 from dualwrite.devcluster.record import ClusterRecord
@@ -88,6 +97,62 @@ def test_a_directory_with_other_files_is_not_touched(state_dir: Path, tmp_path: 
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_purging_a_refused_directory_removes_nothing_from_it(state_dir: Path, tmp_path: Path) -> None:
+    own = tmp_path / "project" / "log4j2.properties"
+    own.parent.mkdir()
+    own.touch()
+    cluster = DevCluster("c", data_dir=own.parent)
+    with pytest.raises(DevClusterError, match="not empty"):
+        cluster.up()
+    cluster.down(purge=True)
+    assert own.exists()
+
+
+def test_a_purge_removes_the_nodes_of_a_failed_start_too(tmp_path: Path) -> None:
+    """A start with three nodes had failed, then one with a single node succeeded: its record has one."""
+    files = ClusterFiles(tmp_path / "data")
+    for node_id in (1, 2, 3):
+        files.storage(node_id).mkdir(parents=True)
+    (files.data_dir / "cluster.json.4711").touch()  # of a process that was killed while it wrote the record
+    record = plan("c", None, {"nodes": 1}, None)
+    record.save(files.data_dir)
+    files.purge(record)
+    assert not files.data_dir.exists()
+
+
+def test_a_process_killed_while_it_wrote_the_record_does_not_block_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json.4711").touch()
+    ClusterFiles(tmp_path).check_owner("c")
+    (tmp_path / "cluster.json.backup").touch()
+    with pytest.raises(DevClusterError, match="not empty"):
+        ClusterFiles(tmp_path).check_owner("c")
+
+
+def test_a_record_that_could_not_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, _target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        plan("c", None, {}, None).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_file_does_not_make_the_working_directory_the_data_directory(state_dir: Path) -> None:
+    own = state_dir / "clusters" / "c"
+    own.mkdir(parents=True)
+    (own / "data-dir").touch()  # as after a full disk
+    assert DevCluster("c").data_dir == own
+
+
+def test_another_data_directory_is_found_again_and_forgotten(state_dir: Path, tmp_path: Path) -> None:
+    registry.remember("c", tmp_path)
+    assert registry.data_dir("c") == tmp_path
+    assert [path.name for path in (state_dir / "clusters").iterdir()] == ["c"]
+    registry.forget("c")
+    assert not state_dir.exists()
+
+
 def test_a_name_cannot_leave_its_directory(state_dir: Path) -> None:
     with pytest.raises(DevClusterError, match="is not a valid cluster name"):
         DevCluster("../../etc")
@@ -142,8 +207,6 @@ def test_a_record_of_an_older_release_without_the_boot_is_read(tmp_path: Path) -
 
 
 def test_a_second_process_waits_for_its_turn(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dualwrite.devcluster import registry  # noqa: PLC0415
-
     with (
         registry.lock("c", timeout=1),
         pytest.raises(DevClusterError, match="Another process"),

@@ -18,7 +18,7 @@ from dualwrite.devcluster.process import BrokerProcess, Launcher
 from dualwrite.devcluster.progress import Progress
 from dualwrite.devcluster.properties import LOG4J2, render, server_properties
 from dualwrite.devcluster.record import ClusterRecord, NodeRecord
-from dualwrite.devcluster.settings import ClusterSettings
+from dualwrite.devcluster.settings import SIZES, ClusterSettings
 
 _LOGGING = "log4j2.properties"
 _TAIL = 12
@@ -145,11 +145,15 @@ class ClusterFiles:
         )
 
     def purge(self, record: ClusterRecord | None) -> None:
-        """Remove everything that belongs to the cluster, and the data directory if that leaves it empty."""
-        for node in record.nodes if record else []:
-            shutil.rmtree(self.node(node.node_id), ignore_errors=True)
-        (self.data_dir / _LOGGING).unlink(missing_ok=True)
-        ClusterRecord.remove(self.data_dir)
+        """Remove everything that belongs to the cluster, and the data directory if that leaves it empty.
+
+        Without a record nothing in it belongs to the cluster, such as in a directory that `check_owner` refuses.
+        """
+        if record is not None:
+            for node_id in range(1, max(SIZES) + 1):  # a start that failed may have created more nodes than the record has
+                shutil.rmtree(self.node(node_id), ignore_errors=True)
+            (self.data_dir / _LOGGING).unlink(missing_ok=True)
+            ClusterRecord.remove(self.data_dir)
         with suppress(OSError):
             self.data_dir.rmdir()
 
@@ -174,7 +178,7 @@ class ClusterFiles:
                 cluster=name,
                 data_dir=self.data_dir,
             )
-        if owner is None and self.data_dir.is_dir() and any(self.data_dir.iterdir()):
+        if owner is None and ClusterRecord.has_other_files(self.data_dir):
             raise DevClusterError(
                 f"The data directory {self.data_dir} is not empty, and it is not the directory of a dualwrite cluster.",
                 next_step="choose an empty or a new directory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,9 @@ CONTROLLER = "CONTROLLER"
 """Names of the two listeners that every node has."""
 
 _FILE = "cluster.json"
+_FILES = re.compile(rf"{re.escape(_FILE)}(\.\d+)?")
+"""The record, and a partial one, with the id of the process that is writing it."""
+
 _LAYOUT = 1
 
 
@@ -106,9 +110,13 @@ class ClusterRecord:
             ],
         }
         partial = data_dir / f"{_FILE}.{os.getpid()}"
-        partial.touch(mode=0o600)
-        partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-        partial.replace(data_dir / _FILE)
+        try:
+            partial.touch(mode=0o600)
+            partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            partial.replace(data_dir / _FILE)
+        except BaseException:  # such as a full disk
+            partial.unlink(missing_ok=True)
+            raise
 
     @staticmethod
     def exists(data_dir: Path) -> bool:
@@ -116,6 +124,13 @@ class ClusterRecord:
         return (data_dir / _FILE).is_file()
 
     @staticmethod
+    def has_other_files(data_dir: Path) -> bool:
+        """Whether this directory contains anything apart from a record and those that killed processes have not completed."""
+        return data_dir.is_dir() and any(not _FILES.fullmatch(path.name) for path in data_dir.iterdir())
+
+    @staticmethod
     def remove(data_dir: Path) -> None:
-        """Remove the record."""
-        (data_dir / _FILE).unlink(missing_ok=True)
+        """Remove the record, and those that killed processes have not completed."""
+        for path in data_dir.iterdir():
+            if _FILES.fullmatch(path.name):
+                path.unlink(missing_ok=True)

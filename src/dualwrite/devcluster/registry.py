@@ -34,17 +34,20 @@ def data_dir(name: str) -> Path:
     """Where the data of the cluster is, or will be."""
     own = directory(name)
     try:
-        return Path((own / _ELSEWHERE).read_text(encoding="utf-8"))
+        place = (own / _ELSEWHERE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return own
+    return Path(place) if place else own  # empty: a full disk, or a crash of the machine
 
 
 def remember(name: str, place: Path) -> None:
-    """Record where the data of a cluster is."""
+    """Record where the data of a cluster is. The caller must hold the cluster's lock."""
     own = directory(name)
     make_directory(own)
     if place != own:
-        (own / _ELSEWHERE).write_text(str(place), encoding="utf-8")
+        partial = _partial_file(name)
+        partial.write_text(str(place), encoding="utf-8")
+        partial.replace(own / _ELSEWHERE)
 
 
 def forget(name: str) -> None:
@@ -54,6 +57,7 @@ def forget(name: str) -> None:
     """
     own = directory(name)
     (own / _ELSEWHERE).unlink(missing_ok=True)
+    _partial_file(name).unlink(missing_ok=True)
     _lock_file(name).unlink(missing_ok=True)
     for path in (own, own.parent, own.parent.parent):
         with suppress(OSError):  # missing, or not empty
@@ -67,6 +71,11 @@ def names() -> list[str]:
     except FileNotFoundError:
         return []
     return [name for name in found if ClusterRecord.exists(data_dir(name))]
+
+
+def _partial_file(name: str) -> Path:
+    """The file with the data directory until it is complete; not in the cluster's directory, which must be empty at first."""
+    return directory(name).with_name(f".{name}.{_ELSEWHERE}")
 
 
 def _lock_file(name: str) -> Path:
