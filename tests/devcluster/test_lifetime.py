@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dualwrite.devcluster import DevCluster
-from fixtures.pace import LIMIT, gone, until
+from dualwrite.devcluster import DevCluster, launcher
+from fixtures.pace import LIMIT, ended, gone, until
 
 TEMPORARY = """
 import time
@@ -58,6 +59,36 @@ def test_ctrl_c_while_starting_leaves_no_broker(state_dir: Path) -> None:
             output = starter.communicate(timeout=LIMIT)
         assert starter.returncode == 130, output
         until(lambda: not commands(state_dir))  # a program that was killed ends soon after
+
+
+DELAYED = """
+import os, signal, sys
+from dualwrite.devcluster import interrupts
+number = signal.Signals[sys.argv[1]]
+signal.signal(number, signal.SIG_DFL)
+with interrupts.delayed():
+    os.kill(os.getpid(), number)
+    print("recorded", flush=True)
+print("not ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_waits_until_its_broker_is_recorded(number: signal.Signals) -> None:
+    done = subprocess.run([sys.executable, "-c", DELAYED, number.name], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("recorded\n", -number)
+
+
+@pytest.mark.parametrize("mode", [launcher.DETACHED, launcher.BOUND])
+def test_a_broker_that_its_starter_never_knew_of_is_killed(tmp_path: Path, mode: str) -> None:
+    """The starter was killed between the start of the launcher and the end of its pipe."""
+    program = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
+    arguments = [mode, str(os.getpid()), str(tmp_path / "log"), "", *program]
+    with subprocess.Popen([sys.executable, "-I", "-S", launcher.__file__, *arguments], stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None
+        starting.stdout.close()
+        assert ended(starting) == 1
+    assert not commands(tmp_path)
 
 
 def commands(state_dir: Path, word: str = "") -> list[list[str]]:

@@ -1,7 +1,8 @@
-"""Delays Ctrl-C while a process is started and recorded."""
+"""Delays Ctrl-C and the signals that end a process, while it starts and records another one."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,18 +12,28 @@ from types import FrameType
 
 @contextmanager
 def delayed() -> Iterator[None]:
-    """Deliver a SIGINT that arrives inside the block when the block ends.
+    """Deliver a SIGINT, SIGTERM or SIGHUP that arrives inside the block when the block ends.
 
-    SIGINT only interrupts Python's main thread, so in other threads there is nothing to do.
+    Only the main thread can do that; in another thread, a signal that ends the process ends it at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    arrived: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    arrived: list[tuple[signal.Signals, FrameType | None]] = []
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not None]
+
+    def collect(number: int, frame: FrameType | None) -> None:
+        arrived.append((signal.Signals(number), frame))
+
+    before = {number: signal.signal(number, collect) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if arrived and callable(before):
-            before(*arrived[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number, frame in arrived:
+            handler = before[number]
+            if callable(handler):
+                handler(number, frame)
+            else:  # the system's default, which ends the process, or SIG_IGN
+                os.kill(os.getpid(), number)

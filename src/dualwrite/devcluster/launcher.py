@@ -34,6 +34,9 @@ def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -
         log_file: The file to append the command's output to.
         purge: Directory to remove after the owner's death; empty for none.
         command: The command to run.
+
+    Returns:
+        The exit code: 1 if the caller ended before it could know the process; this was killed then.
     """
     bound = mode == BOUND
     with open(log_file, "ab") as log:  # noqa: PTH123  (pathlib would double this script's start-up time)
@@ -45,11 +48,10 @@ def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -
             start_new_session=True,
             preexec_fn=_die_with_launcher if bound and sys.platform == "linux" else None,  # noqa: PLW1509  (one thread)
         )
-    os.write(1, f"{process.pid}\n".encode())
-    os.close(1)
-    if not bound:
+    known = _announce(process.pid)
+    if known and not bound:
         return 0
-    while os.getppid() == owner:
+    while known and os.getppid() == owner:
         try:
             process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -59,7 +61,17 @@ def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -
     process.wait()
     if purge:
         shutil.rmtree(purge, ignore_errors=True)
-    return 0
+    return 0 if known else 1
+
+
+def _announce(pid: int) -> bool:
+    """Print the process id for the caller; False if the caller has ended, so that nobody would ever stop the process."""
+    try:
+        os.write(1, f"{pid}\n".encode())
+        os.close(1)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
