@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +74,67 @@ def test_a_truncated_jar_is_downloaded_again(tmp_path: Path) -> None:
     artifact = Artifact(path, whole)
     assert jars._undamaged(artifact).read_bytes() == whole.read_bytes()
     assert artifact.downloads == 1
+
+
+POM = b"<project><groupId>g</groupId><artifactId>a</artifactId><version>1</version></project>"
+
+
+@pytest.fixture
+def repository(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the artifact g:a:1 in an empty local Maven repository, which is also what the cache is."""
+    monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
+    monkeypatch.setattr(jars, "_PAUSE", 0)
+    return tmp_path / "m2" / "g" / "a" / "1"
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, status: int = 200, **answers: bytes) -> None:
+    """Let the remote repository answer a request for a POM or a jar with these bytes, everything else with 404."""
+
+    def answer(_method: str, url: str, **_: object) -> requests.Response:
+        content = answers.get(url.rpartition(".")[2])
+        response = requests.Response()
+        response.status_code = 404 if content is None else status
+        response.raw = io.BytesIO(content or b"")
+        return response
+
+    monkeypatch.setattr(jgo.util.http, "request", answer)
+
+
+def jar_of(tmp_path: Path) -> bytes:
+    with zipfile.ZipFile(tmp_path / "some.jar", "w") as archive:
+        archive.writestr("A.class", b"1")
+    return (tmp_path / "some.jar").read_bytes()
+
+
+@pytest.mark.parametrize("rest", [b"", POM[:40]], ids=["empty", "cut off"])
+def test_a_pom_of_a_download_that_was_killed_is_downloaded_again(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    repository.mkdir(parents=True)
+    (repository / "a-1.pom").write_bytes(rest)
+    serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
+    assert jars.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
+    assert (repository / "a-1.pom").read_bytes() == POM
+
+
+@pytest.mark.parametrize("page", [b"<html><br></html>", b"<html><body/></html>"], ids=["HTML", "XHTML"])
+def test_a_login_page_instead_of_a_pom_is_not_kept(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    serve(monkeypatch, pom=page)
+    with pytest.raises(DevClusterError, match=r"a-1\.pom is something else.*proxy settings"):
+        jars.artifact_jars("A", "1", ["g:a:1"])
+    serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
+    assert jars.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_a_refused_request_is_not_taken_for_a_missing_version_only(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    serve(monkeypatch, status, pom=b"", jar=b"")
+    with pytest.raises(DevClusterError, match=r"a proxy refused.*another version, or check the network and the proxy"):
+        jars.artifact_jars("A", "1", ["g:a:1"])
 
 
 def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from filelock import FileLock, Timeout
 from jgo.maven import MavenContext, PythonResolver
@@ -131,7 +132,11 @@ def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], pro
     resolver = _CleanResolver()
     context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
     unwanted = [context.project(*each.split(":")) for each in not_needed]
-    inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
+    try:
+        inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
+    except ET.ParseError:
+        _remove_damaged_poms(context.repo_cache)
+        raise
     artifacts = [each.artifact for each in (*inputs, *transitive) if f"{each.groupId}:{each.artifactId}" not in not_needed]
     progress.step(f"Downloading {what}", total=len(artifacts))
     jars = []
@@ -154,8 +159,27 @@ def _undamaged(artifact: Any) -> Path:
     return path
 
 
+def _remove_damaged_poms(repository: Path) -> None:
+    """Remove the POMs that an earlier download has not completed: the next attempt downloads them again.
+
+    A process may have been killed while jgo wrote one, and the error does not say which.
+    """
+    for path in repository.rglob("*.pom"):
+        with suppress(OSError):  # it is gone, or belongs to another user
+            if not _is_pom(path):
+                path.unlink()
+
+
+def _is_pom(path: Path) -> bool:
+    try:
+        root = ET.parse(path).getroot()  # noqa: S314  (from Maven Central, and jgo parses it too)
+    except ET.ParseError:
+        return False
+    return root.tag.rpartition("}")[2] == "project"
+
+
 class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
-    """jgo's resolver, changed to leave no partial file behind when a download is interrupted."""
+    """jgo's resolver, changed to leave no partial or wrong file behind when a download is interrupted or replaced."""
 
     def __init__(self) -> None:
         super().__init__(progress_callback=self._watch)
@@ -170,6 +194,9 @@ class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type h
             if artifact.cached_path is not None:
                 artifact.cached_path.unlink(missing_ok=True)
             raise
+        if path is not None and path.suffix == ".pom" and not _is_pom(path):
+            path.unlink()
+            raise RuntimeError(f"the download of {path.name} is something else, such as the login page of a proxy")
         return path
 
     @contextmanager
@@ -188,9 +215,11 @@ class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type h
 
 
 def _explain(what: str, error: Exception) -> DevClusterError:
-    missing = "not found in remote" in str(error)
+    refused = "not found in remote" in str(error)  # jgo's message for any status other than 200
     return DevClusterError(
         f"The jars of {what} could not be downloaded.",
-        cause=("not on Maven Central: " if missing else "") + f"{type(error).__name__}: {error}",
-        next_step="choose another version" if missing else "check the network and the proxy settings, and try again",
+        cause=("not on Maven Central, or the server or a proxy refused the request: " if refused else "")
+        + f"{type(error).__name__}: {error}",
+        next_step=("choose another version, or " if refused else "")
+        + "check the network and the proxy settings, and try again",
     )
