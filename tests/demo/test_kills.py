@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, MAX_POOL_DELAY, plan_kills
+from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, MAX_POOL_DELAY, Kill, plan_kills
+from dualwrite.demo.process import Stage, WorkerProcess
+from dualwrite.demo.supervisor import Supervisor
 
 
 @given(
@@ -28,6 +35,18 @@ def test_plan_of_kills(kills: int, transactions: int, seed: int, max_delay: floa
 def test_kills_are_spread_over_the_run() -> None:
     plan = plan_kills(10, 1000, 1)
     assert all(100 * place <= kill.after <= 100 * (place + 1) for place, kill in enumerate(plan))
+
+
+def test_a_second_kill_of_a_worker_that_has_ended_hits_another_one(tmp_path: Path) -> None:
+    """The demo waited in vain for the ended one, until it gave up: the others hold their last flights until all are killed."""
+    kill = Kill(after=0, delay=0.0, choice=0.0, while_opening=True)
+    supervisor = Supervisor([], [kill], tmp_path, lambda _: None)
+    ended = SimpleNamespace(stage=Stage.ENDED, killed=False, exit_code=0)
+    holding = SimpleNamespace(stage=Stage.HOLDING, killed=False, exit_code=None, kill=Mock())
+    supervisor._workers = cast("dict[int, WorkerProcess]", {0: ended, 1: holding})
+    supervisor._last_killed = 0
+    supervisor._kill_if_due()
+    holding.kill.assert_called_once_with()
 
 
 def test_another_seed_is_another_plan() -> None:

@@ -197,8 +197,10 @@ class Supervisor:
         if kill.while_opening:
             assert self._last_killed is not None
             worker = self._workers[self._last_killed]
-            return None if worker.stage is Stage.STARTING else worker
-        if self.tally.transactions < kill.after:
+            if worker.stage is not Stage.ENDED:
+                return None if worker.stage is Stage.STARTING else worker
+            # it had no flights left, so it has ended by itself; the others may all be waiting for the last kill
+        elif self.tally.transactions < kill.after:
             return None
         open_ones = [worker for worker in self._workers.values() if worker.stage in _ALIVE_AND_OPEN]
         return open_ones[int(kill.choice * len(open_ones))] if open_ones else None
