@@ -214,7 +214,7 @@ def has_departures(state_dir: Path) -> bool:
 @pytest.mark.parametrize(
     ("number", "option"),
     thinned(
-        product([signal.SIGINT, signal.SIGTERM], ["--departures=50000", "--pool"]),
+        product([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ["--departures=50000", "--pool"]),
         kept=[(signal.SIGINT, "--pool")],
         quick=[],
     ),

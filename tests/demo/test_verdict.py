@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from dualwrite.demo.comparison import Findings
-from dualwrite.demo.screen import Bar, Lines, Screen, Silent, screen_for, show_verdict
+from dualwrite.demo.screen import Bar, Lines, Quiet, Screen, screen_for, show_verdict
 from dualwrite.demo.supervisor import Tally
 from dualwrite.demo.verdict import Verdict
 
@@ -127,7 +127,7 @@ def test_the_screen_depends_on_the_terminal(good: Verdict) -> None:
     terminal = Console(file=StringIO(), force_terminal=True)
     kinds: list[tuple[Screen, type]] = [
         (screen_for(Console(file=StringIO()), quiet=False), Lines),
-        (screen_for(terminal, quiet=True), Silent),
+        (screen_for(Console(file=(quiet := StringIO())), quiet=True), Quiet),
         (screen_for(terminal, quiet=False), Bar),
     ]
     for screen, kind in kinds:
@@ -135,5 +135,8 @@ def test_the_screen_depends_on_the_terminal(good: Verdict) -> None:
         with screen:
             screen.say("hello")
             screen.show(good.tally, 104)
+            screen.remind("the broker keeps running")
     assert isinstance(terminal.file, StringIO)
     assert "hello" in terminal.file.getvalue()
+    assert "keeps running" in terminal.file.getvalue()
+    assert quiet.getvalue() == "the broker keeps running\n"

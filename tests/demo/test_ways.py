@@ -36,7 +36,7 @@ def kafka(broker: DevCluster) -> dict[str, Any]:
 
 @contextmanager
 def places_of(run: str, url: str | None, kafka: dict[str, Any], folder: Path) -> Iterator[Places]:
-    with prepared(run, workers=1, url=url, kafka=kafka, data_dir=folder, keep=False, say=lambda _: None) as places:
+    with prepared(run, workers=1, url=url, kafka=kafka, data_dir=folder, keep=False, say=print, remind=print) as places:
         yield places
 
 

@@ -22,6 +22,7 @@ from dualwrite.settings import ProducerName
 
 DISAGREES: Final = 1
 _DEFAULTS: Final = Options()
+_HANGUP: Final = getattr(signal, "SIGHUP", None)  # not on Windows
 
 app = typer.Typer()
 
@@ -65,7 +66,7 @@ def demo(
         data_dir=data_dir,
         keep=keep,
     )
-    with _sigterm_interrupts():
+    with _signals_interrupt():
         verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
     if as_json:
         typer.echo(json.dumps(verdict.to_json(), indent=2))
@@ -79,10 +80,17 @@ def demo(
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Treat SIGTERM (`timeout`, a cancelled CI job) like Ctrl-C: otherwise the broker would keep running."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _signals_interrupt() -> Iterator[None]:
+    """Treat SIGTERM (`timeout`, a cancelled CI job) and SIGHUP (a closed terminal, a lost SSH connection) like Ctrl-C.
+
+    Otherwise the broker would keep running. A SIGHUP that is ignored (`nohup`) stays ignored.
+    """
+    numbers = [signal.SIGTERM]
+    if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:
+        numbers.append(_HANGUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

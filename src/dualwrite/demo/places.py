@@ -83,6 +83,7 @@ def prepared(
     data_dir: Path | None,
     keep: bool,
     say: Callable[[str], None],
+    remind: Callable[[str], None],
 ) -> Iterator[Places]:
     """Prepare the resources of a run; afterwards those created for it are removed, unless `keep` is set.
 
@@ -93,7 +94,8 @@ def prepared(
         kafka: The Kafka settings; None for a local broker.
         data_dir: Parent of the run's directory; None for the user's state directory.
         keep: Initial value of `Places.keep`.
-        say: Called with lines about what is used, started and kept.
+        say: Called with lines about what is used and started.
+        remind: Called with a line about what keeps running.
 
     Raises:
         DualWriteError: Something can't be reached or created; what was already created is removed.
@@ -106,7 +108,7 @@ def prepared(
         make_directory(folder)
         try:
             with (
-                _broker(places, data_dir, say),
+                _broker(places, data_dir, say, remind),
                 _database(places, workers, own=url is None),
                 _topic(places),
                 _recovered(places),
@@ -121,7 +123,7 @@ def prepared(
 
 
 @contextmanager
-def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None], remind: Callable[[str], None]) -> Iterator[None]:
     """The given broker, or the cluster `default` if it runs, or a new one for the run."""
     if places.kafka:
         yield
@@ -133,20 +135,19 @@ def _broker(places: Places, data_dir: Path | None, say: Callable[[str], None]) -
         yield
         return
     name = f"demo-{places.run}"
-    with TerminalProgress() as progress:
-        cluster = DevCluster(name, data_dir=places.folder / "kafka" if data_dir else None, progress=progress)
-        try:
-            status = cluster.up()
-        except BaseException:
-            cluster.down(purge=True)
-            raise
-    places.kafka = {"bootstrap.servers": status.bootstrap_servers}
-    say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
+    progress = TerminalProgress()
+    cluster = DevCluster(name, data_dir=places.folder / "kafka" if data_dir else None, progress=progress)
+    is_up = False
     try:
+        with progress:
+            status = cluster.up()
+        is_up = True
+        places.kafka = {"bootstrap.servers": status.bootstrap_servers}
+        say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
         yield
     finally:
-        if places.keep:
-            say(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
+        if places.keep and is_up:
+            remind(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
         else:
             cluster.down(purge=True)
 

@@ -101,6 +101,7 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
         data_dir=options.data_dir,
         keep=options.keep,
         say=screen.say,
+        remind=screen.remind,
     ) as places:
         with screen:
             verdict = _run(options, places, shares, screen)

@@ -26,6 +26,9 @@ class Screen(Protocol):
     def say(self, line: str) -> None:
         """Print a line."""
 
+    def remind(self, line: str) -> None:
+        """Print a line about something that stays behind, and that the user must remove."""
+
     def show(self, tally: Tally, transactions: int) -> None:
         """Show the progress; called often."""
 
@@ -42,8 +45,22 @@ class Silent:
     def say(self, line: str) -> None:
         """Print nothing."""
 
+    def remind(self, line: str) -> None:
+        """Print nothing."""
+
     def show(self, tally: Tally, transactions: int) -> None:
         """Show nothing."""
+
+
+class Quiet(Silent):
+    """Shows only what stays behind, as for a script that reads the verdict."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def remind(self, line: str) -> None:
+        """Print it."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Lines:
@@ -62,6 +79,10 @@ class Lines:
     def say(self, line: str) -> None:
         """Print it."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def remind(self, line: str) -> None:
+        """Print it."""
+        self.say(line)
 
     def show(self, tally: Tally, transactions: int) -> None:
         """Print a line, if it is time for the next one."""
@@ -100,6 +121,10 @@ class Bar:
         """Print it above the bar."""
         self._console.print(line, markup=False, highlight=False)
 
+    def remind(self, line: str) -> None:
+        """Print it above the bar."""
+        self.say(line)
+
     def show(self, tally: Tally, transactions: int) -> None:
         """Move the bar; it redraws itself a few times a second."""
         self._bar.update(
@@ -110,7 +135,7 @@ class Bar:
 def screen_for(console: Console, *, quiet: bool) -> Screen:
     """The screen for this console."""
     if quiet:
-        return Silent()
+        return Quiet(console)
     return Bar(console) if console.is_terminal else Lines(console)
 
 

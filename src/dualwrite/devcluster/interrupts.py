@@ -20,7 +20,8 @@ def delayed() -> Iterator[None]:
         yield
         return
     arrived: list[tuple[signal.Signals, FrameType | None]] = []
-    numbers = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not None]
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ending if signal.getsignal(number) is not None]  # None: not set from Python
 
     def collect(number: int, frame: FrameType | None) -> None:
         arrived.append((signal.Signals(number), frame))
