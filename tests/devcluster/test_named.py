@@ -19,8 +19,10 @@ from dualwrite.devcluster import (
     DevClusterError,
     SettingsDifferError,
     cluster_names,
+    ports,
     registry,
 )
+from dualwrite.devcluster.locations import make_cache_directory
 from dualwrite.devcluster.node import ClusterFiles
 from dualwrite.devcluster.plan import plan
 from dualwrite.devcluster.process import BrokerProcess
@@ -88,6 +90,34 @@ def test_a_busy_port_is_reported_and_nothing_is_left_behind(state_dir: Path) -> 
             DevCluster("busy", port=port).up()
     assert caught.value.port == port
     assert not state_dir.exists()
+
+
+def test_a_reserved_port_is_not_reported_as_used(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_obstacle", lambda port: errno.EACCES if port == 443 else None)
+    with pytest.raises(DevClusterError, match="listen on port 443 of node 1 is denied"):
+        DevCluster("c", port=443).up()
+
+
+def test_a_full_disk_is_one_clear_error(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "cluster.json")
+
+    monkeypatch.setattr(ClusterRecord, "save", full)
+    with pytest.raises(DevClusterError, match=r"cluster 'c' can't be .*written.*No space left.*free space"):
+        DevCluster("c").up()
+
+
+def test_a_cache_that_cannot_be_created_names_the_variable_that_moves_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DevClusterError, match="XDG_CACHE_HOME"):
+        make_cache_directory(tmp_path / "file" / "dualwrite")
+
+
+def test_following_the_log_of_a_node_that_never_ran_ends(state_dir: Path) -> None:
+    cluster = DevCluster("c")
+    cluster.data_dir.mkdir(parents=True)
+    plan("c", None, {}, None).save(cluster.data_dir)
+    assert list(cluster.follow_logs()) == []
 
 
 def test_a_directory_with_other_files_is_not_touched(state_dir: Path, tmp_path: Path) -> None:

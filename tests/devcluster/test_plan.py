@@ -54,6 +54,17 @@ def test_properties_that_would_break_the_cluster_are_refused(config: dict[str, s
         ClusterSettings(config=config)
 
 
+@pytest.mark.parametrize(("port", "nodes"), [(-1, 1), (0, 1), (65_536, 1), (65_534, 3)])
+def test_a_port_that_does_not_exist_is_refused(port: int, nodes: int) -> None:
+    with pytest.raises(DevClusterError, match=f"can't be {port}.*from 1 to {65_536 - nodes}"):
+        plan("c", None, {"nodes": nodes}, port)
+
+
+def test_a_text_that_is_no_version_is_refused_before_it_is_compared_with_the_version_of_the_data() -> None:
+    with pytest.raises(DevClusterError, match="'latest' is not a Kafka version"):
+        plan("c", formatted(), {"kafka_version": "latest"}, None)
+
+
 def test_two_nodes_are_refused() -> None:
     with pytest.raises(DevClusterError, match="1 or 3"):
         ClusterSettings(nodes=2)

@@ -292,6 +292,20 @@ class DevCluster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """For what changes the cluster: one process at a time, and errors of its files as DevClusterError."""
+        try:
+            with self._lock():
+                yield
+        except OSError as error:
+            raise DevClusterError(
+                f"A file of the cluster {self.name!r} can't be read or written.",
+                cause=str(error),
+                next_step="check the free space on its disk, and its permissions",
+                cluster=self.name,
+            ) from error
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
         if not self._registered:
             yield
             return

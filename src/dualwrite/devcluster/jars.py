@@ -16,7 +16,7 @@ from jgo.maven import MavenContext, PythonResolver
 from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from dualwrite.devcluster.errors import DevClusterError
-from dualwrite.devcluster.locations import cache_dir, make_directory
+from dualwrite.devcluster.locations import cache_dir, make_cache_directory
 from dualwrite.devcluster.progress import Progress, SilentProgress
 
 DEFAULT_KAFKA_VERSION = "4.2.2"
@@ -41,11 +41,20 @@ def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path
     Raises:
         DevClusterError: The version does not exist, or something could not be downloaded.
     """
+    check_version(kafka_version)
+    return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
+
+
+def check_version(kafka_version: str) -> None:
+    """Check that a text has the form of a Kafka version.
+
+    Raises:
+        DevClusterError: It has not.
+    """
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
         raise DevClusterError(
             f"{kafka_version!r} is not a Kafka version.", next_step=f"use a version such as {DEFAULT_KAFKA_VERSION}"
         )
-    return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
 
 
 def artifact_jars(
@@ -76,7 +85,7 @@ def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Prog
     index = cache_dir() / f"{key}.json"
     if (known := _read_index(index)) is not None:
         return known
-    make_directory(index.parent)
+    make_cache_directory(index.parent)
     with _locked(index.parent / "download.lock", progress):
         if (known := _read_index(index)) is not None:
             return known

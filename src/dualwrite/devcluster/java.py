@@ -88,7 +88,7 @@ def _candidates() -> list[tuple[Path, str]]:
 
 def _in_home(home: Path) -> Path | None:
     for name in ("java", "java.exe"):
-        if (home / "bin" / name).is_file():
+        if (home / "bin" / name).is_file() and os.access(home / "bin" / name, os.X_OK):
             return home / "bin" / name
     return None
 

@@ -25,16 +25,21 @@ def cache_dir() -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its parents.
+    """Create a directory of a cluster, and its parents.
 
     Raises:
         DevClusterError: Permission is denied, or a file has that name.
     """
+    _make(path, f"choose another data directory, or set {STATE_DIR_VARIABLE}")
+
+
+def make_cache_directory(path: Path) -> None:
+    """Create a directory in `cache_dir`, and its parents. Raises as `make_directory`."""
+    _make(path, "make its parent writable, or choose another one (on Linux: set XDG_CACHE_HOME)")
+
+
+def _make(path: Path, next_step: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DevClusterError(
-            f"The directory {path} can't be created.",
-            cause=str(error),
-            next_step=f"choose another data directory, or set {STATE_DIR_VARIABLE}",
-        ) from error
+        raise DevClusterError(f"The directory {path} can't be created.", cause=str(error), next_step=next_step) from error

@@ -21,13 +21,15 @@ def tail(log_file: Path, lines: int | None) -> str:
 
 
 def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
-    """The last lines of a log, then each new line as it is written.
+    """The last lines of a log, then each new line as it is written; nothing if there is no log.
 
     Args:
         log_file: The log.
         lines: How many of the existing lines.
         until: Called before each read; after it returns True, the rest of the log is read and the iteration ends.
     """
+    if not log_file.exists():
+        return
     with log_file.open(encoding="utf-8", errors="replace") as log:
         yield from log.read().splitlines()[-lines:] if lines else []
         rest = ""

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.jars import artifact_jars
-from dualwrite.devcluster.locations import cache_dir, make_directory
+from dualwrite.devcluster.locations import cache_dir, make_cache_directory
 from dualwrite.errors import MissingDependencyError
 
 MARIADB_VERSION: Final = "11.4.5"
@@ -95,7 +95,7 @@ def downloaded_programs() -> MariaDBPrograms:
     programs = MariaDBPrograms(folder / "bin" / "mariadbd", folder / "share")
     if programs.server.is_file():
         return programs
-    make_directory(folder.parent)
+    make_cache_directory(folder.parent)
     with FileLock(folder.parent / "mariadb.lock"):
         if not programs.server.is_file():
             try:

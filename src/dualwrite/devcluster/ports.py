@@ -14,6 +14,8 @@ import psutil
 from dualwrite.devcluster.errors import DevClusterError
 
 LOOPBACK = "127.0.0.1"
+HIGHEST = 65_535
+"""The highest port number."""
 
 _LOWEST, _HIGHEST = 20_000, 32_000
 """Below the ephemeral ports of Linux (from 32768) and macOS (from 49152). If a broker had an ephemeral port and was killed, a
@@ -27,15 +29,20 @@ _CLOSING = 0.5
 
 def is_free(port: int) -> bool:
     """Whether a broker could listen on this loopback port."""
+    return _obstacle(port) is None
+
+
+def _obstacle(port: int) -> int | None:
+    """Why no broker could listen on this loopback port: EADDRINUSE or EACCES; None if it could."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does, so that TIME_WAIT does not matter
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
+                return error.errno
             raise
-        return True
+        return None
 
 
 def choose(reserved: Collection[int]) -> int:
@@ -57,12 +64,22 @@ def require_free(port: int, *, cluster: str, node_id: int) -> None:
     """Check that the node can listen on this port.
 
     Raises:
-        DevClusterError: The port is in use; the cause names the process, if the operating system reports it.
+        DevClusterError: The port is in use; the cause names the process, if the operating system reports it. Or the user may
+            not listen on it.
     """
     deadline = time.monotonic() + _CLOSING
-    while not (free := is_free(port)) and time.monotonic() < deadline:
+    while (obstacle := _obstacle(port)) == errno.EADDRINUSE and time.monotonic() < deadline:
         time.sleep(0.02)
-    if not free:
+    if obstacle == errno.EACCES:
+        raise DevClusterError(
+            f"Permission to listen on port {port} of node {node_id} is denied.",
+            cause="most systems reserve the ports below 1024 for root",
+            next_step="choose another port (`--port`)",
+            cluster=cluster,
+            node_id=node_id,
+            port=port,
+        )
+    if obstacle is not None:
         raise DevClusterError(
             f"Port {port} of node {node_id} is in use.",
             cause=_user_of(port),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dualwrite.devcluster.errors import DevClusterError
-from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION, check_version
 from dualwrite.devcluster.security import Security
 
 SIZES = (1, 3)
@@ -46,6 +46,7 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         if self.nodes not in SIZES:
             raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
+        check_version(self.kafka_version)
         if refused := sorted(_OURS & set(self.config)):
             raise DevClusterError(
                 f"The property {refused[0]} can't be set.",
