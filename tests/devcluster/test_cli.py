@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite.cli import main
+from dualwrite.devcluster.plan import plan
 
 
 @pytest.mark.slow
@@ -35,6 +36,26 @@ def test_an_error_is_a_short_message_with_exit_code_1(state_dir: Path, capsys: p
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "Error: There is no cluster 'default'.\nNext step: create it: dualwrite dev up --name default\n"
+
+
+def test_a_cluster_that_does_not_exist_is_not_reported_as_removed(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "down", "--purge", "--name", "typo"]) == 0
+    assert capsys.readouterr().out == "There is no cluster typo.\n"
+
+
+def test_all_clusters_are_stopped_though_the_records_of_some_are_damaged(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        (state_dir / "clusters" / name).mkdir(parents=True)
+        (state_dir / "clusters" / name / "cluster.json").write_text("{")
+    plan("b", None, {}, None).save(state_dir / "clusters" / "b")
+    assert main(["dev", "down", "--all", "--purge"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "Cluster b is removed.\n"
+    assert [captured.err.count(f"clusters/{name}/cluster.json can't be read") for name in ("a", "b", "c")] == [1, 0, 1]
+    for name in ("a", "c"):
+        (state_dir / "clusters" / name / "cluster.json").unlink()
 
 
 @pytest.mark.parametrize(

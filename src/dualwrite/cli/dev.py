@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, ClusterStatus, DevCluster, TerminalProgress, cluster_names
+from dualwrite.cli.errors import error_text
+from dualwrite.devcluster import (
+    DEFAULT_KAFKA_VERSION,
+    ClusterStatus,
+    DevCluster,
+    DevClusterError,
+    TerminalProgress,
+    cluster_names,
+)
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -84,9 +92,20 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Remove data and logs too.")] = False,
 ) -> None:
     """Stop a cluster; its data is kept unless --purge is given."""
+    errors: list[DevClusterError] = []
     for each in cluster_names() if everything else [name]:
-        DevCluster(each).down(purge=purge)
-        typer.echo(f"Cluster {each} is {'removed' if purge else 'down'}.")
+        try:
+            cluster = DevCluster(each)
+            existed = cluster.exists
+            cluster.down(purge=purge)
+        except DevClusterError as error:
+            errors.append(error)
+        else:
+            typer.echo(f"Cluster {each} is {'removed' if purge else 'down'}." if existed else f"There is no cluster {each}.")
+    for earlier in errors[:-1]:
+        typer.echo(error_text(earlier), err=True)
+    if errors:
+        raise errors[-1]
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str] | None:

@@ -102,7 +102,8 @@ class DevCluster:
     ) -> Iterator[Self]:
         """A cluster that is ready inside the `with` block and is removed completely at its end.
 
-        If this process ends for any reason, including SIGKILL, its brokers are killed and its directory is removed.
+        If this process ends for any reason, including SIGKILL, its brokers are killed and its directory is removed. Only the
+        directory stays if the process is killed while no broker runs: before the first one has started, or after `kill()`.
 
         Args:
             nodes: See the class.
