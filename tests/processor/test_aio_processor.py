@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from processor_scene import ProcessorScene
 
 from dualwrite import aio
-from dualwrite.errors import ConfigurationError, MessageFailedError, UsageError
+from dualwrite.errors import AfterCommitError, ConfigurationError, MessageFailedError, UsageError
 from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT
@@ -96,6 +96,30 @@ def test_a_failing_handler_stops_the_processor(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     asyncio.run(main())
     assert 5 not in scene.agree()
+
+
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_another_transaction_has_committed_in_the_handler(scene: ProcessorScene, offsets: Any) -> None:
+    """And its listener has failed: that is an error of the handler, and the processor's transaction is rolled back."""
+    first = iter([1])
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        await book(scene, message, tx)
+        if message.offset() == 0 and next(first, None):
+            raise AfterCommitError("another pool's")
+
+    async def main() -> None:
+        async with pool_of(scene) as pool:
+            options = replace(FAST, batch=1, offsets=offsets)
+            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=options)
+            running = asyncio.create_task(processor.run())
+            await rows(scene, range(8))
+            processor.stop()
+            await running
+
+    scene.produce(range(8))
+    asyncio.run(main())
+    assert scene.agree() == list(range(8))
 
 
 def test_cancellation_rolls_back_and_leaves_the_group(scene: ProcessorScene) -> None:

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from processor_scene import GENTLE, PARTITIONS, Running
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
+    AfterCommitError,
     BrokerUnavailableError,
     ConfigurationError,
     FencedError,
@@ -107,6 +109,23 @@ def test_a_message_that_cannot_be_processed(scene: KafkaScene) -> None:
         assert (error.partition, error.offset) == (1, 1)
         assert 5 not in scene.answers()
         running = Running(scene.processor(writer))
+        scene.wait_for(8)
+        running.stop()
+    assert scene.answers() == list(range(8))
+
+
+def test_another_transaction_has_committed_in_the_handler(scene: KafkaScene) -> None:
+    """And its listener has failed: that is an error of the handler, and what it has sent is aborted."""
+    first = iter([1])
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        answer(scene.target)(message, tx)
+        if message.offset() == 0 and next(first, None):
+            raise AfterCommitError("another writer's")
+
+    scene.produce(range(8))
+    with KafkaWriter(scene.servers, transactional_id=scene.id) as writer:
+        running = Running(scene.processor(writer, handle, options=replace(OPTIONS, batch=1)))
         scene.wait_for(8)
         running.stop()
     assert scene.answers() == list(range(8))

@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import MessageFailedError
+from dualwrite.errors import AfterCommitError, MessageFailedError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
@@ -234,6 +234,24 @@ def test_errors_not_caused_by_the_message_are_not_counted(
         scene.wait_for(range(12))
     assert scene.agree() == list(range(12))
     assert read_topic(scene.broker.bootstrap_servers, dead) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runner", "offsets"), list(product(RUNNERS, ["database", "kafka"])))
+def test_another_transaction_has_committed_in_the_handler(scene: ProcessorScene, runner: str, offsets: Any) -> None:
+    """And its listener has failed: that is an error of the handler, and the processor's transaction is rolled back."""
+    first = iter([1])
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        scene.book(message, tx)
+        if int(message.value()) == BAD and next(first, None):
+            raise AfterCommitError("another writer's")
+
+    scene.produce(range(12))
+    options = ProcessorOptions(batch=1, attempts=2, pause=0.01, offsets=offsets)
+    with running(scene, handle, options, runner):
+        scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
 
 
 @pytest.mark.slow

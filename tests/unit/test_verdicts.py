@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualwrite.errors import (
+    AfterCommitError,
     BrokerAuthorizationError,
     BrokerUnavailableError,
     DeliveryError,
@@ -58,6 +59,8 @@ def in_a_circle() -> Exception:
         (caused(InDoubtTransactionError(""), AwayError()), Verdict.IN_DOUBT),
         (ValueError("the handler's"), Verdict.MESSAGE),
         (in_a_circle(), Verdict.MESSAGE),
+        (AfterCommitError("another transaction's"), Verdict.MESSAGE),
+        (caused(AfterCommitError("another transaction's"), AwayError()), Verdict.LATER),
         (DeserializationError(""), Verdict.MESSAGE),
         (MessageRefusedError(""), Verdict.MESSAGE),
         (TransactionTimeoutError(""), Verdict.MESSAGE),

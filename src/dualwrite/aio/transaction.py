@@ -133,6 +133,11 @@ class AsyncTransaction(Generic[A]):
 
         return await self._thread.call(in_thread)
 
+    @property
+    def after_commit_error(self) -> Exception | None:
+        """What a listener of the session's `after_commit` has raised; see StoreTransaction."""
+        return self._transaction.after_commit_error
+
     def hand_over_messages(self) -> None:
         """Send the messages collected so far. Called in the thread."""
         messages, self._unsent = self._unsent, []

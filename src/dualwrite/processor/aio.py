@@ -10,11 +10,11 @@ from typing import Any
 
 from dualwrite.aio.pool import AsyncWriterPool
 from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.errors import FencedError
+from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
-from dualwrite.processor.runners import Runner, is_transient_in
+from dualwrite.processor.runners import Runner, is_transient_in, log_failed_listener
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
@@ -151,8 +151,11 @@ class _LoopRunner(Runner):
         if not self._alone:
             await self._pool.run(unit)
             return
-        async with self._pool.transaction() as tx:
-            await unit(tx)
+        try:
+            async with self._pool.transaction() as tx:
+                await unit(tx)
+        except AfterCommitError as error:
+            log_failed_listener(error, tx.after_commit_error)
 
 
 def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[None]] | None) -> AsyncHandle:

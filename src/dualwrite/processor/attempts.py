@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dualwrite.errors import AfterCommitError, DualWriteError, MessageFailedError, PositionMovedError
+from dualwrite.errors import DualWriteError, MessageFailedError, PositionMovedError
 from dualwrite.kafka.librdkafka.batch import Batch, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
@@ -103,7 +103,7 @@ class Attempts:
         while batch.messages:
             began = time.monotonic()
             try:
-                self._run_once(self._messages(batch) if handled else (), finish_of(batch))
+                self._runner.run(self._messages(batch) if handled else (), finish_of(batch))
             except PositionMovedError as error:
                 left = self._caught_up(consumer, batch)
                 if len(left.messages) < len(batch.messages):
@@ -129,12 +129,6 @@ class Attempts:
                 break
             batch = batch.still_owned(consumer.owned())
         return False
-
-    def _run_once(self, messages: Sequence[Any], finish: Finish) -> None:
-        try:
-            self._runner.run(messages, finish)
-        except AfterCommitError:
-            log.exception("%s: a transaction has committed, and a listener of the commit has failed", self._group)
 
     def _rest_after(
         self, error: Exception, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float

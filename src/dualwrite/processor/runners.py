@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dualwrite.errors import FencedError
+from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
+
+log = logging.getLogger(__name__)
 
 Handle = Callable[[Sequence[Any], Transaction[Any]], None]
 
@@ -22,13 +25,14 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, messages: Sequence[Any], finish: Finish) -> None:
-        """Run one transaction; when it returns, it has committed.
+        """Run one transaction; when it returns, it has committed. If a listener of the commit has failed, that is logged.
 
         Args:
             messages: The messages for the handler; empty for a transaction that does not call it.
             finish: Called after the handler.
 
         Raises:
+            AfterCommitError: Another transaction's, raised by the handler; this one has not committed.
             Exception: What the handler, the transaction, or `finish` raises.
             StoppedError: The transaction was cancelled because the processor is being stopped.
         """
@@ -64,8 +68,11 @@ class ThreadRunner(Runner):
             self._runner.run(work)
             return
         block: AbstractContextManager[Transaction[Any]] = self._runner.transaction()
-        with block as tx:
-            work(tx)
+        try:
+            with block as tx:
+                work(tx)
+        except AfterCommitError as error:
+            log_failed_listener(error, tx.after_commit_error)
 
     def is_transient(self, error: BaseException) -> bool:
         """See Runner."""
@@ -77,3 +84,18 @@ class ThreadRunner(Runner):
 def is_transient_in(store: TxnStateStore, error: BaseException) -> bool:
     """Whether an error of the store's driver is a conflict or an outage, and so says nothing about the messages."""
     return store.is_conflict(error) or store.is_outage(error)
+
+
+def log_failed_listener(error: AfterCommitError, own: Exception | None) -> None:
+    """Log that a transaction has committed, and a listener of the commit has failed.
+
+    Args:
+        error: What the transaction's block has raised.
+        own: The transaction's `after_commit_error`.
+
+    Raises:
+        AfterCommitError: `error`, if it is another transaction's.
+    """
+    if own is None:
+        raise error
+    log.error("a transaction has committed, and a listener of the commit has failed", exc_info=error)

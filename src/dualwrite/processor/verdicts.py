@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final
 
 from dualwrite.errors import (
+    AfterCommitError,
     DeserializationError,
     DualWriteError,
     InDoubtTransactionError,
@@ -48,6 +49,13 @@ _ABOUT_MESSAGES: Final = (
 """Regardless of their `retriable`: the same batch or message would fail again."""
 
 
+_OFTEN_ABOUT_MESSAGES: Final = (
+    AfterCommitError,  # of another transaction, which the handler has run
+    StoreCommitFailedError,
+)
+"""Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
+
+
 def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
     """Decide what an error of a transaction means. Both sides of it are rolled back, unless it is in doubt.
 
@@ -61,8 +69,7 @@ def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
         return Verdict.MESSAGE
     if is_transient(error):
         return Verdict.LATER
-    # a plain StoreError: the block continued after a failed statement, or wrote too much
-    if not isinstance(error, DualWriteError) or isinstance(error, StoreCommitFailedError) or type(error) is StoreError:
+    if not isinstance(error, DualWriteError) or isinstance(error, _OFTEN_ABOUT_MESSAGES) or type(error) is StoreError:
         return Verdict.LATER if any(map(_says_so(is_transient), _causes(error))) else Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
 
