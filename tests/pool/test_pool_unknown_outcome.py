@@ -12,13 +12,14 @@ from itertools import product
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from psycopg_pool import ConnectionPool
 
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import FencedError, InDoubtTransactionError, StoreUnavailableError
+from dualwrite.errors import FencedError, InDoubtTransactionError, StoreCommitFailedError, StoreUnavailableError
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
@@ -193,6 +194,34 @@ def test_a_call_in_doubt_is_resolved_although_no_other_follows(proxied: Proxied,
     proxied.proxy.refuse(refusing=False)
     until_recorded(proxied.scene.messages, [1], "consumers get the message")
     assert proxied.scene.agree() == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", [1.0], ids=["impatient"])
+@pytest.mark.parametrize("handle", ["postgresql"])
+def test_only_a_unit_whose_own_commit_was_sent_is_in_doubt(proxied: Proxied, pool: WriterPool[Any]) -> None:
+    """The group was rolled back because of two of its units; the first one runs alone, and the others don't run again."""
+    scene, runs = proxied.scene, []
+    table = f"strict_{scene.transactional_id.replace('-', '_')}"
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {table} (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+
+    def strict(tx: Transaction, number: int) -> None:
+        runs.append(number)
+        proxied.has_run = len(runs) > 3
+        tx.db.execute(sa.text(f"INSERT INTO {table} VALUES (:row)"), {"row": min(number, 2)})
+        both(tx, scene, number)
+
+    with proxied.break_the_next_commit("answered", for_good=True):
+        futures = grouped(pool, *(partial(strict, number=number) for number in (1, 2, 3)))
+    assert runs == [1, 2, 3, 1]
+    assert isinstance(futures[0].exception(), InDoubtTransactionError)
+    for future in futures[1:]:
+        error = future.exception()
+        assert isinstance(error, StoreCommitFailedError)
+        assert error.retriable
+    proxied.proxy.refuse(refusing=False)
+    assert assert_reports_true(scene) == {1}
 
 
 @pytest.mark.slow

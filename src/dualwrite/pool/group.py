@@ -7,7 +7,8 @@ The units run one after another; their messages are sent after the last unit, an
 2. In the same transaction, each under its own savepoint, so that one can be undone alone. Those that succeed are committed.
    (If messages had already been sent when the database's last response arrived: in a new transaction.)
 3. One by one, each in its own transaction, if the group's transaction fails for a reason that one unit may have caused. If one
-   fails alone for a reason that is not its own, such as a partition that does not answer, the others get its error.
+   fails alone for a reason that is not its own, such as a partition that does not answer, the others get its error; or the
+   group's, if that one may have committed.
 """
 
 from __future__ import annotations
@@ -308,10 +309,25 @@ class Group:
                 alone.run()
             finally:
                 if alone.error is not None and _would_hit_others(alone.error):
-                    for other in self.calls[place + 1 :]:
-                        other.deliver_error(alone.error)
+                    self._deliver_not_run(self.calls[place + 1 :], alone.error)
             if alone.error is not None and _would_hit_others(alone.error):
                 return
+
+    def _deliver_not_run(self, calls: list[Call], error: BaseException) -> None:
+        """Deliver the outcome of units that do not run again: they were rolled back with the group.
+
+        They get the error of the unit because of which they do not run, unless that unit may have committed.
+        """
+        assert self.error is not None
+        if isinstance(error, DualWriteError) and not isinstance(error, _MAY_HAVE_COMMITTED):
+            for call in calls:
+                call.deliver_error(error)
+            return
+        for call in calls:
+            if call.has_failed:
+                call.deliver()
+            else:
+                call.deliver_error(self.error)
 
 
 def _units(calls: list[Call]) -> str:
