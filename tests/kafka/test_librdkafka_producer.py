@@ -11,6 +11,7 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
+    BrokerAuthorizationError,
     BrokerUnavailableError,
     ConfigurationError,
     DeliveryError,
@@ -26,7 +27,9 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures import pace
+from fixtures.acls import Operation, Resource, grant
 from fixtures.broker import make_topic
+from fixtures.logins import login_as
 from fixtures.pace import LIMIT
 
 S = TransactionStatus
@@ -179,6 +182,46 @@ def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_producer
 def test_a_timeout_that_is_too_short_is_refused(new_producer: NewProducer) -> None:
     with pytest.raises(ConfigurationError, match="must be at least 1000"):
         new_producer(**{"transaction.timeout.ms": 999})
+
+
+# --- ACLs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_topic_that_may_be_described_and_not_written_to(guarded: DevCluster, new_name: NewName) -> None:
+    """librdkafka drops every message of the transaction without saying why, and then refuses further ones."""
+    allowed, refused, kafka_id = new_name("topic"), new_name("topic"), new_name("id")
+    for topic in (allowed, refused):
+        make_topic(guarded, topic)
+        grant(guarded, "writer", Operation.DESCRIBE, Resource.TOPIC, topic)
+    for operation in (Operation.DESCRIBE, Operation.WRITE):
+        grant(guarded, "writer", operation, Resource.TRANSACTIONAL_ID, kafka_id)
+    grant(guarded, "writer", Operation.WRITE, Resource.TOPIC, allowed)
+    config = KafkaConfig.of(login_as(guarded, "writer"))
+    with ExitStack() as opened:
+        coordinator = WireTransactionCoordinator(config, timeout=LIMIT)
+        opened.callback(coordinator.close)
+
+        def transaction(*topics: str) -> None:
+            producer = LibrdkafkaProducer(config, kafka_id, coordinator, delivery_timeout=LIMIT)
+            opened.callback(producer.close)
+            producer.init_transactions(timeout=LIMIT)
+            producer.begin_transaction()
+            for topic in topics:
+                producer.send(topic, b"v")
+            producer.prepare_transaction(timeout=LIMIT)
+            producer.commit_transaction(timeout=LIMIT)
+
+        def is_granted() -> bool:
+            try:
+                transaction(allowed)
+            except BrokerAuthorizationError:  # a new ACL takes a moment to reach the broker
+                return False
+            return True
+
+        pace.until(is_granted, "what was granted")
+        with pytest.raises(BrokerAuthorizationError, match=f"to '{allowed}' or '{refused}': .*Topic authorization failed"):
+            transaction(allowed, refused)
 
 
 # --- fencing and time -------------------------------------------------------------------------------------------------

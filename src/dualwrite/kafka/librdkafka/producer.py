@@ -22,6 +22,7 @@ from dualwrite.errors import (
     BrokerError,
     DeliveryError,
     PrepareError,
+    ProducerFencedError,
     TransactionTimeoutError,
     UsageError,
 )
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 _POLL: Final = 0.1
 _LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
 _REASON_WAIT: Final = 1.0
+_DROPPED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001  (public)
 
 
 class LibrdkafkaProducer:
@@ -128,7 +130,8 @@ class LibrdkafkaProducer:
             raise self._unusable("begin_transaction", "is closed", "create another one")
         if "_producer" not in vars(self):
             raise self._unusable("begin_transaction", "is not registered", "call init_transactions first")
-        self._read_reports()
+        for _ in self._reports.failures():  # of the previous transaction
+            self._must_be_replaced = True
         self._reports.begin()
         self._delivery = None
         self._failure = None
@@ -342,7 +345,26 @@ class LibrdkafkaProducer:
     def _read_reports(self) -> None:
         for topic, error in self._reports.failures():
             if self._failure is None:
-                self._failed(broker_error(error, self._id, f"delivery to topic {topic!r}"))
+                dropped = error.code() in _DROPPED
+                reason = self._reason_of_dropping() if dropped else None
+                self._failed(reason or broker_error(error, self._id, f"delivery to topic {topic!r}"))
+
+    def _reason_of_dropping(self) -> BrokerError | None:
+        """Why librdkafka has dropped the messages of the transaction, if it says so.
+
+        After an error that only an abort ends, librdkafka drops them all, and answers every other call about transactions with
+        that error; `begin_transaction` has no effect in the middle of a transaction.
+        """
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            inner = kafka_error(error)
+            if inner is None or not inner.txn_requires_abort():
+                return None
+            reason = broker_error(error, self._id, f"delivery to {' or '.join(map(repr, self._reports.topics))}")
+            # an id that has expired is registered again: the same transaction may succeed
+            return None if isinstance(reason, ProducerFencedError) else reason
+        return None
 
     def _wait_for_reason(self, error: KafkaException, deadline: Deadline) -> None:
         """Raise the failed delivery that made librdkafka refuse further messages; its report arrives a moment later."""

@@ -83,6 +83,11 @@ class DeliveryReports:
                     yield name, error
 
     @property
+    def topics(self) -> Iterator[str]:
+        """The topics of the transaction's messages."""
+        return (name for name, topic in self._topics.items() if topic.sent)
+
+    @property
     def places(self) -> Iterator[Place]:
         """Where the first message of each topic is stored, with the number of messages sent to the topic.
 
