@@ -93,6 +93,21 @@ def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
     assert assert_reports_true(scene) == {1}
 
 
+def test_a_callback_of_a_cancelled_call_may_close_the_pool(scene: Scene) -> None:
+    """The thread that closes the pool runs it."""
+    pool = open_pool(scene)
+    with stuck(pool, scene, 1):
+        submitted = pool.submit(both, scene, 2)
+        submitted.add_done_callback(lambda _: pool.close())
+        with ThreadPoolExecutor(1) as thread:
+            closing = thread.submit(pool.close, timeout=0.1)
+            with pytest.raises(ConcurrentUseError, match="stuck"):
+                done(closing)
+        assert submitted.cancelled()
+    until(lambda: not pool._writers._open, "its writer is closed")
+    assert assert_reports_true(scene) == {1}
+
+
 def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
     pool = open_pool(scene, size=1)
     with pool.transaction() as tx:

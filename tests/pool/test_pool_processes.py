@@ -41,7 +41,6 @@ def test_a_signal_handler_ends_the_program(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pool.close()", ""], ids=["in close()", "at the end of the program"])
 def test_a_signal_handler_that_exits_while_the_pool_is_closing(scene: Scene, end: str) -> None:
     """What was submitted is finished all the same."""
@@ -70,6 +69,49 @@ def test_a_signal_handler_that_exits_while_the_pool_is_closing(scene: Scene, end
     )
     assert ended.returncode == 0, ended.stderr
     assert scene.agree() == [*range(1, 30)]
+    scene_rows_are_clear(scene)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end", ["pool.close()", "pool.resize(1)", ""], ids=["in close()", "in resize()", "at the end of the program"]
+)
+def test_a_signal_handler_that_closes_the_pool_while_it_is_closing(scene: Scene, end: str) -> None:
+    """Or while its size changes: the interrupted call goes on, and the pool is closed at its end."""
+    ended = program(
+        f"""
+        def handler(*_):
+            pool.close()
+            received.set()
+
+        def waiting_unit(tx, number):
+            begun.wait()
+            received.wait()
+            unit(tx, number)
+
+        def separate():
+            with pool.transaction() as tx:
+                waiting_unit(tx, 2)
+
+        def ready():
+            begun.wait()
+            while not pool._is_in_progress:
+                time.sleep(0.01)
+            print("ready", flush=True)
+
+        begun, received = threading.Barrier(4), threading.Event()
+        signal.signal(signal.SIGTERM, handler)
+        pool.submit(waiting_unit, 1)
+        for function in (separate, ready):
+            threading.Thread(target=function, daemon=True).start()
+        begun.wait()
+        {end}
+        """,
+        scene,
+        signals=signal.SIGTERM,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(scene.agree()) == [1, 2]
     scene_rows_are_clear(scene)
 
 

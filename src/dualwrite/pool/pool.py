@@ -96,7 +96,8 @@ class WriterPool(Generic[H]):
         self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting)
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
         self._pid = os.getpid()
-        self._closing = threading.Lock()  # also for `resize`
+        self._closing = threading.RLock()  # also for `resize`
+        self._is_in_progress = False  # one of the two, in the thread that has the lock
         self._is_closed = False  # no new calls
         self._has_ended = False
         if isinstance(self._ids, LeasedIds):
@@ -168,7 +169,8 @@ class WriterPool(Generic[H]):
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Like `run`, but return a future for the result immediately; it can be cancelled until the unit begins.
 
-        A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool.
+        A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool. If
+        `close` cancels the call, its own thread runs them.
         """
         return self._submitter.submit(Call(unit, args, kwargs, None))
 
@@ -264,12 +266,16 @@ class WriterPool(Generic[H]):
         self._options.check_size(size)
         self._check("resize()")
         with self._closing:
-            if self._is_closed:
+            if self.is_closed:
                 raise closed(self._prefix)
             try:
+                self._is_in_progress = True
                 self._upkeep.resize(size, Deadline.after(self._options.timeout))
             finally:
+                self._is_in_progress = False
                 self._workers.match_size()
+                if self.is_closed:  # by a signal handler, which could not wait for this call
+                    self.close()
 
     # --- closing ------------------------------------------------------------------------------------------------------------
 
@@ -277,7 +283,9 @@ class WriterPool(Generic[H]):
         """Finish the waiting calls, resolve what is in doubt, close the writers, and release the ids.
 
         May be called more than once. If it was interrupted, for example by the SystemExit of a signal handler, the next
-        call continues. It is called automatically when the program ends.
+        call continues; what the writer that was being closed at that moment has left in doubt is resolved by recovery. A call
+        by a signal handler or a done-callback that has interrupted `close` or `resize` returns at once: the interrupted call
+        closes the pool when it goes on. `close` is called automatically when the program ends.
 
         Args:
             timeout: Seconds within which units and transactions must end. By default `close` waits as long as the pool makes
@@ -298,14 +306,23 @@ class WriterPool(Generic[H]):
             if self._has_ended:
                 return
             self._is_closed = True
-            self._waiting.close()
-            limit = self._workers.drain(self._limit(timeout), is_total=timeout is not None)
+            if self._is_in_progress:
+                return
             try:
-                self._end_writers(limit)
-            except Exception:
-                self._end()
-                raise
+                self._is_in_progress = True
+                self._finish(timeout)
+            finally:
+                self._is_in_progress = False
+
+    def _finish(self, timeout: float | None) -> None:
+        self._waiting.close()
+        limit = self._workers.drain(self._limit(timeout), is_total=timeout is not None)
+        try:
+            self._end_writers(limit)
+        except Exception:
             self._end()
+            raise
+        self._end()
 
     def _end(self) -> None:
         if self._owns_store:
