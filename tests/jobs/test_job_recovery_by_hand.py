@@ -132,6 +132,8 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
         assert [row.prefix for row in jobs.rows] == [scene.prefix]
         outcomes = scene.write(scene.run(1), [[7]])
         jobs.recover(release=False, yes=True)
+        jobs.name_skipped()
+        assert [(row.prefix, row.batch_id) for row in jobs.skipped] == [(scene.prefix, 1)]
     assert "Skipped: batch 1 of job 'job' is open" in capsys.readouterr().err
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])

@@ -84,14 +84,14 @@ class JobsToRecover:
         attempts: The ids of the tasks of all jobs, which must not be recovered individually.
         named: Whether the jobs were named, so that an open batch is ended, too.
         skipped: Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks
-            have left something on the requested ids.
+            have left something on the requested ids. `recover` adds those that have opened their batch since.
     """
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
     named: bool
-    skipped: tuple[JobRow, ...]
+    skipped: list[JobRow]
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
         """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
@@ -112,7 +112,7 @@ class JobsToRecover:
         """Recover a job, unless it was not named and has an open batch by now."""
         while True:
             if row.is_open and not self.named:
-                _name_open(row)
+                self.skipped.append(row)
                 return RecoveryReport()
             if row.is_open:
                 confirm(
@@ -179,7 +179,7 @@ def jobs_to_recover(
         attempts = site.ledger.attempts_among(chosen) if rows else frozenset()
         others = [row for row in rows if row not in ours]
         skipped = [row for row in others if _has_left(site, row, attempts)] if prefix else others
-        yield JobsToRecover(site, tuple(ours), attempts, named=bool(prefix), skipped=tuple(skipped))
+        yield JobsToRecover(site, tuple(ours), attempts, named=bool(prefix), skipped=skipped)
 
 
 def _has_left(site: OpenSite, job: JobRow, ids: frozenset[str]) -> bool:

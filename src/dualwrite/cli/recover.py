@@ -80,7 +80,7 @@ def recover(
     if dry_run:
         _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)
         return
-    skipped: tuple[JobRow, ...] = ()
+    skipped: list[JobRow] = []
     with store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
