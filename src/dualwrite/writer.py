@@ -238,7 +238,7 @@ class DualWriter(Generic[H]):
                 back.
             InDoubtTransactionError: The outcome is unknown. The writer resolves it as soon as it can reach both sides: before
                 its next transaction, or without one after a second or more; or recovery does.
-            AfterCommitError: Both sides committed, and a listener of `tx.session`'s `after_commit` has failed.
+            AfterCommitError: The transaction committed, and a listener of `tx.session`'s `after_commit` has failed.
             ProducerFencedError: Kafka refuses the producer. Both sides are rolled back. The error says why: for example another
                 process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
                 (with librdkafka a DeliveryError, "Purged in queue").

@@ -41,7 +41,7 @@ def report_committed(error: BaseException, outcome: str) -> None:
 def raise_after_commit_error(error: Exception, transactional_id: str) -> NoReturn:
     """Raise what a listener of the commit has raised, as an error that says that the transaction committed."""
     raise AfterCommitError(
-        "The transaction committed on both sides, but a listener of the session's after_commit has failed.",
+        "The database has committed the transaction, which decides it, but a listener of the session has failed.",
         transactional_id=transactional_id,
         cause=f"{type(error).__name__}: {error}".rstrip(": "),
         next_step="repeat what the listener should have done, not the transaction",
