@@ -32,6 +32,8 @@ class MessagesDeletedError(DualWriteError):
 class LogTruncatedError(DualWriteError):
     """A partition ends before the position: the brokers have lost messages that were read. Nothing was changed.
 
+    Or it was truncated before the position and has grown again since; a restart does not notice that.
+
     Attributes: `topic`, `partition`, `position`, and `end_offset`, the end without open transactions.
     """
 

@@ -74,14 +74,23 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
     if seen.end_offset is not None and (seen.end_offset < position or seen.is_truncated):
         if options.on_gap == "skip":
             return min(seen.end_offset, position)
+        if seen.end_offset < position:
+            what = f"ends at {seen.end_offset}, before the position {position}"
+            next_step = f"to go on at the end, set on_gap='skip'; or move the position: {how_to_reset(options)}"
+        else:
+            what = (
+                f"was truncated before the position {position}, and has grown again since, to {seen.end_offset}: an unknown "
+                "number of new messages lie before the position"
+            )
+            next_step = (
+                f"to process these messages, move the position first: {how_to_reset(options)}; a restart does not notice this "
+                "again, and goes on at the position"
+            )
         raise LogTruncatedError(
-            f"The partition {topic}-{number} ends at {seen.end_offset}, before the position {position}."
-            if seen.end_offset < position
-            else f"The partition {topic}-{number} was truncated before the position {position}, and has grown again since, to "
-            f"{seen.end_offset}: an unknown number of new messages lie before the position.",
+            f"The partition {topic}-{number} {what}.",
             cause="brokers have lost messages that were read already (an unclean election of a leader, a lost disk), or the "
             "topic was deleted and created again",
-            next_step=f"to go on at the end, set on_gap='skip'; or move the position: {how_to_reset(options)}",
+            next_step=next_step,
             topic=topic,
             partition=number,
             position=position,
