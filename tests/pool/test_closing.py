@@ -145,7 +145,7 @@ def test_a_long_queue_is_finished(scene: Scene) -> None:
         time.sleep(limit(0.1))
         both(tx, scene, number)
 
-    pool = open_pool(scene, options=PoolOptions(timeout=limit(0.5)))
+    pool = open_pool(scene, options=PoolOptions(timeout=limit(1)))
     futures = [pool.submit(slow, number) for number in range(12)]
     pool.close()
     assert all(future.done() and not future.cancelled() for future in futures)

@@ -298,15 +298,26 @@ def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_a_unit_that_has_started_is_waited_for(scene: Scene) -> None:
+def test_a_unit_that_has_started_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outcome would be unknown otherwise."""
+    begun = threading.Event()
 
     def slow(tx: Transaction) -> int:
-        time.sleep(limit(0.6))
+        begun.set()
+        time.sleep(0.5)
         return both(tx, scene, 1)
 
     with open_pool(scene) as pool:
-        assert pool.with_options(timeout=limit(0.5)).run(slow) == 1
+        submit = pool._submitter.submit
+
+        def submit_and_wait(*arguments: Any, **more: Any) -> Any:
+            """The time limit begins when the unit has begun."""
+            future = submit(*arguments, **more)
+            happened(begun)
+            return future
+
+        monkeypatch.setattr(pool._submitter, "submit", submit_and_wait)
+        assert pool.with_options(timeout=0.1).run(slow) == 1
         with pytest.raises(TimeoutError, match="mine"):
             pool.run(then_raise, scene, 2, TimeoutError("mine"))
     assert scene.agree() == [1]
@@ -395,7 +406,7 @@ def test_decided_returns_when_the_database_has_committed(scene: Scene) -> None:
             assert pool.run(both, scene, 1) == 1
             assert scene.rows() == [1]
             with pytest.raises(OpenTransactionsError):
-                read_committed(scene.settings, scene.topic, timeout=0.3)
+                read_committed(scene.settings, scene.topic, timeout=limit(2))
         finally:
             release.set()
     assert scene.agree() == [1]

@@ -152,11 +152,12 @@ def test_the_broker_is_killed_during_the_commit(
         commit(self, timeout=timeout)
 
     monkeypatch.setattr(kind, "commit_transaction", dying)
-    timeouts = dualwrite.Timeouts(kafka=limit(1))
+    timeouts = dualwrite.Timeouts(kafka=LIMIT)
     with (
         caplog.at_level(logging.WARNING, "dualwrite.processor"),
         KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer, timeouts=timeouts) as writer,
     ):
+        writer._timeouts = dualwrite.Timeouts(kafka=limit(1))
         running = Running(scene.processor(writer, pace=BRIEF))
         until(lambda: back.ident is not None and not back.is_alive(), "the broker is back")
         scene.wait_for(40)

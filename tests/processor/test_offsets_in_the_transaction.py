@@ -68,7 +68,13 @@ def test_a_prepared_transaction_keeps_the_group_waiting_until_recovery(
         assert held.end.topic == GROUP_OFFSETS_TOPIC
         assert [(one.group_id, one.offset) for one in held.groups] == [(group, None)]
     with consuming(servers, group, source, protocol) as consumer:
-        assert consumer.poll(3.0) is None, "a message came before its position is known"
+
+        def joined() -> list[TopicPartition]:
+            assert consumer.poll(0.2) is None, "a message came before its position is known"
+            return consumer.assignment()
+
+        until(joined, "the member has its partition")
+        assert consumer.poll(2.0) is None, "a message came before its position is known"
         with pytest.raises(KafkaException):
             consumer.committed([TopicPartition(source, 0)], 1.0)
         dualwrite.recover(url, kafka=servers, prefix=name).raise_for_problems()

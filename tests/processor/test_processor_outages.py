@@ -46,10 +46,12 @@ def test_the_broker_is_killed_between_the_two_commits(
             scene.events.database,
             kafka=brisk.bootstrap_servers,
             transactional_id=scene.prefix,
-            timeouts=dualwrite.Timeouts(kafka=PATIENCE),
+            timeouts=dualwrite.Timeouts(kafka=LIMIT),
         ) as writer,
         failpoints.armed("before_kafka_commit", failpoints.only_at(3, die)),
     ):
+        for lane in writer._lanes:
+            lane._timeouts = lane.ownership._timeouts = dualwrite.Timeouts(kafka=PATIENCE)
         settings = scene.settings(**BRIEF)
 
         def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:

@@ -26,7 +26,7 @@ from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.stored import StoredProgress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, until
+from fixtures.pace import LIMIT, ended, limit, until
 from processor.ledger import booked, make_ledger
 
 NewName = Callable[[str], str]
@@ -136,7 +136,9 @@ def test_retries_beyond_the_poll_interval_keep_the_assignment(scene: ProcessorSc
         assert found is not None
         return found.member
 
-    with scene.running(fail_twice, options=replace(FAST, pause=4, longest_pause=4), **BRIEF) as running:
+    longest = int(1000 * limit(3))
+    rare = {**BRIEF, "session.timeout.ms": longest, "max.poll.interval.ms": longest}
+    with scene.running(fail_twice, options=replace(FAST, pause=limit(4), longest_pause=limit(4)), **rare) as running:
         scene.wait_for([0])
     assert len(members) == 3
     assert len(set(members)) == 1

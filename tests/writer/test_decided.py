@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -222,7 +223,10 @@ def test_the_broker_is_down_when_the_database_has_committed(own_scene: Scene, ow
 def test_closing_while_kafka_does_not_respond(own_scene: Scene, own_broker: DevCluster) -> None:
     """Whoever recovers next commits it."""
     scene = own_scene
-    writer = connected(scene, timeouts=Timeouts(claim=LIMIT, kafka=limit(1), delivery=LIMIT))
+    patient = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
+    writer = connected(scene, timeouts=patient)
+    for lane in writer._lanes:
+        lane._timeouts = lane.ownership._timeouts = replace(patient, kafka=limit(1))
     write_while_silent(scene, own_broker, writer, 1)
     with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
         writer.close()

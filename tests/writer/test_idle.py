@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ def test_a_thread_waits_while_states_are_cleared(scene: Scene, soon: None, monke
         scene.write(writer, 1)
         happened(entered)
         using = user.submit(scene.write, writer, 2)
-        assert not using.done()
+        assert not wait([using], 0.2).done
         go_on.set()
         done(using)
         monkeypatch.undo()
@@ -225,7 +225,7 @@ def test_a_transaction_that_begins_waits_while_the_writer_is_recovered(scene: Sc
             recovering = another.submit(clear_now, writer, monkeypatch)
             happened(entered)
             using = user.submit(scene.write, writer, 2)
-            assert not using.done()
+            assert not wait([using], 0.2).done
             go_on.set()
             done(recovering)
             done(using)
