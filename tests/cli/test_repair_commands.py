@@ -72,16 +72,19 @@ def test_the_transaction_of_a_record_with_the_database(crashed: Crash, url: str,
 
 @pytest.mark.slow
 def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
-    where = ("abort", "--topic", hanging, "--partition", "0")
-    code, out, err = run(*where, "--start-offset", "0")
+    where = ("abort", "--topic", hanging, "--partition", "0", "--start-offset", "0")
+    code, out, err = run(*where, "--yes")
+    assert code == 1
+    assert "an ACL that denies Describe hides its transactional id" in err
+    code, out, err = run(*where, "--force")
     assert code == 2
     assert "no coordinator knows its producer id" in out
     assert "Confirming needs a terminal; without one, add --yes" in err
-    code, out, err = run(*where, "--start-offset", "0", "--yes")
+    code, out, err = run(*where, "--force", "--yes")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "Aborted."
     assert run("find-hanging", "--topic", hanging, "--max-transaction-timeout", "0")[0] == 0
-    code, out, err = run(*where, "--start-offset", "0", "--yes")
+    code, out, err = run(*where, "--force", "--yes")
     assert code == 1
     assert "has no such open transaction" in err
 
@@ -89,7 +92,7 @@ def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
 @pytest.mark.slow
 def test_abort_accepts_the_arguments_of_apaches_tool(hanging: str, json_of: JsonOf) -> None:
     producer = ("--producer-id", str(PRODUCER_ID), "--producer-epoch", "0", "--coordinator-epoch", "0")
-    code, found = json_of("abort", "--topic", hanging, "--partition", "0", *producer, "--yes")
+    code, found = json_of("abort", "--topic", hanging, "--partition", "0", *producer, "--force", "--yes")
     assert (code, found["aborted"]["reason"], found["aborted"]["producer_id"]) == (0, "UNKNOWN_PRODUCER", PRODUCER_ID)
 
 

@@ -383,7 +383,7 @@ def test_abort_checks_the_database_again(
 ) -> None:
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
     asked = at_the_prompt(lambda: lose(url, new_name("row"), PreparedTxnState(PRODUCER_ID, 0)))
-    code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--url", url)
+    code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--force", "--url", url)
     assert code == 1
     assert "The database has committed the transaction" in err
     assert "it may have been committed" in asked[0]

@@ -147,7 +147,7 @@ def test_the_screen_of_abort(called: Run, trusting_broker: DevCluster, new_name:
     topic = new_name("topic")
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_100, 0, int(time.time() * 1000) - 3_600_000)
-    _, out, err = called("transactions", "abort", "--topic", topic, "--partition", "0", "--start-offset", "0")
+    _, out, err = called("transactions", "abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--force")
     assert_screen(plain(out.replace(topic, "orders")), plain(err.replace(topic, "orders")), "transactions abort")
 
 

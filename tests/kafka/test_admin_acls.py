@@ -158,7 +158,7 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
     examined = reader.examine(hanging, 0)
     assert examined is not None
     with pytest.raises(BrokerAuthorizationError, match=r"WriteTxnMarkers.*grant the principal ClusterAction on the cluster"):
-        reader.abort(examined)
+        reader.abort(examined, force=True)
     assert reader.examine(hanging, 0) == examined
     seen = next(reader.describe([name])).description
     assert seen is not None
@@ -170,7 +170,7 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
 
     def allowed() -> bool:
         try:
-            reader.abort(examined)
+            reader.abort(examined, force=True)
         except BrokerAuthorizationError:
             return False
         return True

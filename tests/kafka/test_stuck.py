@@ -240,7 +240,7 @@ def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionA
     assert [one.reason for one in search.hanging] == [Reason.UNKNOWN_PRODUCER]
     examined = admin.examine(*place, producer_id=4_000_001, epoch=0)
     assert examined is not None
-    admin.abort(examined)
+    admin.abort(examined, force=True)
     assert admin.stuck(group=group).partitions == ()
 
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.admin.hanging import OpenTransaction, Reason, confirmed, is_late, judge, open_transactions
+from dualwrite.admin import examiner
+from dualwrite.admin.examiner import Examiner
+from dualwrite.admin.hanging import (
+    CoordinatorSide,
+    OpenTransaction,
+    Reason,
+    confirmed,
+    is_late,
+    judge,
+    open_transactions,
+)
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import ActiveProducer, DescribedTransaction, PartitionProducers, TransactionListing
+from dualwrite.kafka.admin.listing import Listed
+from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 S = TransactionStatus
@@ -37,9 +53,9 @@ def test_a_transaction_that_the_coordinator_has_open_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize("status", ENDING)
-@pytest.mark.parametrize("epoch", [3, 4])
+@pytest.mark.parametrize("epoch", [3, 4, 5])
 def test_a_transaction_whose_marker_is_pending_does_not_hang(status: S, epoch: int) -> None:
-    """EndTxn v5 and a timeout raise the epoch at the coordinator before the marker is written."""
+    """EndTxn v5 and a timeout raise the epoch at the coordinator before the marker is written, in Kafka 4.0.0 twice."""
     assert reason_of(described(status, epoch=epoch)) is None
 
 
@@ -56,9 +72,16 @@ def test_after_the_end_no_marker_will_be_written(status: S) -> None:
     )
 
 
-@pytest.mark.parametrize(("status", "epoch"), [(S.ONGOING, 2), (S.ONGOING, 4), (S.PREPARE_ABORT, 5), (S.PREPARE_ABORT, 2)])
+@pytest.mark.parametrize(("status", "epoch"), [(S.ONGOING, 4), (S.ONGOING, 5), (S.COMPLETE_ABORT, 5), (S.EMPTY, 5)])
 def test_a_transaction_of_another_epoch(status: S, epoch: int) -> None:
     assert reason_of(described(status, epoch=epoch)) is Reason.OTHER_EPOCH
+
+
+@pytest.mark.parametrize("status", S)
+def test_a_coordinator_with_an_older_epoch_proves_nothing(status: S) -> None:
+    """Only a coordinator hands out epochs: this one is cut off from the others, or has lost data."""
+    assert reason_of(described(status, epoch=2)) is Reason.OLDER_EPOCH
+    assert not Reason.OLDER_EPOCH.is_conclusive
 
 
 def test_another_producer_id_or_a_forgotten_id_hangs() -> None:
@@ -78,6 +101,28 @@ def test_an_unlisted_id_is_a_proof_only_if_the_list_is_complete(answer: Describe
 def test_a_coordinator_that_does_not_answer_proves_nothing(answer: DescribedTransaction | None) -> None:
     assert reason_of(answer) is Reason.NOT_DESCRIBED
     assert not Reason.NOT_DESCRIBED.is_conclusive
+
+
+@pytest.mark.parametrize("doubtful", [frozenset(), frozenset({7})])
+def test_what_one_of_several_coordinators_contradicts_proves_nothing(doubtful: frozenset[int]) -> None:
+    side = CoordinatorSide({7: LISTING}, {"id": described(epoch=4)}, True, doubtful)
+    verdict = side.verdict(OPENED)
+    assert verdict is not None
+    assert verdict.reason is (Reason.SEVERAL_COORDINATORS if doubtful else Reason.OTHER_EPOCH)
+    assert not Reason.SEVERAL_COORDINATORS.is_conclusive
+    assert replace(side, described={"id": described()}).verdict(OPENED) is None
+
+
+@pytest.mark.parametrize(("listing", "describing"), [((2,), 2), ((2,), 3), ((2, 3), 2), ((2, 3), 3)])
+def test_several_coordinators_are_noticed(listing: tuple[int, ...], describing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is a former coordinator that is cut off from the others."""
+    listed = Listed([replace(LISTING, coordinator=node) for node in listing])
+    monkeypatch.setattr(examiner, "list_transactions", lambda *_: listed)
+    monkeypatch.setattr(examiner, "describe_transactions", lambda *_: [replace(described(), coordinator=describing)])
+    monkeypatch.setattr(Brokers, "coordinators", lambda _: {})
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        side = Examiner(Brokers(network, Deadline.after(1), 1)).describe([OPENED])
+    assert (side.doubtful == {7}) is ((listing, describing) != ((2,), 2))
 
 
 # --- what is examined -----------------------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dualwrite.admin.examiner import Examiner
-from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, open_transactions
+from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, Reason, open_transactions
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError, TransactionChangedError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.markers import write_abort_marker
 from dualwrite.kafka.admin.producers import describe_producers
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 _COMMITS: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
@@ -20,6 +21,10 @@ _ABORTS: Final = (TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_AB
 _READ_FIRST: Final = (
     "read its records first (isolation.level=read_uncommitted); then abort it with --force, and send those records again "
     "that belong in the topic"
+)
+_RETRY: Final = "retry once every broker responds and you may describe all transactional ids"
+_OUT_OF_DATE: Final = (
+    f"retry once all brokers are connected to each other; if the topic {TRANSACTION_STATE_TOPIC!r} has lost data, {_READ_FIRST}"
 )
 
 
@@ -107,23 +112,36 @@ class Examined:
             return RepairRefusedError(
                 f"{what} may hang, but this is not certain: {self.verdict.reason.value}.",
                 transactional_id=self.verdict.transactional_id,
-                next_step="retry once every broker responds and you may describe all transactional ids",
+                next_step=_OUT_OF_DATE if self.verdict.reason is Reason.OLDER_EPOCH else _RETRY,
             )
+        return self._refusal_without_outcome(what)
+
+    def _refusal_without_outcome(self, what: str) -> RepairRefusedError | None:
+        """The error if it hangs, but may have been committed."""
+        verdict = self.verdict
+        if verdict is None or not self.may_have_been_committed:
+            return None
+        left_out = "Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)"
         if self.was_committed:
             return RepairRefusedError(
                 f"{what} may have been committed by its coordinator without writing the marker here.",
-                transactional_id=self.verdict.transactional_id,
-                cause="Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)",
+                transactional_id=verdict.transactional_id,
+                cause=left_out,
                 next_step=_READ_FIRST,
             )
-        if self.verdict.description is not None and self.may_have_been_committed:
+        if verdict.description is None:
             return RepairRefusedError(
-                f"{what} may have been committed: its coordinator has a later transaction, or one of the same epoch.",
-                transactional_id=self.verdict.transactional_id,
-                cause="Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)",
-                next_step=_READ_FIRST,
+                f"{what} may have been committed, or its coordinator may still have it open: {verdict.reason.value}.",
+                transactional_id=verdict.transactional_id,
+                cause="its coordinator has forgotten it; or an ACL that denies Describe hides its transactional id",
+                next_step=f"if no ACL denies you Describe on a transactional id (`kafka-acls.sh --list`), {_READ_FIRST}",
             )
-        return None
+        return RepairRefusedError(
+            f"{what} may have been committed: its coordinator has a later transaction, or one of the same epoch.",
+            transactional_id=verdict.transactional_id,
+            cause=left_out,
+            next_step=_READ_FIRST,
+        )
 
 
 def examine(brokers: Brokers, key: Key, wanted: Callable[[OpenTransaction], bool]) -> Examined | None:

@@ -42,16 +42,22 @@ class Examiner:
             BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
         """
         coordinators = self._brokers.coordinators()
-        listed: dict[int, TransactionListing] = {}
+        listings: list[TransactionListing] = []
         for ids in batches(sorted({one.producer.producer_id for one in opened})):
             wanted = Filter(producer_ids=frozenset(ids))
-            listed |= {found.producer_id: found for found in list_transactions(self._brokers, wanted, coordinators).found}
+            listings += list_transactions(self._brokers, wanted, coordinators).found
+        listed = {found.producer_id: found for found in listings}
         names = sorted({found.transactional_id for found in listed.values()})
         described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
         all_listed = all(one.producer.producer_id in listed for one in opened) or (
             all(problem.covered for problem in self._brokers.problems) and sees_every_id(self._brokers)
         )
-        return CoordinatorSide(listed, described, all_listed)
+        doubtful = {
+            found.producer_id
+            for found in listings
+            if found != listed[found.producer_id] or found.coordinator != described[found.transactional_id].coordinator
+        }
+        return CoordinatorSide(listed, described, all_listed, frozenset(doubtful))
 
     def hanging(self, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None) -> list[HangingTransaction]:
         """The transactions that hang, or may hang. Each that seems to hang is checked a second time.

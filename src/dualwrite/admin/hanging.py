@@ -10,7 +10,7 @@ whose marker is not written yet. So the coordinator will write the markers of ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -42,13 +42,25 @@ class Reason(Enum):
 
     NOT_LISTED = "no coordinator lists its producer id, but not all responded, or not for all transactional ids"
     NOT_DESCRIBED = "the coordinator did not respond"
+    SEVERAL_COORDINATORS = "more than one broker responds as the coordinator"
+    OLDER_EPOCH = "the coordinator has an older epoch: what it knows is out of date, or it has lost its newest state"
     NOT_CONFIRMED = "the partition did not respond when it was queried again"
 
     @property
     def is_conclusive(self) -> bool:
         """Whether the transaction certainly hangs."""
-        return self not in (Reason.NOT_LISTED, Reason.NOT_DESCRIBED, Reason.NOT_CONFIRMED)
+        return self not in _INCONCLUSIVE
 
+
+_INCONCLUSIVE: Final = frozenset(
+    {
+        Reason.NOT_LISTED,
+        Reason.NOT_DESCRIBED,
+        Reason.SEVERAL_COORDINATORS,
+        Reason.OLDER_EPOCH,
+        Reason.NOT_CONFIRMED,
+    }
+)
 
 Name = tuple[str, int, int, int, int | None]
 """What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
@@ -102,7 +114,7 @@ class HangingSearch:
 
     Args:
         hanging: The transactions that hang, sorted by partition.
-        undecided: Those that may hang: a broker or coordinator that could decide this did not respond.
+        undecided: Those that may hang: a broker or coordinator that could decide this did not respond, or is out of date.
         open: How many transactions were open in the partitions, of any age.
         searched: How many partitions were described.
         limit_ms: The age above which an open transaction was examined, in milliseconds.
@@ -174,6 +186,8 @@ def _contradiction(opened: OpenTransaction, description: TransactionDescription 
         return Reason.UNKNOWN_ID
     if description.producer_id != opened.producer.producer_id:
         return Reason.OTHER_PRODUCER
+    if description.epoch < opened.producer.epoch:  # only a coordinator hands out epochs
+        return Reason.OLDER_EPOCH
     if not _is_epoch_of(description, opened.producer.epoch):
         return Reason.OTHER_EPOCH
     if (opened.topic, opened.partition) not in description.partitions:
@@ -182,9 +196,15 @@ def _contradiction(opened: OpenTransaction, description: TransactionDescription 
 
 
 def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
-    """Whether it is the epoch of the described transaction. Ending a transaction may raise its epoch by one (KIP-890)."""
+    """Whether it is the epoch of the described transaction. Ending a transaction may raise its epoch (KIP-890).
+
+    While the transaction is being ended, the partition gets a marker with the description's epoch, which ends it there whatever
+    its own epoch is: Kafka 4.0.0 raises the epoch twice.
+    """
     if description.status is TransactionStatus.ONGOING:
         return epoch == description.epoch
+    if description.status.is_ending:
+        return epoch <= description.epoch
     return description.epoch - 1 <= epoch <= description.epoch
 
 
@@ -196,11 +216,14 @@ class CoordinatorSide:
         listed: The transactional id that a coordinator lists for a producer id.
         described: The description of each of these ids.
         all_listed: Whether every coordinator has responded, for every id.
+        doubtful: The producer ids that several brokers list, or that a different broker lists than describes their id: one of
+            them may be a former coordinator that is cut off from the others, and knows only what it was before.
     """
 
     listed: Mapping[int, TransactionListing]
     described: Mapping[str, DescribedTransaction]
     all_listed: bool
+    doubtful: frozenset[int] = frozenset()
 
     def listing(self, opened: OpenTransaction) -> TransactionListing | None:
         """The id that has the transaction's producer id, if one is listed."""
@@ -212,8 +235,11 @@ class CoordinatorSide:
         return None if listing is None else self.described.get(listing.transactional_id)
 
     def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
-        """See `judge`."""
-        return judge(opened, self.listing(opened), self.description(opened), all_listed=self.all_listed)
+        """See `judge`. What one of several coordinators contradicts proves nothing."""
+        found = judge(opened, self.listing(opened), self.description(opened), all_listed=self.all_listed)
+        if found is None or not found.reason.is_conclusive or opened.producer.producer_id not in self.doubtful:
+            return found
+        return replace(found, reason=Reason.SEVERAL_COORDINATORS)
 
 
 def confirmed(

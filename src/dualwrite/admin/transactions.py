@@ -288,7 +288,7 @@ class TransactionAdmin:
             found: The result of `examine`.
             coordinator_epoch: The epoch to write the marker with; by default that of the producer's last marker there, or 0.
             force: Abort it even if it is not certain that it hangs, or if its coordinator may have committed it: the
-                coordinator has committed the producer's last transaction, or has a later one.
+                coordinator has committed the producer's last transaction, has a later one, or does not know it.
 
         Raises:
             RepairRefusedError: It does not hang, or no longer hangs, or this is not certain.

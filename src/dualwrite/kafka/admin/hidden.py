@@ -14,6 +14,8 @@ from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 def sees_every_id(brokers: Brokers) -> bool:
     """Whether ListTransactions, sent to all coordinators, lists every id; notes the ACLs that are missing.
 
+    An ACL that denies Describe on some ids can't be noticed: Kafka leaves these ids out, and describes the others.
+
     Call it after `Brokers.coordinators`.
 
     Raises:
