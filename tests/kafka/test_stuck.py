@@ -119,6 +119,13 @@ def test_a_hanging_transaction_blocks_its_partition_forever(servers: str, admin:
 
 
 @pytest.mark.slow
+def test_a_hanging_transaction_with_a_timestamp_in_the_future(servers: str, admin: TransactionAdmin, topic: str) -> None:
+    write_behind_the_coordinator(servers, topic, 4_000_002, 0, int(time.time() * 1000) + HOUR_MS // 2)
+    for longer_than in (0, 60):
+        assert only(admin.stuck(topic=topic, longer_than=longer_than)).holder.hanging is Reason.UNKNOWN_PRODUCER
+
+
+@pytest.mark.slow
 def test_the_oldest_of_several_transactions_blocks(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:

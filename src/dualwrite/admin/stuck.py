@@ -117,7 +117,9 @@ def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
 
 def _age(found: StuckPartition, now_ms: int) -> int:
     age = found.holder.age_ms(now_ms)
-    return now_ms if age is None else age  # a transaction of unknown age is not left out
+    if age is None or (age < 0 and found.holder.hanging is not None):
+        return now_ms  # a transaction of unknown age is not left out; its producer has set the timestamp
+    return max(age, 0)  # the coordinator's clock may be ahead of ours
 
 
 def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[list[StuckPartition], list[PartitionEnd]]:
