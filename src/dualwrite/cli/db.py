@@ -69,8 +69,10 @@ def downgrade(
     if not undone:
         typer.echo(f"Already at revision {before or 'base'}.")
         return
-    steps = "\n".join(f"  {name}: {dropped}" for name, dropped in undone.items())
-    confirm(f"This undoes these revisions and drops their data:\n{steps}\nContinue?", yes=yes)
+    if not yes:
+        steps = "\n".join(f"  {name}: {dropped}" for name, dropped in undone.items())
+        typer.echo(f"This undoes these revisions and drops their data:\n{steps}", err=True)
+    confirm("Continue?", yes=yes)
     migration.downgrade(url, revision, schema=schema)
     typer.echo(
         f"Downgraded from {before or 'nothing'} to {migration.current(url, schema=schema) or 'nothing: the table is dropped'}."

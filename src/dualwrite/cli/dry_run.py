@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from dualwrite.cli.jobs import job_json
-from dualwrite.cli.options import show_table
+from dualwrite.cli.options import say, show_table
 from dualwrite.jobs.lease import JobRow
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.state import state_text
@@ -63,9 +63,9 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> No
     elif not plan.failed:
         typer.echo("Nothing to recover.")
     for one in plan.failed:
-        typer.echo(f"{one.transactional_id}: {one.error}", err=True)
+        say(f"{one.transactional_id}: {one.error}", err=True)
     for name, lost in plan.unacknowledged:
-        typer.echo(f"{name}: {lost.kind.value} {lost.state} is not acknowledged.")
+        say(f"{name}: {lost.kind.value} {lost.state} is not acknowledged.")
     typer.echo("Nothing was changed.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dualwrite.cli.printable import printable_lines
 from dualwrite.errors import DualWriteError
 
 
@@ -13,4 +14,4 @@ def error_text(error: DualWriteError) -> str:
         lines.append(f"Cause: {error.cause}")
     if error.next_step:
         lines.append(f"Next step: {error.next_step}")
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))

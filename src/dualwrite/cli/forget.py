@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import Schema, Url, Yes, confirm, settings_for, store_for
+from dualwrite.cli.options import Schema, Url, Yes, confirm, say, settings_for, store_for
 from dualwrite.recovery import recoverer
 
 app = typer.Typer()
@@ -26,6 +26,6 @@ def forget(
         for transactional_id in dict.fromkeys(ids):
             dropped = recoverer.forget(store, transactional_id)
             if len(dropped) == 1:
-                typer.echo(f"{transactional_id} is forgotten; its fencing token is kept.")
+                say(f"{transactional_id} is forgotten; its fencing token is kept.")
             else:
-                typer.echo(f"{transactional_id} is forgotten with its {len(dropped)} lanes; their fencing tokens are kept.")
+                say(f"{transactional_id} is forgotten with its {len(dropped)} lanes; their fencing tokens are kept.")

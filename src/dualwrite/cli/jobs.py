@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.options import confirm, refuse, show_table
+from dualwrite.cli.options import confirm, refuse, say, show_table
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
@@ -137,12 +137,12 @@ class JobsToRecover:
                 _name_open(row)
             else:
                 left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
-                typer.echo(f"Skipped: {left}; {_command(row)} resolves them.", err=True)
+                say(f"Skipped: {left}; {_command(row)} resolves them.", err=True)
 
 
 def _name_open(row: JobRow) -> None:
     left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
-    typer.echo(f"Skipped: {left}; {_command(row)} ends it.", err=True)
+    say(f"Skipped: {left}; {_command(row)} ends it.", err=True)
 
 
 def _command(row: JobRow) -> str:

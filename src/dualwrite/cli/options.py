@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dualwrite.cli.error_documents import print_error_document, usage_error
+from dualwrite.cli.printable import printable
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -84,10 +85,19 @@ def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list
     return ids_with_lanes(store, ids or None, prefix=prefix)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, also if names in it have characters that are not printable."""
+    typer.echo(printable(text), err=err)
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Continue only if the user confirms. Without a terminal this is a usage error: it must not count as a yes."""
+    """Continue only if the user confirms. Without a terminal this is a usage error: it must not count as a yes.
+
+    The question is printed on one line, whatever names are in it.
+    """
     if yes:
         return
+    question = printable(question)
     if not sys.stdin.isatty():
         refuse(f"{question} Confirming needs a terminal; without one, add --yes.")
     typer.confirm(question, abort=True, err=True)
@@ -100,7 +110,7 @@ def counted(number: int, noun: str) -> str:
 
 def refuse(reason: str) -> NoReturn:
     """Exit with a usage error."""
-    typer.echo(f"Error: {reason}", err=True)
+    say(f"Error: {reason}", err=True)
     print_error_document(usage_error(reason))
     raise typer.Exit(USAGE_ERROR)
 
@@ -111,13 +121,17 @@ def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
 
 
 def table_of(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table; None is an empty cell."""
+    """A table; None is an empty cell. A text has no lines of its own, a `Text` is shown as it is."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
         table.add_column(heading, overflow="fold")  # an id that is cut off can't be copied
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(value: Any) -> Text:
+    return value if isinstance(value, Text) else Text("" if value is None else printable(str(value)))
 
 
 def show(table: Table) -> None:

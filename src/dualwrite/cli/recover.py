@@ -34,6 +34,7 @@ from dualwrite.cli.options import (
     settings_for,
     store_for,
 )
+from dualwrite.cli.printable import printable
 from dualwrite.cli.recovered import Entries, show_lost, show_report
 from dualwrite.jobs.lease import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
@@ -205,10 +206,17 @@ def _named(names: Iterable[str]) -> str:
 
 def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> RecoveryReport:
     console = Console(stderr=True)
-    columns = (TextColumn("Recovering"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("Recovering"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("", total=len(ids))
-        return recoverer.recover(ids, progress=lambda done: bar.update(task, advance=1, description=done.transactional_id))
+        return recoverer.recover(
+            ids, progress=lambda done: bar.update(task, advance=1, description=printable(done.transactional_id))
+        )
 
 
 def _to_json(report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.options import show_table
+from dualwrite.cli.options import say, show_table
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.stores.base import LostTransaction
 
@@ -28,7 +28,7 @@ def show_report(report: RecoveryReport) -> None:
     else:
         typer.echo("Nothing to recover.")
     for one in report.failed:
-        typer.echo(f"{one.transactional_id}: {one.error}", err=True)
+        say(f"{one.transactional_id}: {one.error}", err=True)
     if report.unacknowledged:
         typer.echo("Lost or unverified, not acknowledged:")
         show_lost(list(report.unacknowledged))

@@ -9,12 +9,14 @@ from itertools import groupby
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from dualwrite.cli.dry_run import lost_json
 from dualwrite.cli.jobs import job_json, jobs_of, show_jobs
 from dualwrite.cli.leases import lease_json, leases_of, show_leases
-from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, settings_for, show_table, store_for
+from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Prefix, Schema, Url, say, settings_for, show_table, store_for
 from dualwrite.cli.positions import Shown, groups_json, show_groups, shown_of, with_kafka
+from dualwrite.cli.printable import printable
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.lease import JobRow
 from dualwrite.kafka.client.config import KafkaConfig
@@ -109,9 +111,9 @@ class _Found:
         if self.rows:
             _show_ids(self.rows, self.seen)
         else:
-            typer.echo(f"There is no transactional id in {self.description}.")
+            say(f"There is no transactional id in {self.description}.")
         if self.others:
-            typer.echo(f"Open at Kafka with the same ids, from other databases: {', '.join(self.others)}.")
+            say(f"Open at Kafka with the same ids, from other databases: {', '.join(self.others)}.")
         if self.leases:
             show_leases(self.leases)
         if self.jobs:
@@ -195,7 +197,7 @@ def _show_ids(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
             row.owner,
             f"{row.updated_at:%Y-%m-%d %H:%M:%S%z}",
         )
-        kafka = "\n".join(map(str, seen.get(row.transactional_id, ())))
+        kafka = Text("\n".join(printable(str(one)) for one in seen.get(row.transactional_id, ())))
         table.append((*cells, kafka) if seen else cells)
     show_table((*headings, "Kafka") if seen else headings, table)
 

@@ -23,7 +23,7 @@ from dualwrite.admin.guard import (
 )
 from dualwrite.cli.decided import Decided, Decisions
 from dualwrite.cli.jobs import open_job_of
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, refuse, settings_for
+from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, refuse, say, settings_for
 from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_lost, show_report, unacknowledged_json
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import described_json, document
@@ -96,7 +96,7 @@ class _Repair:
         """Record why an id was not ended after others were; the outcomes of those must be shown, too."""
         why = str(error) if isinstance(error, DualWriteError) else "not confirmed"
         self.outcomes.append(outcome_json(one.transactional_id, None, error=why))
-        typer.echo(f"{one.transactional_id}: {why}", err=True)
+        say(f"{one.transactional_id}: {why}", err=True)
 
     def report_nothing_done(self, text: str) -> None:
         """Print that nothing was done, and the transactions that were recorded as lost or unverified earlier."""

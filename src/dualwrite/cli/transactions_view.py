@@ -23,7 +23,7 @@ from dualwrite.admin import (
 )
 from dualwrite.cli.decided import Decided
 from dualwrite.cli.errors import error_text
-from dualwrite.cli.options import counted, show_table
+from dualwrite.cli.options import counted, say, show_table
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 
@@ -62,7 +62,7 @@ def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Dec
             typer.echo(error_text(one.problem), err=True)
         elif one.is_unknown:
             where = "" if one.coordinator is None else f" (broker {one.coordinator})"
-            typer.echo(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
+            say(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
     if decided:
         typer.echo("In the database:")
         columns = ("TransactionalId", "Row", "Fence", "Owner", "PreparedState", "Recovery would", "Because")
@@ -121,10 +121,10 @@ def show_record(found: RecordTransaction, decided: Decided | None) -> None:
         lines.append(("It hangs" if found.hanging.reason.is_conclusive else "It may hang", found.hanging.reason.value))
     if decided is not None:
         lines.append(("In the database", decision_text(decided)))
-    typer.echo(f"The {what} {found.topic}-{found.partition} at {found.offset}:")
+    say(f"The {what} {found.topic}-{found.partition} at {found.offset}:")
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
-        typer.echo(f"{name:<{width}}  {text}")
+        say(f"{name:<{width}}  {text}")
 
 
 def _id_lines(found: RecordTransaction) -> list[tuple[str, str]]:
@@ -160,7 +160,7 @@ def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
 def show_problems(problems: Iterable[BrokerProblem], hidden: Iterable[DualWriteError] = ()) -> None:
     """The brokers that did not respond, and the missing ACLs because of which Kafka may have left something out."""
     for problem in problems:
-        typer.echo(f"{'Note' if problem.covered else INCOMPLETE}: {problem}", err=True)
+        say(f"{'Note' if problem.covered else INCOMPLETE}: {problem}", err=True)
     for error in hidden:
         typer.echo(error_text(error).replace("Error:", "Something may be missing:", 1), err=True)
 

@@ -24,6 +24,7 @@ from dualwrite.admin import StuckSearch
 from dualwrite.cli.decided import Decisions
 from dualwrite.cli.keys import pressed_keys
 from dualwrite.cli.options import KafkaSettings, Schema, Url, counted, refuse, settings_for
+from dualwrite.cli.printable import printable
 from dualwrite.cli.stuck import LONGER, UNREAD, Longer, Look, Topic, look
 from dualwrite.cli.stuck import Group as GroupOption
 from dualwrite.cli.stuck_view import ORDERS, stuck_table
@@ -177,10 +178,10 @@ class _Screen:
         head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {_clock(seen.at)}   by {self._order}"
         lines: list[Any] = [Text(head, style="bold"), Text(_HELP, style="dim")]
         if seen.error is not None:
-            lines.append(Text(f"No newer result: {_error_text(seen.error)}", style="red"))
+            lines.append(_red(f"No newer result: {_error_text(seen.error)}"))
         unread = seen.look.unread
-        lines += [Text(f"{UNREAD}: {unread}", style="red")] if unread is not None else []
-        lines += [Text(f"Incomplete: {problem}", style="red") for problem in _missing(found)]
+        lines += [_red(f"{UNREAD}: {unread}")] if unread is not None else []
+        lines += [_red(f"Incomplete: {problem}") for problem in _missing(found)]
         if not found.partitions:
             return Group(*lines)
         return Group(*self._with_rows(lines, seen.look))
@@ -205,6 +206,10 @@ class _Screen:
             if excess <= 0 or shown == 0:
                 return drawn
             shown = max(shown - max(excess // _MAX_ROW_HEIGHT, 1), 0)
+
+
+def _red(text: str) -> Text:
+    return Text(printable(text), style="red")
 
 
 def _missing(found: StuckSearch) -> list[str]:
