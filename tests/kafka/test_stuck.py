@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.protocol.consumer import ConsumerProtocolAssignment
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
 from dualwrite.deadline import Deadline
 from dualwrite.errors import UnknownGroupError
 from dualwrite.kafka.admin import offsets
+from dualwrite.kafka.admin.assignments import assigned_partitions
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView
-from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, list_groups, partition_of_group
+from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, GroupListing, list_groups, partition_of_group
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
@@ -305,3 +307,43 @@ def test_groups_of_every_protocol_that_reads_topics_are_listed(monkeypatch: pyte
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
         found = list_groups(Brokers(network, Deadline.after(1), 1))
     assert [(one.group_id, one.kind) for one in found] == [("Classic", "classic"), ("Consumer", CONSUMER), ("Streams", STREAMS)]
+
+
+READABLE = ConsumerProtocolAssignment.TopicPartition(topic="t", partitions=[0, 1])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"x",
+        b"\x00",
+        b"\xff\xff",  # version -1
+        b"\x00\x00\x7f\xff\xff\xff",  # more topics than there are bytes
+        b"\x00\x00" + 8 * b"\xff",  # null instead of topics
+        b"\x00\x00\x00\x00\x00\x01\xff\xff\x00\x00\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff",  # null as a topic's name
+        b"\x00\x00\x00\x00\x00\x01\x00\x01\xff\x00\x00\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff",  # a name that is not UTF-8
+    ],
+)
+def test_an_assignment_that_cannot_be_read_is_reported_and_the_others_count(
+    written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients write assignments as they like."""
+    good = ConsumerProtocolAssignment(version=0, assigned_partitions=[READABLE], user_data=b"").encode()
+    answer = SimpleNamespace(
+        groups=[
+            SimpleNamespace(
+                group_id="group",
+                error_code=0,
+                protocol_type="consumer",
+                members=[SimpleNamespace(member_assignment=one) for one in (written, good)],
+            )
+        ]
+    )
+    monkeypatch.setattr(Brokers, "view", lambda *_: ClusterView({1: Address("h", 1)}, (), {}))
+    monkeypatch.setattr(Brokers, "request", lambda _, __, ___, conclude: {1: conclude(1, answer)})
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        brokers = Brokers(network, Deadline.after(1), 1)
+        found = assigned_partitions(brokers, [GroupListing("group", 1, "Stable")])
+    assert found == {"group": {("t", 0), ("t", 1)}}
+    (error,) = brokers.hidden
+    assert "The assignment of a member of group 'group' can't be read" in str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from kafka.protocol.admin import DescribeGroupsRequest
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
+from dualwrite.errors import BrokerError
 from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers, TryAgainError, batches
 from dualwrite.kafka.admin.groups import CONSUMER, STREAMS, GroupListing, by_coordinator, note_refused
 from dualwrite.kafka.admin.leaders import Key
@@ -57,16 +59,38 @@ def _groups(brokers: Brokers, response: Any) -> Mapping[str, set[Key]]:
         if group.error_code:
             note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)
         else:
-            found[group.group_id] = set(_keys(group))
+            found[group.group_id] = set(_keys(brokers, group))
     return found
 
 
-def _keys(group: Any) -> Iterator[Key]:
+def _keys(brokers: Brokers, group: Any) -> Iterator[Key]:
     for member in group.members:
         if hasattr(member, "assignment"):
             for topic in member.assignment.topic_partitions:
                 yield from ((topic.topic_name, index) for index in topic.partitions)
         elif group.protocol_type == _CLASSIC and member.member_assignment:
-            assigned = ConsumerProtocolAssignment.decode(bytes(member.member_assignment))
-            for topic in assigned.assigned_partitions:
-                yield from ((topic.topic, index) for index in topic.partitions)
+            keys = _written(bytes(member.member_assignment))
+            if keys is None:
+                _note_unreadable(brokers, group.group_id)
+            yield from keys or ()
+
+
+def _written(assignment: bytes) -> list[Key] | None:
+    """The partitions of an assignment, which a client has written; None if it can't be read."""
+    try:
+        topics = ConsumerProtocolAssignment.decode(assignment).assigned_partitions
+        keys = [(topic.topic, index) for topic in topics for index in topic.partitions]
+    except (struct.error, ValueError, TypeError):  # TypeError: an array that is null
+        return None
+    return None if any(topic is None for topic, _ in keys) else keys
+
+
+def _note_unreadable(brokers: Brokers, group_id: str) -> None:
+    brokers.hide(
+        "assignments",
+        BrokerError(
+            f"The assignment of a member of group {group_id!r} can't be read: whether the group waits is not fully known.",
+            cause="its client does not write assignments as Kafka's consumers do",
+            next_step="ask the owner of the group",
+        ),
+    )
