@@ -124,7 +124,11 @@ def test_a_hanging_transaction_blocks_its_partition_forever(servers: str, admin:
 def test_a_hanging_transaction_with_a_timestamp_in_the_future(servers: str, admin: TransactionAdmin, topic: str) -> None:
     write_behind_the_coordinator(servers, topic, 4_000_002, 0, int(time.time() * 1000) + HOUR_MS // 2)
     for longer_than in (0, 60):
-        assert only(admin.stuck(topic=topic, longer_than=longer_than)).holder.hanging is Reason.UNKNOWN_PRODUCER
+        holder = only(admin.stuck(topic=topic, longer_than=longer_than)).holder
+        assert (holder.hanging, holder.age_ms(int(time.time() * 1000))) == (Reason.UNKNOWN_PRODUCER, None)
+    examined = admin.examine(topic, 0)
+    assert examined is not None
+    admin.abort(examined, force=True)
 
 
 @pytest.mark.slow

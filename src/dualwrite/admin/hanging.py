@@ -148,9 +148,9 @@ def open_transactions(described: PartitionProducers) -> list[OpenTransaction]:
 
 
 def is_late(opened: OpenTransaction, limit_ms: int, now_ms: int) -> bool:
-    """Whether its last batch is older than the limit, or its age is not known: without a timestamp, or from the future."""
+    """Whether its last batch is older than the limit. A limit of 0 includes all, and so does an unknown age."""
     age = opened.producer.age_ms(now_ms)
-    return limit_ms <= 0 or age is None or age < 0 or age > limit_ms
+    return limit_ms <= 0 or age is None or age > limit_ms
 
 
 def judge(

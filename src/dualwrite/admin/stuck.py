@@ -117,8 +117,8 @@ def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
 
 def _age(found: StuckPartition, now_ms: int) -> int:
     age = found.holder.age_ms(now_ms)
-    if age is None or (age < 0 and found.holder.hanging is not None):
-        return now_ms  # a transaction of unknown age is not left out; its producer has set the timestamp
+    if age is None:
+        return now_ms  # a transaction of unknown age is not left out
     return max(age, 0)  # the coordinator's clock may be ahead of ours
 
 

@@ -124,8 +124,10 @@ class ActiveProducer:
     transaction_start_offset: int | None
 
     def age_ms(self, now_ms: int) -> int | None:
-        """Milliseconds since its last batch; None if unknown."""
-        return None if self.last_timestamp_ms is None else now_ms - self.last_timestamp_ms
+        """Milliseconds since its last batch; None if unknown, as with a timestamp in the future."""
+        if self.last_timestamp_ms is None or self.last_timestamp_ms > now_ms:
+            return None
+        return now_ms - self.last_timestamp_ms
 
 
 @dataclass(frozen=True, slots=True)
