@@ -253,3 +253,34 @@ def test_the_positions_of_a_group_that_may_not_be_described(
         until(lambda: reader.stuck(topic=topic).complete, "the ACL is known to the broker")
         assert [one.group_id for one in reader.stuck(group=group).partitions[0].groups] == [group]
     del producer
+
+
+def test_topics_and_groups_that_an_acl_hides(
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A view of the whole cluster is not reported as complete if a part may be missing."""
+    seen, unseen, group = new_name("seen"), new_name("unseen"), new_name("group")
+    for topic in (seen, unseen):
+        make_topic(guarded, topic)
+    producer = opened(guarded, new_name("id"), unseen)
+    topics, groups = (f"Kafka leaves out the {what} that the principal may not describe" for what in ("topics", "groups"))
+    grant(Operation.READ, Resource.TOPIC, seen)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
+    grant(Operation.DESCRIBE, Resource.GROUP, group)
+    until(lambda: reader.find_hanging(topic=seen).complete, "the ACL is known to the broker")
+    for search in (reader.find_hanging(), reader.stuck()):
+        assert not search.complete
+        assert topics in str(search.hidden)
+    assert groups in str(reader.stuck(topic=seen).hidden)
+    assert not reader.stuck(topic=seen).complete
+    assert main(["stuck", *as_reader(guarded)]) == 1
+    shown = capsys.readouterr()
+    assert "No consumer waits" in shown.out
+    assert topics in shown.err
+    assert groups in shown.err
+    grant(Operation.DESCRIBE, Resource.CLUSTER, "kafka-cluster")  # all groups are listed
+    until(lambda: reader.stuck(topic=seen).complete, "the ACL is known to the broker")
+    grant(Operation.READ, Resource.TOPIC, "*")
+    until(lambda: reader.find_hanging(max_transaction_timeout=7200).complete, "the ACL is known to the broker")
+    assert unseen in {one.end.topic for one in reader.stuck().partitions}
+    del producer

@@ -311,6 +311,13 @@ EXCHANGES = {
             ]
         },
     ),
+    "DescribeCluster": Exchange(
+        (0, 1),
+        admin.DescribeClusterRequest,
+        {"include_cluster_authorized_operations": True},
+        admin.DescribeClusterResponse,
+        {"authorized_operations": {8}},
+    ),
     "ConsumerGroupDescribe, by our schema": Exchange(
         (0,),
         ConsumerGroupDescribeRequest,

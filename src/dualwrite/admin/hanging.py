@@ -120,7 +120,7 @@ class HangingSearch:
         limit_ms: The age above which an open transaction was examined, in milliseconds.
         unreadable: The partitions and topics that could not be described.
         problems: The brokers that did not respond.
-        hidden: The missing ACLs because of which transactions are undecided, as errors that name them.
+        hidden: The missing ACLs because of which transactions are undecided, or topics are left out, as errors that name them.
     """
 
     hanging: tuple[HangingTransaction, ...]
@@ -135,7 +135,9 @@ class HangingSearch:
     @property
     def complete(self) -> bool:
         """Whether everything that was to be searched was searched, and decided."""
-        return not self.undecided and not self.unreadable and all(problem.covered for problem in self.problems)
+        if self.undecided or self.unreadable or self.hidden:
+            return False
+        return all(problem.covered for problem in self.problems)
 
 
 def open_transactions(described: PartitionProducers) -> list[OpenTransaction]:

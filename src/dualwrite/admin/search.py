@@ -16,6 +16,7 @@ from dualwrite.admin.hanging import (
 )
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import PartitionProducers
+from dualwrite.kafka.admin.hidden import note_hidden_topics
 from dualwrite.kafka.admin.producers import describe_producers
 
 
@@ -37,6 +38,8 @@ class Search:
 
     def run(self, topics: Sequence[str] | None, partitions: Collection[int]) -> HangingSearch:
         """Search these topics, or all; only these partitions, if any are given."""
+        if topics is None:
+            note_hidden_topics(self._brokers)
         found = Examiner(self._brokers, self._broker).hanging(self._late(topics, partitions))
         return HangingSearch(
             hanging=tuple(one for one in found if one.reason.is_conclusive),

@@ -12,6 +12,7 @@ from dualwrite.admin.waiting import Groups, StoredPositions, WaitingGroup
 from dualwrite.errors import DualWriteError, UnknownTopicError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.facts import RUNNING, BrokerProblem
+from dualwrite.kafka.admin.hidden import note_hidden_groups, note_hidden_topics
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.offsets import PartitionEnd, partition_ends
 from dualwrite.kafka.admin.producers import producers_of
@@ -88,7 +89,10 @@ def find_stuck(
 ) -> StuckSearch:
     """See `TransactionAdmin.stuck`."""
     groups = Groups(brokers, group, stored)
+    if topic is None:
+        note_hidden_topics(brokers)
     if group is None:
+        note_hidden_groups(brokers)
         ends = list(partition_ends(brokers, None if topic is None else [topic]))
     else:
         keys = {key for key in groups.partitions() if topic in (None, key[0])}

@@ -149,7 +149,7 @@ class TransactionAdmin:
         afterwards. A transaction that its coordinator will end, or that is prepared, does not hang, however old it is.
 
         Kafka lists only the transactional ids that the principal may describe. If it may not describe all of them,
-        transactions that are not listed are reported as undecided.
+        transactions that are not listed are reported as undecided. If topics may be left out, `hidden` names the missing ACL.
 
         Args:
             topic: Only this topic; None for all that the principal may describe, including Kafka's internal topics.
@@ -181,7 +181,8 @@ class TransactionAdmin:
 
         Compares the last stable offset of each partition with its high watermark. A group is listed if it has members and has
         not read past the last stable offset; for a partition of `__consumer_offsets`, if its positions are pending in the
-        transaction (KIP-447). Kafka leaves out groups that the principal may not describe.
+        transaction (KIP-447). Kafka leaves out groups and topics that the principal may not describe; in this case `hidden`
+        names the missing ACL.
 
         Args:
             topic: Only this topic; None for all that the principal may describe, including Kafka's internal topics.

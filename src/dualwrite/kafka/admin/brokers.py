@@ -133,6 +133,13 @@ class Brokers:
         """
         return self._of_any(lambda network, attempt: network.coordinators(ids, TRANSACTION, attempt))
 
+    def call_any(self, request: Any) -> Any:
+        """The response of any broker.
+
+        Raises: as for `view`.
+        """
+        return self._of_any(lambda network, attempt: network.any_broker(attempt).call(request, attempt))
+
     def setting(self, name: str) -> frozenset[str]:
         """The values that a setting has on the brokers; empty if it can't be read (ACL DescribeConfigs on the cluster).
 

@@ -1,14 +1,22 @@
-"""Whether Kafka leaves transactional ids out of its responses, without an error, because an ACL is missing; and which one."""
+"""Whether Kafka leaves something out of its responses, without an error, because an ACL is missing; and which one.
+
+The proof is a random name, which no ACL for a single name or a prefix matches.
+"""
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import uuid4
+
+from kafka.protocol.admin import DescribeClusterRequest, DescribeGroupsRequest
 
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
+
+_DESCRIBE: Final = 8  # as an operation in Kafka's protocol
 
 
 def sees_every_id(brokers: Brokers) -> bool:
@@ -32,17 +40,46 @@ def sees_every_id(brokers: Brokers) -> bool:
                 name=ErrorCode.TOPIC_AUTHORIZATION_FAILED.name,
             ),
         )
-    # A random id, which no ACL for a single id or a prefix matches.
     (probed,) = describe_transactions(lambda: brokers, [uuid4().hex])
     if isinstance(probed.problem, BrokerAuthorizationError):
-        brokers.hide(
-            "ids",
-            BrokerAuthorizationError(
-                "Kafka leaves out the transactional ids that the principal may not describe.",
-                cause="the principal lacks an ACL",
-                next_step="grant the principal Describe on the transactional id '*'",
-                code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-                name=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED.name,
-            ),
-        )
+        _hide(brokers, "transactional id", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return brokers.sees_coordinators and probed.problem is None
+
+
+def note_hidden_topics(brokers: Brokers) -> None:
+    """Note the missing ACL if Metadata for all topics leaves some out.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    name = uuid4().hex
+    if brokers.view([name]).refused.get(name) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        _hide(brokers, "topic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def note_hidden_groups(brokers: Brokers) -> None:
+    """Note the missing ACL if ListGroups leaves some groups out. With Describe on the cluster, it lists all.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    named = DescribeGroupsRequest(groups=[uuid4().hex], include_authorized_operations=False)
+    (group,) = brokers.call_any(named).groups
+    if group.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
+        return
+    cluster = brokers.call_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    if _DESCRIBE not in (cluster.authorized_operations or ()):
+        _hide(brokers, "group", ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def _hide(brokers: Brokers, resource: str, code: ErrorCode) -> None:
+    brokers.hide(
+        f"{resource}s",
+        BrokerAuthorizationError(
+            f"Kafka leaves out the {resource}s that the principal may not describe.",
+            cause="the principal lacks an ACL",
+            next_step=f"grant the principal Describe on the {resource} '*'",
+            code=int(code),
+            name=code.name,
+        ),
+    )
