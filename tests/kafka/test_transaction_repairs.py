@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from dualwrite.admin import Examined, HangingTransaction, OpenTransaction, Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster
@@ -17,7 +18,9 @@ from dualwrite.kafka import probe
 from dualwrite.kafka.admin.facts import ActiveProducer
 from dualwrite.kafka.base import EndTxnResult
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import TRUSTING, read_values, started, wait_for_markers
@@ -83,6 +86,32 @@ def test_a_hanging_transaction_can_be_named_by_its_producer(servers: str, admin:
     assert admin.examine(topic, 0, producer_id=PRODUCER_ID + 1, epoch=3) is None
     admin.abort(found(admin.examine(topic, 0, producer_id=PRODUCER_ID, epoch=3)), coordinator_epoch=0, force=True)
     assert admin.find_hanging(topic=topic, max_transaction_timeout=0).open == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_lost", "sent"), [("the response", 1), ("the request", 2)])
+def test_a_marker_is_sent_again_only_if_the_transaction_is_still_open(
+    servers: str, admin: TransactionAdmin, topic: str, monkeypatch: pytest.MonkeyPatch, is_lost: str, sent: int
+) -> None:
+    """It names only the producer, whose next transaction in the partition may have the same epoch."""
+    hang(servers, topic)
+    examined = found(admin.examine(topic, 0))
+    original, calls = Connection.call, []
+
+    def lossy(connection: Connection, request: Any, *more: Any) -> Any:
+        if not isinstance(request, WriteTxnMarkersRequest):
+            return original(connection, request, *more)
+        calls.append(request)
+        if len(calls) > 1:
+            return original(connection, request, *more)
+        if is_lost == "the response":
+            original(connection, request, *more)
+        raise ConnectionLostError(connection.address, "the connection was closed")
+
+    monkeypatch.setattr(Connection, "call", lossy)
+    admin.abort(examined, force=True)
+    assert len(calls) == sent
+    assert admin.examine(topic, 0) is None
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from typing import Final
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import HangingTransaction, OpenTransaction, Reason, open_transactions
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError, TransactionChangedError
-from dualwrite.kafka.admin.brokers import Brokers
+from dualwrite.kafka.admin.brokers import PAUSE, Brokers
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.admin.markers import write_abort_marker
 from dualwrite.kafka.admin.producers import describe_producers
+from dualwrite.kafka.client.retry import rounds
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from dualwrite.state import TransactionDescription, TransactionStatus
 
@@ -180,15 +181,37 @@ def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None = 
         raise refusal
     if coordinator_epoch is None:
         coordinator_epoch = now.opened.producer.coordinator_epoch or 0
-    write_abort_marker(
-        brokers, key, producer_id=producer.producer_id, epoch=producer.epoch, coordinator_epoch=coordinator_epoch
-    )
-    if opened.name in {one.name for one in _open_in(brokers, key)}:
-        raise BrokerUnavailableError(
-            f"The marker was written to {opened.topic}-{opened.partition}, but the transaction is still open there.",
-            next_step="check again with `dualwrite transactions describe-producers`",
-            servers=brokers.network.config.servers,
+    _end(brokers, now.opened, coordinator_epoch)
+
+
+def _end(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> None:
+    """Write the marker; again only if its outcome is not known, and the partition still has the same transaction open."""
+    key, producer = (opened.topic, opened.partition), opened.producer
+    reason: str | None = None
+    for _ in rounds(brokers.turn(), pause=PAUSE):
+        reason = write_abort_marker(
+            brokers, key, producer_id=producer.producer_id, epoch=producer.epoch, coordinator_epoch=coordinator_epoch
         )
+        try:
+            still_open = opened.name in {one.name for one in _open_in(brokers, key)}
+        except BrokerUnavailableError as error:
+            raise BrokerUnavailableError(
+                f"Whether the transaction at {opened.topic}-{opened.partition} was aborted is not known: "
+                f"{reason or 'the marker was written'}.",
+                cause=str(error),
+                next_step="run the command again once the partition's leader responds: it looks first",
+                servers=brokers.network.config.servers,
+            ) from error
+        if not still_open:
+            return
+        if reason is None:
+            break
+    what = f"could not be written: {reason}" if reason else "was written, but the transaction is still open"
+    raise BrokerUnavailableError(
+        f"The marker for {opened.topic}-{opened.partition} {what}.",
+        next_step="check again with `dualwrite transactions describe-producers`",
+        servers=brokers.network.config.servers,
+    )
 
 
 def _open_in(brokers: Brokers, key: Key) -> list[OpenTransaction]:

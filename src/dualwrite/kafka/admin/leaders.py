@@ -72,6 +72,11 @@ def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[l
     return chosen, refused
 
 
+def refused_partition(request_name: str, key: Key, code: int) -> DualWriteError:
+    """The error for a partition about which a broker refuses a request, for a reason that will not pass."""
+    return denied(request_name, code, key[0]) if code in DENIED else _problem("partition", f"{key[0]}-{key[1]}", code)
+
+
 def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     """The partitions of each topic."""
     found: dict[str, list[int]] = defaultdict(list)
@@ -164,10 +169,8 @@ class _Batch:
     def _add_response(self, node: int, key: Key, code: int, response: Any) -> None:
         if code in TRANSIENT:
             self._reasons[key] = f"{self._request.request_name} returned {error_name(code)}"
-        elif code in DENIED:
-            self._found[key] = PartitionReply(node, problem=denied(self._request.request_name, code, key[0]))
         elif code:
-            self._found[key] = PartitionReply(node, problem=_problem("partition", f"{key[0]}-{key[1]}", code))
+            self._found[key] = PartitionReply(node, problem=refused_partition(self._request.request_name, key, code))
         else:
             self._found[key] = PartitionReply(node, response)
 

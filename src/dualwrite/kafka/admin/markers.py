@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
-from dualwrite.errors import BrokerError, TransactionChangedError
-from dualwrite.kafka.admin.brokers import Brokers
-from dualwrite.kafka.admin.leaders import Key, PartitionReply, by_topic, chosen_partitions, request_partitions
-from dualwrite.kafka.client.connection import Connection
-from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.errors import TransactionChangedError
+from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers
+from dualwrite.kafka.admin.leaders import Key, chosen_partitions, refused_partition
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.sockets import ConnectionLostError
 
+_NAME: Final = "WriteTxnMarkers"
 _OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
 _FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
 _VERSION: Final = 1  # version 2 includes the transaction's version, which only a coordinator knows (KIP-1228)
 
 
-def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: int, coordinator_epoch: int) -> str | None:
     """Write an abort marker to the leader of a partition; the only way to end a transaction that no coordinator will end.
+
+    The request is sent once: it names only the producer, so if it were repeated blindly, it could abort the next transaction of
+    a producer that keeps its epoch.
 
     Args:
         brokers: The brokers, for this call.
@@ -28,67 +31,60 @@ def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: i
         epoch: Its epoch, as the partition has it.
         coordinator_epoch: At least the coordinator's epoch in the producer's last marker.
 
+    Returns:
+        None if the marker was written; or why this is not known: look at the partition before you call this again.
+
     Raises:
         BrokerAuthorizationError: ClusterAction on the cluster is missing.
         TransactionChangedError: The partition has a newer epoch of the producer, or of its coordinator: nothing was written.
         UnknownTopicError: There is no such partition.
-        BrokerUnavailableError: The leader did not respond; the marker may have been written.
+        BrokerUnavailableError: No broker responded: nothing was written.
     """
     seen = brokers.view([key[0]])
     chosen, refused = chosen_partitions(seen, [key[1]])
     for problem in refused.values():
         raise problem
-    request = _AbortMarker(producer_id, epoch, coordinator_epoch)
-    _check(request_partitions(brokers, seen, chosen, request)[key], key, producer_id, epoch)
+    leader = chosen[0].leader
+    address = None if leader is None else seen.brokers.get(leader)
+    if address is None:
+        return "it has no leader"
+    turn = brokers.turn()
+    try:
+        connection = brokers.network.connection(address, turn)
+        response = connection.call(_request(key, producer_id, epoch, coordinator_epoch), turn)
+    except ConnectionLostError as error:
+        return str(error)
+    (code,) = (found.error_code for marker in response.markers for topic in marker.topics for found in topic.partitions)
+    if code in TRANSIENT:
+        return f"{_NAME} returned {error_name(code)}"
+    if code:
+        _refuse(key, code, producer_id, epoch)
+    return None
 
 
-class _AbortMarker:
-    """The request to write the marker."""
-
-    request_name = "WriteTxnMarkers"
-    failure = "The marker could not be written to {}"
-
-    def __init__(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        self._producer_id = producer_id
-        self._epoch = epoch
-        self._coordinator_epoch = coordinator_epoch
-
-    def request(self, _: Connection, keys: Sequence[Key]) -> Any:
-        marker = WriteTxnMarkersRequest.WritableTxnMarker
-        topics = [
-            marker.WritableTxnMarkerTopic(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(keys).items()
-        ]
-        return WriteTxnMarkersRequest(
-            version=_VERSION,
-            markers=[
-                marker(
-                    producer_id=self._producer_id,
-                    producer_epoch=self._epoch,
-                    transaction_result=False,
-                    topics=topics,
-                    coordinator_epoch=self._coordinator_epoch,
-                )
-            ],
-        )
-
-    @staticmethod
-    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
-        for marker in response.markers:
-            for topic in marker.topics:
-                for found in topic.partitions:
-                    yield (topic.name, found.partition_index), found.error_code, True
+def _request(key: Key, producer_id: int, epoch: int, coordinator_epoch: int) -> Any:
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    return WriteTxnMarkersRequest(
+        version=_VERSION,
+        markers=[
+            marker(
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                transaction_result=False,
+                topics=[marker.WritableTxnMarkerTopic(name=key[0], partition_indexes=[key[1]])],
+                coordinator_epoch=coordinator_epoch,
+            )
+        ],
+    )
 
 
-def _check(reply: PartitionReply, key: Key, producer_id: int, epoch: int) -> None:
-    problem = reply.problem
-    if problem is None:
-        return
-    code = problem.code if isinstance(problem, BrokerError) and "code" in problem.facts else None
-    if code == _FENCED or code in _OTHER_EPOCH:
-        newer = "coordinator epoch" if code == _FENCED else "producer epoch"
-        raise TransactionChangedError(
-            f"The transaction of producer {producer_id} with epoch {epoch} on {key[0]}-{key[1]} was not aborted: "
-            f"the partition knows a newer {newer}.",
-            next_step="look again with `dualwrite transactions describe-producers`",
-        ) from problem
-    raise problem
+def _refuse(key: Key, code: int, producer_id: int, epoch: int) -> NoReturn:
+    problem = refused_partition(_NAME, key, code)
+    if code != _FENCED and code not in _OTHER_EPOCH:
+        raise problem
+    newer = "coordinator epoch" if code == _FENCED else "producer epoch"
+    raise TransactionChangedError(
+        f"The transaction of producer {producer_id} with epoch {epoch} on {key[0]}-{key[1]} was not aborted: "
+        f"the partition knows a newer {newer}.",
+        next_step="look again with `dualwrite transactions describe-producers`",
+    ) from problem
