@@ -284,3 +284,24 @@ def test_topics_and_groups_that_an_acl_hides(
     until(lambda: reader.find_hanging(max_transaction_timeout=7200).complete, "the ACL is known to the broker")
     assert unseen in {one.end.topic for one in reader.stuck().partitions}
     del producer
+
+
+def test_the_topics_of_a_transaction_that_an_acl_hides(
+    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, name = new_name("topic"), new_name("id")
+    make_topic(guarded, topic)
+    producer = opened(guarded, name, topic)
+    grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, name)
+    until(lambda: next(reader.describe([name])).description, "the ACL is known to the broker")
+    assert next(reader.describe([name])).hides_topics
+    capsys.readouterr()
+    assert main(["transactions", "describe", name, *as_reader(guarded)]) == 1
+    assert f"{name}: Kafka leaves out the topics of its transaction" in capsys.readouterr().err
+    assert main(["transactions", "describe", name, "--json", *as_reader(guarded)]) == 1
+    assert json_pages.check("describe", found := json.loads(capsys.readouterr().out))
+    assert not found["complete"]
+    grant(Operation.DESCRIBE, Resource.TOPIC, topic)
+    until(lambda: not next(reader.describe([name])).hides_topics, "the ACL is known to the broker")
+    assert main(["transactions", "describe", name, *as_reader(guarded)]) == 0
+    del producer

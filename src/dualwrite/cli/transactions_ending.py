@@ -117,7 +117,8 @@ class _Repair:
                 "outcomes": self.outcomes,
                 "unacknowledged": unacknowledged_json(self.unacknowledged),
             }
-            print_json(document(self.command, found, complete=True))
+            complete = not any(one.hides_topics for one in self.described)
+            print_json(document(self.command, found, complete=complete))
         unfinished = any(one["error"] is not None or one["taken_over_by"] is not None for one in self.outcomes)
         end(found=unfinished or bool(self.unacknowledged))
 

@@ -118,14 +118,14 @@ def describe_command(
     with admin_tools(kafka, kafka_config, timeout) as admin:
         described, decided = _described(admin, settings, named)
     now = now_ms()
-    ok = all(one.description is not None for one in described) and not any(one.error for one in decided.values())
+    whole = not any(one.problem is not None or one.hides_topics for one in described)
+    complete = whole and all(one.error is None for one in decided.values())
     if as_json:
         found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
-        complete = all(one.problem is None for one in described) and all(one.error is None for one in decided.values())
         print_json(document("describe", found, complete=complete))
     else:
         show_described(described, decided, now)
-    end(found=not ok)
+    end(found=not complete or any(one.is_unknown for one in described))
 
 
 @app.command("describe-producers")

@@ -63,6 +63,9 @@ def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Dec
         elif one.is_unknown:
             where = "" if one.coordinator is None else f" (broker {one.coordinator})"
             say(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
+        elif one.hides_topics:
+            grant = "grant the principal Describe on its topics"
+            say(f"{one.transactional_id}: Kafka leaves out the topics of its transaction; {grant}", err=True)
     if decided:
         typer.echo("In the database:")
         columns = ("TransactionalId", "Row", "Fence", "Owner", "PreparedState", "Recovery would", "Because")

@@ -102,6 +102,15 @@ class DescribedTransaction:
         """Whether the coordinator has reported that it does not know the id."""
         return self.description is None and self.problem is None
 
+    @property
+    def hides_topics(self) -> bool:
+        """Whether topics of its open transaction are certainly left out, since the principal may not describe them.
+
+        Kafka leaves out each such topic, without an error. An ongoing transaction always has a partition.
+        """
+        found = self.description
+        return found is not None and found.status is TransactionStatus.ONGOING and not found.partitions
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ActiveProducer:
