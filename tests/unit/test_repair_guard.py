@@ -14,7 +14,7 @@ from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.recovery.decision import Decision
 from dualwrite.recovery.plan import GenerationPlan
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 
 ID = "shop#0123456789ab.2"
 OPEN = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("orders", 0)}))
@@ -33,6 +33,7 @@ ROW = StateRow(
     store_id="0123456789ab",
     named_from=1,
 )
+OLDER = replace(ROW, prepared_state=PreparedTxnState(7, 2))
 UNREACHABLE = StoreUnavailableError("The database is gone.")
 COPIED = StoreCopiedError("The database is a copy.")
 
@@ -64,8 +65,8 @@ def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
         (None, None),
         (Decided(None, None, None, NOT_OURS), None),
         (Decided(None, None, None, OTHER_DATABASE), None),
-        (Decided(ROW, 3, None, NEWER), None),
-        (Decided(ROW, 1, None, RESOLVED), None),
+        (Decided(OLDER, 3, None, NEWER), None),
+        (Decided(OLDER, 1, None, RESOLVED), None),
         (Decided(None, None, None, NOT_READ, UNREACHABLE), None),
         (Decided(ROW, 2, None, "recovery would fail", COPIED), "a copy"),
         (decided(Decision.COMMIT), "not aborted"),
@@ -80,6 +81,19 @@ def test_aborting_an_open_transaction_is_refused_unless_the_database_allows_it(
     assert refusal_to_terminate(one(), found) is not None
     left = refusal_to_terminate(one(), found, without_database=True)
     assert left is None if waived is None else waived in str(left)
+
+
+LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 3), 1, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("row", [ROW, replace(ROW, prepared_state=None, lost=(LOST,))], ids=["prepared", "lost"])
+@pytest.mark.parametrize(("why", "error"), [("recovery would fail", UNREACHABLE), (RESOLVED, None), (NEWER, None)])
+def test_a_decision_that_was_read_is_not_waived(row: StateRow, why: str, error: DualWriteError | None) -> None:
+    """The database may have been lost between the row and the plan."""
+    found = Decided(row, 2, None, why, error)
+    assert "has committed the transaction" in str(refusal_to_terminate(one(), found, without_database=True))
+    other = one(replace(OPEN, epoch=4))
+    assert refusal_to_terminate(other, found, without_database=True) is None
 
 
 @pytest.mark.parametrize("without_database", [False, True])

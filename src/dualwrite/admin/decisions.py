@@ -160,10 +160,7 @@ class Decisions:
         """
         for name in self._store.list():
             row = self._read(name)
-            if row is None:
-                continue
-            states = (row.prepared_state, *(entry.state for entry in row.lost))
-            if any(state is not None and (state.producer_id, state.epoch) == (producer_id, epoch) for state in states):
+            if row is not None and has_committed(row, producer_id, epoch):
                 return row
         return None
 
@@ -200,6 +197,12 @@ class Decisions:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def has_committed(row: StateRow, producer_id: int, epoch: int) -> bool:
+    """Whether a row names this producer's transaction as its prepared state, or as lost or unverified."""
+    states = (row.prepared_state, *(entry.state for entry in row.lost))
+    return any(state is not None and (state.producer_id, state.epoch) == (producer_id, epoch) for state in states)
 
 
 def _names_at_kafka(row: StateRow) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from dualwrite.admin.aborting import Examined
-from dualwrite.admin.decisions import OTHER_DATABASE, Decided
+from dualwrite.admin.decisions import OTHER_DATABASE, Decided, has_committed
 from dualwrite.errors import DualWriteError, RepairRefusedError
 from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.recovery.decision import Decision
@@ -54,6 +54,8 @@ def refusal_to_terminate(
         return found.error
     if found is not None and found.row is not None and not is_open(one):
         return one.problem  # if there is none, there is nothing to do
+    if (row := _row_with(one, found)) is not None:  # without a plan: the database was lost since the row was read
+        return refusal_of_committed(row)
     return None if without_database else _undecided(one.transactional_id, found)
 
 
@@ -104,6 +106,13 @@ def refusal_to_abort(
 def refusal_of_committed(row: StateRow | None) -> RepairRefusedError | None:
     """The error if a row names the transaction as prepared, lost or unverified; None if there is no such row."""
     return None if row is None else _committed(row, "the transaction")
+
+
+def _row_with(one: DescribedTransaction, found: Decided | None) -> StateRow | None:
+    """The id's row, if it was read and names the described transaction."""
+    row, described = None if found is None else found.row, one.description
+    is_named = row is not None and described is not None and has_committed(row, described.producer_id, described.epoch)
+    return row if is_named else None
 
 
 def _refusal_of_plan(one: DescribedTransaction, found: Decided) -> RepairRefusedError | None:
