@@ -400,6 +400,24 @@ def test_status_shows_lanes_below_their_id(
     assert f"{kafka_ids[1]}: " in lines[4]
 
 
+def test_status_does_not_ask_a_cluster_about_ids_of_another(
+    scene: Scene, live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not said that Kafka does not know them."""
+    with store_from_url(scene.url) as store:
+        claim = store.claim("elsewhere", "test", timeout=LIMIT)
+        store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="another-cluster")
+    code, out, err = output_of(capsys, "status")
+    assert code == 1
+    assert re.search(r"^elsewhere .* on Kafka cluster another-cluster *$", out, re.MULTILINE)
+    assert re.search(r"^live .* live#[0-9a-f]{12}\.1: Empty", out, re.MULTILINE)
+    assert re.search(r"^Not on this Kafka cluster \(.+\): elsewhere\.", err, re.MULTILINE)
+    code, status = json_of(capsys, "status")
+    assert code == 1
+    assert [(one["transactional_id"], one["kafka"] is None) for one in status["ids"]] == [("elsewhere", True), ("live", False)]
+    assert output_of(capsys, "status", "--prefix", "live")[0] == 0
+
+
 def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
     code, out, _ = output_of(capsys, "status")

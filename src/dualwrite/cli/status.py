@@ -81,6 +81,10 @@ def status(
     if failure is not None:
         typer.echo(f"Could not be read from Kafka: {', '.join(found.unread)}.", err=True)
         raise failure
+    if found.elsewhere:
+        names = ", ".join(row.transactional_id for row in found.elsewhere)
+        say(f"Not on this Kafka cluster ({found.cluster_id}): {names}. Give the address of their cluster.", err=True)
+        raise typer.Exit(1)
 
 
 @dataclass
@@ -93,7 +97,8 @@ class _Found:
         leases: The leases of pools.
         jobs: The jobs.
         positions: The positions of consumer groups.
-        seen: What the coordinators report, by id.
+        cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
+        seen: What the coordinators report, by id; without ids that are on another cluster (rule CL).
         others: Open transactions of other databases with the same ids, by their Kafka ids; None if Kafka was not asked.
         unread: What could not be read from Kafka.
     """
@@ -103,13 +108,19 @@ class _Found:
     leases: list[Lease]
     jobs: list[JobRow]
     positions: list[Shown]
+    cluster_id: str | None = None
     seen: dict[str, list[_Seen]] = field(default_factory=dict)
     others: list[str] | None = None
     unread: list[str] = field(default_factory=list)
 
+    @property
+    def elsewhere(self) -> list[StateRow]:
+        """The rows of ids on another Kafka cluster than the one that was asked."""
+        return [row for row in self.rows if self.cluster_id is not None and row.cluster_id not in ("", self.cluster_id)]
+
     def show(self) -> None:
         if self.rows:
-            _show_ids(self.rows, self.seen)
+            _show_ids(self)
         else:
             say(f"There is no transactional id in {self.description}.")
         if self.others:
@@ -151,7 +162,7 @@ def _read_from_kafka(found: _Found, settings: Settings) -> BrokerError | None:
     """Add what Kafka reports. The first error ends this, since each further step would wait for its whole time limit."""
     found.unread = ["states of ids", "ends of partitions", "transactions of other databases"]
     try:
-        _describe(found.rows, settings, found.seen)
+        _describe(found, settings)
         del found.unread[0]
         found.positions = with_kafka(found.positions, settings) if found.positions else []
         del found.unread[0]
@@ -162,11 +173,13 @@ def _read_from_kafka(found: _Found, settings: Settings) -> BrokerError | None:
     return None
 
 
-def _describe(rows: list[StateRow], settings: Settings, seen: dict[str, list[_Seen]]) -> None:
+def _describe(found: _Found, settings: Settings) -> None:
     with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
-        for row in rows:
-            generations = row.unresolved_generations or (row.generation,)
-            seen[row.transactional_id] = [_Seen(name, coordinator.describe(name)) for name in map(row.kafka_id, generations)]
+        found.cluster_id = coordinator.cluster_id()
+        elsewhere = found.elsewhere
+        for row in (row for row in found.rows if row not in elsewhere):
+            names = map(row.kafka_id, row.unresolved_generations or (row.generation,))
+            found.seen[row.transactional_id] = [_Seen(name, coordinator.describe(name)) for name in names]
 
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
@@ -183,10 +196,10 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
     ]
 
 
-def _show_ids(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
+def _show_ids(found: _Found) -> None:
     headings = ("transactional id", "fencing token", "generation", "resolved", "state", "lost", "owner", "updated")
-    table = []
-    for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(rows) for row in lanes):
+    table, elsewhere = [], found.elsewhere
+    for row, is_first in ((row, row is lanes[0]) for lanes in _by_id(found.rows) for row in lanes):
         cells = (
             row.transactional_id if is_first else f"  {LANE_MARK}{TransactionalId.of_row(row.transactional_id).lane}",
             row.fence,
@@ -197,9 +210,12 @@ def _show_ids(rows: list[StateRow], seen: dict[str, list[_Seen]]) -> None:
             row.owner,
             f"{row.updated_at:%Y-%m-%d %H:%M:%S%z}",
         )
-        kafka = Text("\n".join(printable(str(one)) for one in seen.get(row.transactional_id, ())))
-        table.append((*cells, kafka) if seen else cells)
-    show_table((*headings, "Kafka") if seen else headings, table)
+        lines = list(map(str, found.seen.get(row.transactional_id, ())))
+        if row in elsewhere:
+            lines = [f"on Kafka cluster {row.cluster_id}"]
+        kafka = Text("\n".join(map(printable, lines)))
+        table.append(cells if found.cluster_id is None else (*cells, kafka))
+    show_table(headings if found.cluster_id is None else (*headings, "Kafka"), table)
 
 
 def _id_to_json(lanes: list[StateRow], seen: dict[str, list[_Seen]]) -> dict[str, Any]:
