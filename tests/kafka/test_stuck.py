@@ -13,16 +13,21 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
+from dualwrite.admin.examiner import Examiner
+from dualwrite.admin.hanging import CoordinatorSide, OpenTransaction
+from dualwrite.admin.stuck import _holders
 from dualwrite.deadline import Deadline
-from dualwrite.errors import UnknownGroupError
+from dualwrite.errors import BrokerUnavailableError, UnknownGroupError
 from dualwrite.kafka.admin import offsets
 from dualwrite.kafka.admin.assignments import assigned_partitions
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView
+from dualwrite.kafka.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, TransactionListing
 from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, GroupListing, list_groups, partition_of_group
 from dualwrite.kafka.admin.leaders import Key
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
@@ -351,3 +356,42 @@ def test_an_assignment_that_cannot_be_read_is_reported_and_the_others_count(
     assert found == {"group": {("t", 0), ("t", 1)}}
     (error,) = brokers.hidden
     assert "The assignment of a member of group 'group' can't be read" in str(error)
+
+
+COVERED = BrokerProblem(2, None, "is down", covered=True)
+UNCOVERED = BrokerProblem(2, None, "is down: the positions of its consumer groups are missing")
+
+
+@pytest.mark.parametrize("noted", [[COVERED, UNCOVERED], [UNCOVERED, COVERED]], ids=["covered first", "uncovered first"])
+def test_a_problem_that_is_covered_hides_no_other_of_the_same_broker(noted: list[BrokerProblem]) -> None:
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        brokers = Brokers(network, Deadline.after(1), 1)
+        for problem in noted:
+            brokers.note(problem)
+        assert brokers.problems == (UNCOVERED,)
+        assert brokers.is_silent(2)
+
+
+def test_a_broker_that_was_down_may_be_asked() -> None:
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        brokers = Brokers(network, Deadline.after(1), 1)
+        brokers.note(COVERED)
+        assert brokers.problems == (COVERED,)
+        assert not brokers.is_silent(2)
+
+
+@pytest.mark.parametrize("problem", [None, BrokerUnavailableError("No answer.")])
+def test_a_transaction_that_can_no_longer_be_described_is_not_left_out(
+    problem: BrokerUnavailableError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It seemed to hang, did not hang when it was checked again, and is then described once more."""
+    one = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
+    listed = {7: TransactionListing("id", 2, 7, "Ongoing")}
+    description = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("t", 0)}))
+    again = DescribedTransaction("id", 2, None if problem else description, problem)
+    sides = iter([CoordinatorSide({}, {}, all_listed=True), CoordinatorSide(listed, {"id": again}, all_listed=True)])
+    monkeypatch.setattr(Examiner, "describe", lambda *_: next(sides))
+    monkeypatch.setattr(Examiner, "hanging", lambda *_: [])
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        (holder,) = _holders(Brokers(network, Deadline.after(1), 1), [one]).values()
+    assert (holder.transactional_id, holder.hanging) == ("id", Reason.NOT_DESCRIBED if problem else None)

@@ -149,7 +149,12 @@ def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, 
     found = {one.opened.name: _hanging(one) for one in examiner.hanging(opened, first)}
     found |= _healthy(first, opened)
     cleared = [one for one in opened if one.name not in found]  # the second check found that they don't hang
-    return {**found, **(_healthy(examiner.describe(cleared), cleared) if cleared else {})}
+    if cleared:
+        side = examiner.describe(cleared)
+        verdicts = filter(None, map(side.verdict, cleared))
+        found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason is Reason.NOT_DESCRIBED}
+        found |= _healthy(side, cleared)
+    return found
 
 
 def _hanging(found: HangingTransaction) -> Holder:

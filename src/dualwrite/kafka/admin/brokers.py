@@ -169,16 +169,19 @@ class Brokers:
         return dict(seen.brokers)
 
     def note(self, problem: BrokerProblem) -> None:
-        """Add a problem; only the first one of each broker is kept."""
-        self._problems.setdefault(problem.reason if problem.broker is None else problem.broker, problem)
+        """Add a problem; only the first one of each broker is kept, or the first that is not covered."""
+        key = problem.reason if problem.broker is None else problem.broker
+        known = self._problems.get(key)
+        if known is None or (known.covered and not problem.covered):
+            self._problems[key] = problem
 
     def hide(self, what: str, error: DualWriteError) -> None:
         """Note that something is missing because of an ACL; only the first error about each `what` is kept."""
         self._hidden.setdefault(what, error)
 
     def is_silent(self, node: int) -> bool:
-        """Whether the broker has not responded in this call."""
-        return node in self._problems
+        """Whether the broker has not responded in this call. One that was down may be back."""
+        return node in self._problems and not self._problems[node].covered
 
     def request(
         self, brokers: Mapping[int, Address], requests: Mapping[int, MakeRequest], conclude: Callable[[int, Any], T]
