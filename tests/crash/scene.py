@@ -28,7 +28,7 @@ from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
 from dualwrite.transactional_id import TransactionalId
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, joined, take, until
+from fixtures.pace import LIMIT, TimeLimitError, ended, joined, take, until
 
 
 class Worker:
@@ -103,6 +103,8 @@ class Worker:
     def killed(self) -> None:
         """Wait until a failpoint has killed it."""
         code = self.end()
+        if self.last().startswith("error TransactionTimeoutError"):
+            raise TimeLimitError(f"the transaction was too old before the failpoint was reached: {self.lines}")
         assert code == -signal.SIGKILL, f"ended with {code} instead: {self.lines} {self.errors[-2000:]}"
 
     def kill(self) -> None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
+from fixtures.pace import until
 from fixtures.tiers import thinned
 from writer.cases import both_databases, both_producers, producers_and_databases
 from writer.scene import Event, Scene
@@ -210,7 +211,9 @@ def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
 
     with scene.connect() as writer, scene.engine.connect() as other, ThreadPoolExecutor(1) as pool:
         scene.write(writer, 1, 2)
-        other.exec_driver_sql("SET deadlock_timeout = '10s'")  # our transaction must be the deadlock's victim
+        other.exec_driver_sql("SET deadlock_timeout = '1h'")  # our transaction must be the deadlock's victim
+        pid = other.scalar(sa.text("SELECT pg_backend_pid()"))
+        blocked = sa.text("SELECT cardinality(pg_blocking_pids(:pid))")
 
         @writer.transactional(attempts=3)
         def save(tx: Transaction) -> None:
@@ -220,6 +223,7 @@ def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
             if len(runs) == 1:
                 lock(other, 2)
                 pool.submit(lock, other, 1).add_done_callback(lambda _: other.rollback())
+                until(lambda: tx.db.scalar(blocked, {"pid": pid}), "it waits for this one")  # a deadlock is looked for once
             lock(tx.db, 2)
 
         save()

@@ -40,6 +40,8 @@ _IN_TRANSACTION: Final = (
     "commit_transaction",
     "abort_transaction",
 )
+_TRANSACTION_TIMEOUT: Final = min(TIMEOUT / 10, 30.0)
+"""Seconds: short, to wait for its end, and long enough for a slow machine to prepare before most of it is over."""
 _PREPARED: Final = ("commit_transaction", "abort_transaction")
 
 
@@ -211,14 +213,14 @@ class TransactionConformance:
             pytest.skip("nothing times out under two-phase commit")
         topic = scene.new_name("topic")
         scene.make_topic(topic)
-        prepared, late = (scene.new_producer(transaction_timeout_ms=2_000) for _ in range(2))
+        prepared, late = (scene.new_producer(transaction_timeout_ms=int(_TRANSACTION_TIMEOUT * 1000)) for _ in range(2))
         for producer in (prepared, late):
             producer.begin_transaction()
             producer.check_time_left()
             producer.send(topic, b"v")
         prepared.prepare_transaction(timeout=TIMEOUT)
         prepared.check_time_left()
-        time.sleep(1.7)
+        time.sleep(0.85 * _TRANSACTION_TIMEOUT)
         with pytest.raises(TransactionTimeoutError):
             prepared.check_time_left()
         with pytest.raises(TransactionTimeoutError, match=r"transaction\.timeout\.ms") as caught:

@@ -97,6 +97,8 @@ class FencingConformance:
         transaction, number = _at(scene, store, ours, moment)
         with running(lambda: scene.claim(rival, name, "theirs")) as claiming:
             try:
+                if not _waits(scene, moment):
+                    claiming.result(TIMEOUT)  # the rival may still be connecting
                 _finish(scene, transaction, number, moment)
                 committed = True
             except FencedError:
