@@ -26,7 +26,7 @@ from dualwrite.stores.zookeeper.claim import ClaimAttempt
 from dualwrite.stores.zookeeper.connection import ZooKeeperConnection
 from dualwrite.stores.zookeeper.errors import ErrorClass, classify
 from dualwrite.stores.zookeeper.leases import ZooKeeperLeases
-from dualwrite.stores.zookeeper.nodes import StateNodes
+from dualwrite.stores.zookeeper.nodes import CONCURRENT_CHANGES, StateNodes
 from dualwrite.stores.zookeeper.paths import STATE_ROOT
 from dualwrite.stores.zookeeper.positions import ROOT as POSITIONS
 from dualwrite.stores.zookeeper.positions import ZooKeeperPositions
@@ -247,14 +247,19 @@ class ZooKeeperStore(TxnStateStore):
         """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: the response to the one that removed them may be lost
 
-        def work(row: StateRow | None) -> StateRow | None:
-            if row is None or not row.lost:
-                return None
-            left = acknowledged(row, only)
-            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
-            return left
+        def once(deadline: float) -> None:
+            read = self._nodes.read(transactional_id, deadline)
+            if read is None or not read.row.lost:
+                return
+            left, known = acknowledged(read.row, only), len(removed)
+            removed.extend(entry for entry in read.row.lost if entry not in (*left.lost, *removed))
+            try:
+                self._nodes.write(left, read, deadline)
+            except CONCURRENT_CHANGES:  # this attempt has removed nothing
+                del removed[known:]
+                raise
 
-        self._change(transactional_id, work, doing="acknowledging lost transactions")
+        self._nodes.change(once, "acknowledging lost transactions", transactional_id, self._change_timeout)
         return tuple(removed)
 
     def forget(self, transactional_id: str) -> None:

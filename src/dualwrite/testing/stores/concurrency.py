@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -69,9 +70,10 @@ class ThreadConformance:
 
         acknowledged = [entry for some in _at_once(resolve_and_acknowledge) for entry in some]
         left = store.read_claimed(claim).lost
-        found = {*acknowledged, *left}
-        missing = [entry.state for entry in entries if entry not in found]
+        missing = [entry.state for entry in entries if entry not in {*acknowledged, *left}]
         assert not missing, f"the entries {missing} were added, but are neither in the row nor acknowledged"
+        twice = [entry.state for entry, times in Counter([*acknowledged, *left]).items() if times > 1]
+        assert not twice, f"the entries {twice} were acknowledged twice, or are still in the row"
 
     def test_concurrent_writers_of_different_ids_do_not_interfere(self, scene: StoreScene) -> None:
         """Every transaction is committed, and each row has its own last one."""
