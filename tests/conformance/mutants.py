@@ -45,6 +45,14 @@ _ALL_AT_ONCE = """        if True:
             before = self._database.row(transactional_id)
             __import__('time').sleep(0.001)"""
 
+_BEGINS_GROUP = """    def begin_group(self, claim):
+        return InMemoryTransaction(self._database, claim)
+
+    def acknowledge("""
+_CHECKED_BEFORE = """self.read_claimed(claim)
+        time.sleep(0.001)
+        self._change(claim.transactional_id, lambda row: rows.with_resolution(row, resolution))"""
+
 _FREE = "if self._owner(name) in (None, owner) or self._database.leases[name][1] <= now]"
 _RENEWED = "ours = [name for name in ids if self._owner(name) == owner]"
 _RELEASED = "for name in [name for name in ids if self._owner(name) == owner]:"
@@ -56,6 +64,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "begin does not check the fence": (
         ("        self.read_claimed(claim)\n        return InMemory", "        return InMemory"),
     ),
+    "begin_group does not check the fence": (("    def acknowledge(", _BEGINS_GROUP),),
     "a claim does not raise the fence": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, fence=max(1, row.fence - (before is not None)))\n"),
     ),
@@ -66,6 +75,11 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "recording clears whatever state there is": ((_RESOLVE, _RESOLVE.replace("resolution)", f"{_CLEARS_ALL})")),),
     "recording ignores the fence": ((_RESOLVE, "lambda row: rows.with_resolution(row, resolution)"),),
     "acquire_generation ignores the fence": ((_ACQUIRE, _ACQUIRE.replace("rows.check_fence(row, claim)", "row")),),
+    "recording checks the fence before its write": ((f"self._change(claim.transactional_id, {_RESOLVE})", _CHECKED_BEFORE),),
+    "acquire_generation checks the fence before its write": (
+        ("        own = {", "        self.read_claimed(claim)\n        time.sleep(0.001)\n        own = {"),
+        (_ACQUIRE, _ACQUIRE.replace("rows.check_fence(row, claim)", "row")),
+    ),
     "read_claimed ignores the fence": (
         ("return rows.check_fence(self.read(claim.transactional_id), claim)", "return self.read(claim.transactional_id)"),
         ("        self.read_claimed(claim)\n", "        rows.check_fence(self.read(claim.transactional_id), claim)\n"),

@@ -56,6 +56,18 @@ def read_then_written(execute: Execute, group_id: str, one: Move) -> None:
     execute(update(t).where(*where).values(next_offset=one.after.offset))
 
 
+def all_of_the_group_written(execute: Execute, group_id: str, one: Move) -> None:
+    """A lost update: what was read of the group's other partitions is written again, in the order of their numbers."""
+    found = sorted((sql._position(row) for row in execute(sql._READ, {"group": group_id})), key=lambda each: each.partition)
+    time.sleep(0.05)
+    for position in found:
+        if position.key == one.key:
+            _move(execute, group_id, one)
+        else:
+            where = (t.c.group_id == group_id, t.c.topic == position.topic, t.c.partition_number == position.partition)
+            execute(update(t).where(*where).values(next_offset=position.offset))
+
+
 def without_expectation(execute: Execute, group_id: str, one: Move) -> None:
     """A first position that replaces what is there."""
     _move(execute, group_id, Move(stored(execute, group_id, one), one.after) if one.before is None else one)
@@ -173,3 +185,15 @@ def test_a_lost_update_does_not_pass_the_suite(postgresql_scene: StoreScene, mon
 
     moving(move)(monkeypatch)
     assert not verdict(postgresql_scene, "test_one_of_two_concurrent_transactions_moves_a_position", {"first": False})
+
+
+def test_a_lost_update_of_another_partition_does_not_pass_the_suite(
+    postgresql_scene: StoreScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two transactions at once, each writes the whole group."""
+
+    def move(execute: Execute, group_id: str, one: Move) -> None:
+        (_move if one.before is None else all_of_the_group_written)(execute, group_id, one)
+
+    moving(move)(monkeypatch)
+    assert not verdict(postgresql_scene, "test_concurrent_moves_of_different_partitions_are_all_kept", {})

@@ -44,7 +44,8 @@ class TxnStateStore(ABC):
 
     Every method raises StoreUnavailableError if the database can't be reached, StateTableMissingError if it does not have our
     table, and StoredStateError if a row can't be read. No method waits for a lock indefinitely: `claim` waits for its
-    `timeout`, the others for a limit of the store; after that they raise ClaimTimeoutError.
+    `timeout`, the others for a limit of the store; after that they raise ClaimTimeoutError, or StoreUnavailableError if `begin`
+    waited for the lock of a whole database.
 
     After a broken connection a store repeats its own statements where that is harmless: calling `record_resolution`
     twice has the same effect as once (also for the entry in `lost`), and a generation may be skipped.

@@ -33,6 +33,7 @@ class RowConformance:
         unknown = Claim(name, 1, "nobody")
         expect_fenced(store.read_claimed, unknown, "read_claimed() of an id without a row", missing=True)
         expect_fenced(store.begin, unknown, "begin() on an id without a row", missing=True)
+        expect_fenced(store.begin_group, unknown, "begin_group() on an id without a row", missing=True)
         assert store.read(name) is None, "reading an id has created a row"
 
     def test_the_first_claim_creates_the_row(self, scene: StoreScene) -> None:
@@ -96,6 +97,7 @@ class ClaimConformance:
         for what, call in {
             "read_claimed()": store.read_claimed,
             "begin()": store.begin,
+            "begin_group()": store.begin_group,
             "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE),
             "acquire_generation(reuse=True)": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE, reuse=True),
             "record_resolution()": lambda claim: store.record_resolution(
@@ -113,6 +115,7 @@ class ClaimConformance:
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
         expect_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
         expect_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
+        expect_fenced(store.begin_group, invented, "begin_group() with a fence above the row's", by=claim)
 
     def test_a_claim_changes_only_fence_owner_and_transaction_number(self, scene: StoreScene) -> None:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 import pytest
 
@@ -22,18 +24,25 @@ from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreS
 _MOMENTS: Final = ("begun", "written", "recorded")
 _RACES: Final = 12
 _THEIRS: Final = PreparedTxnState(4712, 0)
+_CHANGES: Final[dict[str, Callable[[TxnStateStore, Claim, int], Any]]] = {
+    "record_resolution": lambda store, claim, number: store.record_resolution(
+        claim, Resolution(clear_state=True, resolved_generation=number)
+    ),
+    "acquire_generation": lambda store, claim, _: store.acquire_generation(claim, ProducerKind.LIBRDKAFKA),
+}
 
 
 class FencingConformance:
     """Claims at every step of another writer's transaction."""
 
     def test_a_transaction_does_not_begin_under_a_claim_that_was_replaced(self, scene: StoreScene) -> None:
-        """`begin` checks the fence before anything else happens (F2); nothing is open afterwards."""
+        """`begin` and `begin_group` check the fence before anything else happens (F2); nothing is open afterwards."""
         store, name = scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         theirs = scene.claim(scene.new_store(), name, "theirs")
         for _ in range(3):
             expect_fenced(store.begin, ours, "begin() under a claim that was replaced", by=theirs)
+            expect_fenced(store.begin_group, ours, "begin_group() under a claim that was replaced", by=theirs)
         again = scene.claim(store, name)
         number = scene.transact(store, again)
         assert scene.committed() == [number]
@@ -130,6 +139,7 @@ class FencingConformance:
             transaction.rollback()
         for what, call in {
             "begin()": store.begin,
+            "begin_group()": store.begin_group,
             "record_resolution()": lambda claim: store.record_resolution(claim, Resolution(clear_state=True)),
             "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.LIBRDKAFKA),
             "claim(expected_fence=…)": lambda claim: store.claim(name, "z", timeout=TIMEOUT, expected_fence=claim.fence),
@@ -166,6 +176,42 @@ class FencingConformance:
             assert state == PreparedTxnState(4711, len(confirmed)), (
                 f"the row says {state}, {len(confirmed)} transactions were committed"
             )
+
+    @pytest.mark.parametrize("change", _CHANGES)
+    def test_nothing_is_changed_under_an_old_claim_after_a_new_one(self, scene: StoreScene, change: str) -> None:
+        """`record_resolution`, `acquire_generation`: the fence is compared in the write, not before it; tested as above."""
+        store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
+        for race in range(_RACES):
+            ours, under_way = scene.claim(store, name), threading.Event()
+            with ThreadPoolExecutor(1) as thread:
+                changing = thread.submit(_change_until_fenced, _CHANGES[change], store, ours, under_way)
+                under_way.wait(TIMEOUT)
+                time.sleep(0.002 * race)
+                theirs = scene.claim(rival, name, "theirs")
+                then = rival.read_claimed(theirs)
+                scene.transact(rival, theirs, state=_THEIRS)
+                changing.result(TIMEOUT)
+            expect_row(
+                rival,
+                name,
+                f"{change}() under an old claim, during the new one's transaction",
+                prepared_state=_THEIRS,
+                generation=then.generation,
+                resolved_generation=then.resolved_generation,
+            )
+
+
+def _change_until_fenced(
+    change: Callable[[TxnStateStore, Claim, int], Any], store: TxnStateStore, claim: Claim, under_way: threading.Event
+) -> None:
+    """Make the change again and again, each time with the next number."""
+    for number in count(1):
+        try:
+            change(store, claim, number)
+        except FencedError:
+            return
+        under_way.set()
+        time.sleep(0.001)  # as below
 
 
 def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event) -> list[int]:

@@ -113,6 +113,7 @@ class ForgettingConformance:
         assert store.list(name) == [], "list() returns a tombstone"
         for what, call in {
             "begin()": store.begin,
+            "begin_group()": store.begin_group,
             "read_claimed()": store.read_claimed,
             "record_resolution()": lambda held: store.record_resolution(held, Resolution(clear_state=True)),
             "acquire_generation()": lambda held: store.acquire_generation(held, ProducerKind.NATIVE),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError, StoreUnavailableError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, Resolution, StateRow
@@ -34,6 +34,13 @@ _CHANGES: Final[dict[str, _Change]] = {
     ),
 }
 """What is called during a transaction, and how the row shows that it took effect."""
+
+_WAITING: Final[dict[str, Callable[[TxnStateStore, Claim], Any]]] = {
+    **{name: call for name, (call, _) in _CHANGES.items()},
+    "forget": lambda store, claim: store.forget(claim.transactional_id),
+    "begin": lambda store, claim: store.begin(claim).rollback(),
+}
+"""What may have to wait for another's transaction; `begin` only where a transaction holds a lock from the beginning."""
 
 
 class InFlightConformance:
@@ -119,18 +126,21 @@ class TimeLimitConformance:
         assert scene.committed() == [number], "a claim that timed out has harmed the transaction that it waited for"
         assert scene.claim(rival, name, "theirs").fence == ours.fence + 1
 
-    @pytest.mark.parametrize("change", _CHANGES)
-    def test_other_calls_time_out_after_the_limit_of_the_store(self, scene: StoreScene, change: str) -> None:
-        """The others wait up to a limit of the store, and then raise ClaimTimeoutError; nothing was changed."""
+    @pytest.mark.parametrize("call", _WAITING)
+    def test_other_calls_time_out_after_the_limit_of_the_store(self, scene: StoreScene, call: str) -> None:
+        """The others wait up to a limit of the store, then raise ClaimTimeoutError (`begin`: or StoreUnavailableError)."""
+        if call == "begin" and scene.capabilities.claims_wait is not ClaimsWait.FROM_BEGIN:
+            pytest.skip("`begin` does not wait for transactions in this store")
         store, name = scene.new_store(), scene.new_id()
         other = scene.adopt(scene.open_with_short_timeout())
         claim = scene.claim(store, name)
         before = store.read_claimed(claim)
         transaction, _ = scene.recorded(store, claim)
         try:
-            with expect_error(ClaimTimeoutError, f"{change}, while the row is locked") as caught:
-                _CHANGES[change][0](other, claim)
+            errors = (ClaimTimeoutError, StoreUnavailableError) if call == "begin" else ClaimTimeoutError
+            with expect_error(errors, f"{call}, while the row is locked") as caught:
+                _WAITING[call](other, claim)
             assert caught.value.transactional_id == name
         finally:
             transaction.rollback()
-        assert store.read_claimed(claim) == before, f"{change} timed out, but has changed the row"
+        assert store.read_claimed(claim) == before, f"{call} timed out, but has changed the row"

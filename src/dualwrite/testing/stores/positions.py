@@ -21,6 +21,7 @@ from dualwrite.testing.stores.scene import STATE, StoreScene
 _TOPIC: Final = "orders"
 _FIRST: Final = 3
 _ROUNDS: Final = 10
+_CONSUMERS: Final = 3
 _LARGEST: Final = 2**63 - 1
 _NOT_BLOCKED: Final = 0.2
 """Seconds in which a call that is not blocked has ended."""
@@ -94,10 +95,30 @@ class PositionConformance:
             for number in range(_ROUNDS):
                 before = None if first else _moved(scene, stores[0], group, None, 5, partition=number)
                 barrier = Barrier(2)
-                calls = [threads.submit(_raced, scene, store, group, before, number, barrier) for store in stores]
+                move = _to(before, 9, partition=number)
+                calls = [threads.submit(_raced, scene, store, group, move, barrier) for store in stores]
                 done = [call.result(TIMEOUT) for call in calls]
                 assert sum(done) == 1, f"{sum(done)} of two transactions moved the same position"
         assert len(scene.committed()) == _ROUNDS
+
+    def test_concurrent_moves_of_different_partitions_are_all_kept(self, scene: StoreScene) -> None:
+        """The consumers of a group move their own partitions at the same time: none reverts another's move."""
+        stores, group = [scene.new_store() for _ in range(_CONSUMERS)], scene.new_id("group")
+        positions, barrier = _positions(stores[0]), Barrier(_CONSUMERS)
+        with ThreadPoolExecutor(_CONSUMERS) as threads:
+            for offset in range(_ROUNDS):
+                moves = [
+                    _to(Position(_TOPIC, partition, offset - 1) if offset else None, offset, partition=partition)
+                    for partition in range(_CONSUMERS)
+                ]
+                calls = [
+                    threads.submit(_raced, scene, store, group, move, barrier)
+                    for store, move in zip(stores, moves, strict=True)
+                ]
+                done = [call.result(TIMEOUT) for call in calls]
+                assert all(done), f"moves of different partitions to {offset}: {done.count(False)} found theirs elsewhere"
+                found = _offsets(positions, group)
+                assert found == {(_TOPIC, partition): offset for partition in range(_CONSUMERS)}, "after concurrent moves"
 
     def test_several_partitions_move_together(self, scene: StoreScene) -> None:
         """Topics and partitions are independent; if one position can't move, none does."""
@@ -241,15 +262,15 @@ def _moved(
     return move.after
 
 
-def _raced(scene: StoreScene, store: TxnStateStore, group: str, before: Position | None, number: int, barrier: Barrier) -> bool:
-    """Whether this one of two transactions has moved the position; it is repeated after a conflict."""
+def _raced(scene: StoreScene, store: TxnStateStore, group: str, move: Move, barrier: Barrier) -> bool:
+    """Whether this one of several transactions has moved the position; it is repeated after a conflict."""
     positions = _positions(store)
     barrier.wait(TIMEOUT)
     for _ in count():
         transaction = _begun(scene, store)
         try:
             scene.put(transaction.handle, scene.new_number())
-            positions.move(transaction, group, [_to(before, 9, partition=number)])
+            positions.move(transaction, group, [move])
             _commit(transaction)
         except PositionMovedError:
             transaction.rollback()
