@@ -10,15 +10,12 @@ import pytest
 
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
-from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution
+from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row
-from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.expectations import expect_changed, expect_error, expect_fenced, expect_row
+from dualwrite.testing.stores.resolutions import full_row
+from dualwrite.testing.stores.scene import StoreScene
 
-_LOST: Final = LostTransaction(
-    LostKind.LOST, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
-)
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 _OWNERS: Final = ("", "host:4711 'program' \"x\" %s \\", "größe 😀", "😀" * MAX_OWNER_LENGTH, "o" * (MAX_OWNER_LENGTH + 50))
 
@@ -120,34 +117,20 @@ class ClaimConformance:
     def test_a_claim_changes_only_fence_owner_and_transaction_number(self, scene: StoreScene) -> None:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""
         store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        generation = store.acquire_generation(claim, ProducerKind.NATIVE_TWO_PHASE)
-        store.record_resolution(claim, Resolution(lost=_LOST, resolved_generation=0))
-        scene.transact(store, claim, generation=generation, transaction_number=7)
-        scene.claim(scene.new_store(), name, "theirs")
-        expect_row(
-            store,
-            name,
-            "the row after one more claim",
-            fence=2,
-            generation=generation,
-            generation_kind=ProducerKind.NATIVE_TWO_PHASE,
-            prepared_state=STATE,
-            prepared_generation=generation,
-            resolved_generation=0,
-            transaction_number=0,
-            lost=(_LOST,),
-            owner="theirs",
-        )
+        _, before = full_row(scene, store, name)
+        theirs = scene.claim(scene.new_store(), name, "theirs")
+        token = store.read_claimed(theirs).claim_token
+        changes = {"fence": before.fence + 1, "owner": "theirs", "claim_token": token, "transaction_number": 0}
+        expect_changed(store, before, "the row after one more claim", **changes)
 
     def test_a_conditional_claim_keeps_the_transaction_number(self, scene: StoreScene) -> None:
         """`claim` keeps `transaction_number` if `expected_fence` is given: it shows the outcome of an unknown COMMIT (F8)."""
         store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        scene.transact(store, claim, transaction_number=7)
+        claim, before = full_row(scene, store, name)
         again = store.claim(name, "ours again", timeout=TIMEOUT, expected_fence=claim.fence)
         assert again == Claim(name, claim.fence + 1, "ours again"), "claim() with the row's fence as expected_fence"
-        expect_row(store, name, "the row after it", transaction_number=7, prepared_state=STATE, owner="ours again")
+        token = store.read_claimed(again).claim_token
+        expect_changed(store, before, "the row after it", fence=again.fence, owner="ours again", claim_token=token)
         expect_fenced(store.begin, claim, "begin() under the claim before it", by=again)
 
     def test_a_conditional_claim_with_another_fence_changes_nothing(self, scene: StoreScene) -> None:

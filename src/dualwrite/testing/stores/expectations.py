@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Final, Generic, TypeVar
 
 import pytest
 
 from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.state_row import Claim
+from dualwrite.stores.state_row import Claim, StateRow
 from dualwrite.testing.stores.scene import SHORT_TIME
 
 E = TypeVar("E", bound=BaseException)
@@ -75,6 +76,13 @@ def expect_row(store: TxnStateStore, name: str, why: str, /, **wanted: Any) -> N
     wrong = {name: getattr(row, name) for name, value in wanted.items() if getattr(row, name) != value}
     text = "; ".join(f"{name} is {value!r}, the contract requires {wanted[name]!r}" for name, value in wrong.items())
     assert not wrong, f"{why}: {text}"
+
+
+def expect_changed(store: TxnStateStore, before: StateRow, why: str, /, **changes: Any) -> None:
+    """The row must be `before` with these changes and no others; `updated_at` is not compared."""
+    __tracebackhide__ = True
+    kept = {field.name: getattr(before, field.name) for field in fields(before) if field.name != "updated_at"}
+    expect_row(store, before.transactional_id, why, **{**kept, **changes})
 
 
 @contextmanager

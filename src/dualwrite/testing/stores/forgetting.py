@@ -10,7 +10,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Claim, Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row, outcome_of, running
+from dualwrite.testing.stores.expectations import expect_changed, expect_error, expect_fenced, expect_row, outcome_of, running
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
@@ -126,11 +126,12 @@ class ForgettingConformance:
         """`claim` revives a forgotten row: with a fence above the tombstone's, and continuing its generations."""
         store, name = scene.new_store(), scene.new_id()
         old = _resolved(scene, store, name)
-        generation = store.read_claimed(old).generation
+        before = store.read_claimed(old)
+        generation = before.generation
         store.forget(name)
         new = scene.claim(store, name)
         assert new.fence == old.fence + 2, "the fence of a claim after forget()"
-        expect_row(store, name, "after the claim", forgotten=False, generation=generation, resolved_generation=generation)
+        expect_changed(store, before, "after the claim", fence=new.fence, claim_token=store.read_claimed(new).claim_token)
         assert store.list(name) == [name]
         assert store.acquire_generation(new, ProducerKind.NATIVE) == generation + 1, "a generation was used a second time"
         expect_fenced(store.begin, old, "begin() of the holder before forget()", by=new)

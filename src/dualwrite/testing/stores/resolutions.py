@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
@@ -11,9 +12,10 @@ from dualwrite.delivery import Delivery, Place
 from dualwrite.errors import ClusterMismatchError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.state_row import LostKind, LostTransaction, Resolution
-from dualwrite.testing.stores.expectations import expect_row
+from dualwrite.stores.state_row import Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.testing.stores.expectations import expect_changed, expect_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
@@ -27,31 +29,41 @@ _TWO_PHASE: Final = ProducerKind.NATIVE_TWO_PHASE
 _LIBRDKAFKA: Final = ProducerKind.LIBRDKAFKA
 
 
+def full_row(scene: StoreScene, store: TxnStateStore, transactional_id: str) -> tuple[Claim, StateRow]:
+    """A claim of an id, and its row, in which every field has a value that a store could lose."""
+    claim = scene.claim(store, transactional_id)
+    store.acquire_generation(claim, _NATIVE)
+    generation = store.acquire_generation(claim, _TWO_PHASE, cluster_id="cluster")
+    for entry in (LOST, UNVERIFIED):
+        store.record_resolution(claim, Resolution(lost=entry, resolved_generation=1))
+    scene.transact(store, claim, generation=generation, transaction_number=7, delivery=_DELIVERY)
+    row = store.read_claimed(claim)
+    lacking = [
+        field.name for field in fields(row) if getattr(row, field.name) in ("", 0, None, ()) and field.name != "forgotten"
+    ]
+    assert not lacking, f"the row was written with values for every field, but {lacking} are empty: {row}"
+    return claim, row
+
+
 class ResolutionConformance:
     """`record_resolution` and `acknowledge`."""
 
     def test_a_resolution_changes_only_what_it_names(self, scene: StoreScene) -> None:
         """`Resolution`: fields left at their defaults change nothing."""
         store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        scene.transact(store, claim, generation=2, transaction_number=5)
-        store.record_resolution(claim, Resolution())
-        store.record_resolution(claim, Resolution(resolved_generation=4))
-        expect_row(store, name, "after resolving generation 4", prepared_state=STATE, resolved_generation=4, lost=())
-        store.record_resolution(claim, Resolution(lost=LOST))
-        expect_row(store, name, "after an entry for `lost`", prepared_state=STATE, resolved_generation=4, lost=(LOST,))
-        store.record_resolution(claim, Resolution(clear_state=True))
-        expect_row(
-            store,
-            name,
-            "after clearing the state",
-            prepared_state=None,
-            resolved_generation=4,
-            lost=(LOST,),
-            fence=claim.fence,
-            transaction_number=5,
-            generation=0,
-        )
+        claim, row = full_row(scene, store, name)
+        more = LostTransaction(LostKind.LOST, PreparedTxnState(1, 2), 2, _AT)
+        for what, resolution, changes in (
+            ("an empty resolution", Resolution(), {}),
+            ("resolving a generation", Resolution(resolved_generation=2), {"resolved_generation": 2}),
+            ("an entry for `lost`", Resolution(lost=more), {"lost": (LOST, UNVERIFIED, more)}),
+            ("an entry that was resolved", Resolution(resolved_entry=UNVERIFIED), {"lost": (LOST, more)}),
+            ("a move to another cluster", Resolution(cluster_id="another"), {"cluster_id": "another"}),
+            ("clearing the state", Resolution(clear_state=True), {"prepared_state": None, "delivery": None}),
+        ):
+            store.record_resolution(claim, resolution)
+            expect_changed(store, row, f"after {what}", **changes)
+            row = store.read_claimed(claim)
 
     def test_a_state_becomes_a_lost_entry_in_one_write(self, scene: StoreScene) -> None:
         """`Resolution.lost`: added in the same write that clears S (F7)."""
@@ -119,12 +131,9 @@ class ResolutionConformance:
     def test_acknowledging_removes_and_returns_what_was_lost(self, scene: StoreScene) -> None:
         """`acknowledge`: remove the entries of `lost` and return them. It needs no claim and changes nothing else."""
         store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        scene.transact(store, claim)
-        for entry in (LOST, UNVERIFIED):
-            store.record_resolution(claim, Resolution(lost=entry))
+        claim, before = full_row(scene, store, name)
         assert scene.new_store().acknowledge(name) == (LOST, UNVERIFIED)
-        expect_row(store, name, "after acknowledge()", lost=(), prepared_state=STATE, fence=claim.fence)
+        expect_changed(store, before, "after acknowledge()", lost=())
         assert store.acknowledge(name) == (), "a second acknowledge() has returned something"
         store.read_claimed(claim)
 
@@ -157,6 +166,16 @@ class GenerationConformance:
         assert [store.acquire_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
         expect_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, resolved_generation=0)
         assert list(store.read_claimed(claim).unresolved_generations) == [1, 2, 3]
+
+    def test_acquiring_changes_only_the_generation(self, scene: StoreScene) -> None:
+        """`generation` and `generation_kind`; with `reuse`, only `resolved_generation`."""
+        store, name = scene.new_store(), scene.new_id()
+        claim, before = full_row(scene, store, name)
+        store.record_resolution(claim, Resolution(resolved_generation=before.generation))
+        store.acquire_generation(claim, before.generation_kind, reuse=True)
+        expect_changed(store, before, "after using a generation again", resolved_generation=before.generation - 1)
+        store.acquire_generation(claim, _LIBRDKAFKA)
+        expect_changed(store, before, "after another generation", generation=before.generation + 1, generation_kind=_LIBRDKAFKA)
 
     def test_librdkafka_never_reuses_a_generation(self, scene: StoreScene) -> None:
         """Rule O2: `reuse` is for a kind that can take over an id; librdkafka gets a new generation each time."""

@@ -11,12 +11,12 @@ import pytest
 
 from dualwrite.delivery import MAX_PLACES, MAX_TOPIC_LENGTH, Delivery, Place
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.state_row import Resolution
 from dualwrite.stores.transaction import StoreTransaction
-from dualwrite.testing.stores.expectations import expect_error, expect_row
+from dualwrite.testing.stores.expectations import expect_changed, expect_error, expect_row
+from dualwrite.testing.stores.resolutions import full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 
 _STATES: Final = (
@@ -99,18 +99,10 @@ class TransactionConformance:
     def test_record_changes_nothing_else_in_the_row(self, scene: StoreScene) -> None:
         """`record` writes S, its generation, delivery and number, and nothing else."""
         store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        generation = store.acquire_generation(claim, ProducerKind.NATIVE)
-        store.record_resolution(claim, Resolution(resolved_generation=0))
-        before = store.read_claimed(claim)
-        scene.transact(store, claim, generation=generation)
-        expect_row(
-            store,
-            name,
-            "after a transaction",
-            **{field: getattr(before, field) for field in ("fence", "generation", "generation_kind", "resolved_generation")},
-            **{field: getattr(before, field) for field in ("lost", "owner", "claim_token", "forgotten")},
-        )
+        claim, before = full_row(scene, store, name)
+        scene.transact(store, claim, generation=1, transaction_number=8, state=None)
+        changes = {"prepared_state": None, "prepared_generation": 1, "delivery": None, "transaction_number": 8}
+        expect_changed(store, before, "after a transaction", **changes)
 
     def test_many_writes_are_atomic(self, scene: StoreScene) -> None:
         """Many writes in one transaction are as atomic as one."""
