@@ -230,6 +230,12 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row, only), prepared_state=None)"),
     ),
     "acknowledge keeps the lost entries": ((_ACKNOWLEDGE, "lambda row: row"),),
+    "acknowledge returns what another call has removed": (
+        (
+            "before, after = self._change(transactional_id",
+            "before = self.read(transactional_id)\n        time.sleep(0.01)\n        _, after = self._change(transactional_id",
+        ),
+    ),
     "acknowledge removes entries that nobody has seen": ((_ACKNOWLEDGE, "lambda row: row and rows.acknowledged(row)"),),
     "an unresolved id is forgotten": (
         (_FORGET, f"lambda row: row and {_REPLACE}(row, forgotten=True, fence=row.fence + 1 - row.forgotten)"),
@@ -254,12 +260,6 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ("row.transactional_id: document(row)", "row.transactional_id[:254]: document(row)"),
     ),
     # --- leases ---
-    "acknowledge returns what another call has removed": (
-        (
-            "before, after = self._change(transactional_id",
-            "before = self.read(transactional_id)\n        time.sleep(0.01)\n        _, after = self._change(transactional_id",
-        ),
-    ),
     "an id is leased twice": ((_FREE, "]"),),
     "leases don't end": ((_FREE, "if self._owner(name) in (None, owner)]"),),
     "an owner can't acquire its own ids again": ((_FREE, _FREE.replace("(None, owner)", "(None,)")),),

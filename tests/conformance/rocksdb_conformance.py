@@ -67,6 +67,9 @@ class RocksDBScene(StoreScene):
     def ways_to_end(self, handle: TransactionBatch) -> Mapping[str, Callable[[], Any]]:
         return {"commit()": handle.commit, "rollback()": handle.rollback, "write()": handle.write, "close()": handle.close}
 
+    def remove(self, handle: TransactionBatch, number: int) -> None:
+        handle.delete(number.to_bytes(_LENGTH, "big"))
+
     def crash(self, store: TxnStateStore) -> None:
         """Roll back what the store has begun, which writes nothing: the same result as a kill.
 

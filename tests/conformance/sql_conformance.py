@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -18,6 +19,20 @@ from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 from fixtures.pace import LIMIT
 
 numbers = sa.Table("numbers", sa.MetaData(), sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False))
+
+
+def cut_once(proxy: TcpProxy, patterns: Iterable[bytes], *, arrives: bool) -> Callable[[], bool]:
+    """Cut the connection that first sends one of these; returns whether that has happened."""
+    has_cut = threading.Event()
+
+    def cut(link: Link) -> None:
+        if not has_cut.is_set():
+            has_cut.set()
+            link.cut()
+
+    for pattern in patterns:
+        proxy.on_client_bytes(pattern, cut, when="answered" if arrives else "before")
+    return has_cut.is_set
 
 
 class SqlScene(StoreScene):
@@ -77,11 +92,19 @@ class SqlScene(StoreScene):
     def opener(self) -> Callable[[], TxnStateStore]:
         return partial(store_from_url, self._url)
 
-    def cut_next_commit(self, *, arrives: bool) -> None:
+    def cut_next_commit(self, *, arrives: bool) -> Callable[[], bool] | None:
         if self._proxy is None:
-            super().cut_next_commit(arrives=arrives)
+            return super().cut_next_commit(arrives=arrives)
+        return cut_once(self._proxy, [self._commit], arrives=arrives)
+
+    def cut_connections(self) -> None:
+        if self._proxy is None:
+            super().cut_connections()
         else:
-            self._proxy.on_client_bytes(self._commit, Link.cut, when="answered" if arrives else "before")
+            self._proxy.cut()
+
+    def remove(self, handle: sa.Connection, number: int) -> None:
+        handle.execute(numbers.delete().where(numbers.c.number == number))
 
     def crash(self, store: TxnStateStore) -> None:
         """Close the store's driver connections: the database rolls back what was open on them."""

@@ -7,18 +7,23 @@ from functools import partial
 from typing import Any, ClassVar
 
 from kazoo.client import KazooClient
+from sql_conformance import cut_once
 
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 from dualwrite.stores.zookeeper.paths import state_path
-from dualwrite.testing.proxy import Link, TcpProxy
+from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.stores import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 
-_A_ROW_IS_WRITTEN = b'"fence"'
+_COMMITS = (
+    b'"fence"',  # a row is written
+    b"\0\0\0\4ours",  # the whole content of the node of a lease
+    b"\0\0\0\2\0\0\0",  # a node is deleted, as that of a lease: the request's type, and the length of its path
+)
 
 
 class ZooKeeperScene(StoreScene):
@@ -64,8 +69,14 @@ class ZooKeeperScene(StoreScene):
     def opener(self) -> Callable[[], TxnStateStore]:
         return partial(store_from_url, self._url)
 
-    def cut_next_commit(self, *, arrives: bool) -> None:
-        self._proxy.on_client_bytes(_A_ROW_IS_WRITTEN, Link.cut, when="answered" if arrives else "before")
+    def cut_next_commit(self, *, arrives: bool) -> Callable[[], bool]:
+        return cut_once(self._proxy, _COMMITS, arrives=arrives)
+
+    def cut_connections(self) -> None:
+        self._proxy.cut()
+
+    def remove(self, handle: ZooKeeperBatch, number: int) -> None:
+        handle.delete(f"/numbers/{number}")
 
     def crash(self, store: TxnStateStore) -> None:
         """Break the store's connection: a transaction has nothing on the server before its multi."""

@@ -20,7 +20,7 @@ from dualwrite.errors import (
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.state_row import Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error, expect_row
+from dualwrite.testing.stores.expectations import expect_error, expect_row, outcome_of
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
 
@@ -133,8 +133,10 @@ class ConnectionLossConformance:
         claim = scene.claim(store, name)
         transaction, number = scene.recorded(store, claim, transaction_number=5)
         try:
-            scene.cut_next_commit(arrives=arrives)
-            with expect_error(StoreCommitUnknownError, "commit() whose connection broke") as caught:
+            with (
+                scene.without_an_answer(arrives=arrives),
+                expect_error(StoreCommitUnknownError, "commit() whose connection broke") as caught,
+            ):
                 transaction.commit()
         finally:
             transaction.rollback()
@@ -144,17 +146,50 @@ class ConnectionLossConformance:
         assert (row.transaction_number, row.prepared_state) == ((5, STATE) if arrives else (0, None)), "the row after it"
         assert scene.committed() == ([number] if arrives else []), "the user's data after it"
 
+    @pytest.mark.parametrize("moment", ["written", "recorded"])
+    def test_a_transaction_does_not_continue_on_another_connection(self, scene: StoreScene, moment: str) -> None:
+        """What was written over a connection that broke is rolled back: then `record` or `commit` fails, too.
+
+        A store that sends nothing before `commit` may commit all of it instead.
+        """
+        store, name = scene.new_store(), scene.new_id()
+        claim = scene.claim(store, name)
+        before = store.read_claimed(claim)
+        transaction, number = store.begin(claim), scene.new_number()
+
+        def finish() -> None:
+            if moment == "written":
+                transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.commit()
+
+        try:
+            scene.put(transaction.handle, number)
+            if moment == "recorded":
+                transaction.record(STATE, generation=0, transaction_number=1)
+            scene.cut_connections()
+            failed = outcome_of(finish)
+        finally:
+            transaction.rollback()
+        if failed is None:
+            assert scene.committed() == [number], "commit() returned after a broken connection, without the user's data"
+            expect_row(store, name, "commit() returned", prepared_state=STATE, transaction_number=1)
+        else:
+            assert scene.committed() == [], f"a broken connection made the transaction fail, but its data is there: {failed}"
+            assert store.read_claimed(claim) == before, f"a broken connection made the transaction fail, but not all: {failed}"
+        kept = scene.transact(store, claim)
+        assert kept in scene.committed(), "the transaction after a broken connection"
+
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_claim_without_an_answer_is_retried(self, scene: StoreScene, arrives: bool) -> None:
         """A broken connection is replaced; a claim that the same call has made does not count as another's."""
         store, name = scene.new_store(), scene.new_id()
         first = scene.claim(store, name)
-        scene.cut_next_commit(arrives=arrives)
-        second = scene.claim(store, name)
+        with scene.without_an_answer(arrives=arrives):
+            second = scene.claim(store, name)
         assert second.fence > first.fence, "the fence of a claim that had to be sent twice"
         expect_row(store, name, "the row after it", fence=second.fence)
-        scene.cut_next_commit(arrives=arrives)
-        third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
+        with scene.without_an_answer(arrives=arrives):
+            third = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=second.fence)
         assert third.fence == second.fence + 1, "a conditional claim is made once, and recognized"
         expect_row(store, name, "the row after it", fence=third.fence)
         store.begin(third).rollback()
@@ -164,12 +199,12 @@ class ConnectionLossConformance:
         """`record_resolution` is idempotent; a generation may be skipped; `acknowledge` still returns what it removed."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        scene.cut_next_commit(arrives=arrives)
-        store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
+        with scene.without_an_answer(arrives=arrives):
+            store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
         expect_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)
-        scene.cut_next_commit(arrives=arrives)
-        generation = store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)
+        with scene.without_an_answer(arrives=arrives):
+            generation = store.acquire_generation(claim, ProducerKind.LIBRDKAFKA)
         expect_row(store, name, "after acquire_generation()", generation=generation)
-        scene.cut_next_commit(arrives=arrives)
-        assert store.acknowledge(name) == (LOST,), "acknowledge()"
+        with scene.without_an_answer(arrives=arrives):
+            assert store.acknowledge(name) == (LOST,), "acknowledge()"
         expect_row(store, name, "after acknowledge()", lost=())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -117,13 +118,26 @@ class StoreScene(ABC):
         """As `open`, but the store waits at most about 0.3 s for a lock, except in `claim`, which has its own timeout."""
         pytest.skip("this scene has no `open_with_short_timeout`: the store does not wait for locks")
 
-    def cut_next_commit(self, *, arrives: bool) -> None:
+    def cut_next_commit(self, *, arrives: bool) -> Callable[[], bool] | None:
         """Cut the connection when a store sends its next commit: before it reaches the database, or before the answer is back.
 
-        The commits of claims, resolutions and other changes count as well. `dualwrite.testing.proxy` can do this.
+        The commits of claims, resolutions, leases and other changes count as well. `dualwrite.testing.proxy` can do this.
+
+        Returns:
+            A function that says whether the connection has been cut since; or None, but then nobody notices if it never is, and
+            a test of what happens after a cut has tested nothing.
         """
         del arrives
         pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")
+
+    def cut_connections(self) -> None:
+        """Cut all connections of the stores; new ones are accepted."""
+        pytest.skip("this scene has no `cut_connections`: there is no connection that could break")
+
+    def remove(self, handle: Any, number: int) -> None:
+        """Remove a number that the same transaction has written, through its handle; for stores that undo units."""
+        del handle, number
+        pytest.skip("this scene has no `remove`")
 
     def crash(self, store: TxnStateStore) -> None:
         """End a store's open transactions as if its process were killed, and release its locks; for the state machine."""
@@ -162,6 +176,13 @@ class StoreScene(ABC):
     def committed(self) -> list[int]:
         """This scene's committed numbers, sorted."""
         return sorted(number for number in self.numbers() if number in self._given)
+
+    @contextmanager
+    def without_an_answer(self, *, arrives: bool) -> Iterator[None]:
+        """The block's commit loses its connection: `cut_next_commit`, which must have cut it by the end of the block."""
+        has_cut = self.cut_next_commit(arrives=arrives)
+        yield
+        assert has_cut is None or has_cut(), "the scene's `cut_next_commit` has cut no connection: it did not see the commit"
 
     def claim(self, store: TxnStateStore, transactional_id: str, owner: str = "ours") -> Claim:
         """A claim with a long timeout."""

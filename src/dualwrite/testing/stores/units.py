@@ -35,6 +35,26 @@ class UnitConformance:
         transaction.commit()
         assert scene.committed() == kept
 
+    def test_undoing_a_unit_keeps_what_an_earlier_one_wrote_to_the_same_key(self, scene: StoreScene) -> None:
+        """`undo_unit` restores what the units before have written, not what is committed."""
+        transaction, numbers = _begun(scene), [scene.new_number() for _ in range(2)]
+        try:
+            transaction.begin_unit()
+            for number in numbers:
+                scene.put(transaction.handle, number)
+            transaction.end_unit()
+            transaction.begin_unit()
+            scene.remove(transaction.handle, numbers[0])
+            transaction.undo_unit(ValueError())
+            transaction.begin_unit()
+            scene.remove(transaction.handle, numbers[1])
+            transaction.end_unit()
+            transaction.record(STATE, generation=0, transaction_number=1)
+            transaction.commit()
+        finally:
+            transaction.rollback()
+        assert scene.committed() == numbers[:1]
+
     def test_a_group_of_many_units(self, scene: StoreScene) -> None:
         """As many units as a pool puts into one group, every third of them undone."""
         transaction = _begun(scene)
