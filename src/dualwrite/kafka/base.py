@@ -56,8 +56,8 @@ class TransactionalProducer(Protocol):
     def must_be_replaced(self) -> bool:
         """Whether this session must not begin another transaction (rule F9).
 
-        True after it was fenced, after a failed delivery, and after an EndTxn was sent more than once, since a delayed
-        duplicate may still be in the network.
+        True after it was fenced. Unless each transaction has its own epoch, also after a failed delivery, and after an EndTxn
+        was sent more than once, since a delayed duplicate may still be in the network.
         """
         ...
 

@@ -17,6 +17,9 @@ Provide a producer through a scene, and pytest runs the suite::
 `ProducerCapabilities` declares what only some producers support; tests of a missing capability are skipped. The broker must
 have transaction.version 2 and create topics automatically. Optionally, override the fixture `strict_scene` with a scene on a
 broker that does not create topics.
+
+The suite breaks no connections: whether a message or an EndTxn whose response was lost takes effect once is not tested. Use
+`dualwrite.testing.proxy` in such tests.
 """
 
 from dualwrite.testing.producers.fencing import FencingConformance

@@ -5,12 +5,14 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
 
+from dualwrite.delivery import Place
 from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
@@ -42,6 +44,8 @@ _IN_TRANSACTION: Final = (
 )
 _TRANSACTION_TIMEOUT: Final = min(TIMEOUT / 10, 30.0)
 """Seconds: short, to wait for its end, and long enough for a slow machine to prepare before most of it is over."""
+_PARTITIONS: Final = (2, 0, 0, 2, 1)
+"""Of the messages of a transaction, in the order in which they are sent."""
 _PREPARED: Final = ("commit_transaction", "abort_transaction")
 
 
@@ -149,6 +153,34 @@ class TransactionConformance:
             end(timeout=TIMEOUT)
         assert None not in states
         assert len(set(states)) == len(states)
+
+    def test_the_delivery_shows_where_the_messages_are(self, scene: ProducerScene) -> None:
+        """`delivery`: each partition, or the topic's first message; None before `prepare_transaction` and without messages.
+
+        The offsets are known: at its end a transaction gets one marker in each of its partitions.
+        """
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, 3)
+        offsets = Counter[int]()
+        for end in (producer.commit_transaction, producer.abort_transaction) * 2:
+            producer.begin_transaction()
+            for partition in _PARTITIONS:
+                producer.send(topic, b"v", partition=partition)
+            assert producer.delivery is None, "before prepare_transaction()"
+            producer.prepare_transaction(timeout=TIMEOUT)
+            assert producer.delivery is not None
+            assert producer.delivery.messages == len(_PARTITIONS)
+            first, counts = _PARTITIONS[0], Counter(_PARTITIONS)
+            assert set(producer.delivery.places) in (
+                {Place(topic, partition, offsets[partition], messages) for partition, messages in counts.items()},
+                {Place(topic, first, offsets[first], len(_PARTITIONS), in_topic=True)},
+            )
+            end(timeout=TIMEOUT)
+            offsets.update([*_PARTITIONS, *counts])
+        producer.begin_transaction()
+        producer.prepare_transaction(timeout=TIMEOUT)
+        assert producer.delivery is None, "of a transaction without messages"
+        producer.commit_transaction(timeout=TIMEOUT)
 
     def test_a_prepared_transaction_can_be_committed_by_its_state(self, scene: ProducerScene) -> None:
         """As recovery does when the producer is gone."""
