@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -549,6 +550,14 @@ def wait_for_marker(scene: Scene) -> None:
     assert scene.agree() == [1]
 
 
+def start_again(broker: DevCluster, scene: Scene) -> None:
+    """Start the killed broker, and wait until it has served another writer: a process that has just started is slow."""
+    broker.start(1)
+    another = scene.with_new_id()
+    with another.connect() as writer:
+        another.write(writer, 1)
+
+
 @pytest.mark.soak  # in CI: it stays down, or restarts after prepare
 @mostly_native
 def test_the_broker_is_killed_before_prepare_and_restarts(
@@ -582,10 +591,10 @@ def test_the_broker_is_killed_before_prepare_and_restarts(
 @pytest.mark.slow
 def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_broker: DevCluster) -> None:
     scene = frail
-    scene.timeouts = Timeouts(claim=LIMIT, kafka=2, delivery=2)
-    writer = scene.connect()
-    scene.write(writer, 1)
+    with scene.connect() as patient:
+        scene.write(patient, 1)
     wait_for_marker(scene)
+    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=5, delivery=5))
     with pytest.raises(DeliveryError) as caught, writer.transaction() as tx:
         scene.both(tx, 2)
         own_broker.kill(1)
@@ -596,8 +605,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     with pytest.raises(dualwrite.BrokerUnavailableError):
         scene.write(writer, 4)
     assert scene.rows() == [1]
-    own_broker.start(1)
-    scene.timeouts = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
+    start_again(own_broker, scene)
     scene.write(writer, 5)
     assert scene.agree() == [1, 5]
     writer.close()
@@ -635,9 +643,9 @@ def test_the_broker_is_killed_after_prepare_and_restarts(frail: Scene, own_broke
 @pytest.mark.slow
 def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(frail: Scene, own_broker: DevCluster) -> None:
     scene = frail
-    scene.timeouts = Timeouts(claim=LIMIT, kafka=2, delivery=LIMIT)
-    writer = scene.connect()
-    scene.write(writer, 1)
+    with scene.connect() as patient:
+        scene.write(patient, 1)
+    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=5, delivery=LIMIT))
     with (
         failpoints.armed("before_kafka_commit", lambda: own_broker.kill(1)),
         pytest.raises(InDoubtTransactionError) as caught,
@@ -651,7 +659,7 @@ def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(frail:
     with pytest.raises(dualwrite.BrokerUnavailableError):
         scene.write(writer, 3)
     assert writer.phase is Phase.IN_DOUBT
-    own_broker.start(1)
+    start_again(own_broker, scene)
     scene.write(writer, 4)
     assert scene.agree() == [1, 2, 4]
     writer.close()
@@ -679,6 +687,7 @@ def test_database_and_broker_are_down_between_the_two_commits(own_server: Postgr
             writer.close()
         proxy.refuse(refusing=False)
         own_broker.start(1)
+        scene.timeouts = replace(scene.timeouts, kafka=LIMIT)
         assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
         assert scene.agree() == [1, 2]
         scene.assert_resolved()
