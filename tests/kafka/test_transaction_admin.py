@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
 from dualwrite.kafka.admin import listing
+from dualwrite.kafka.admin.listing import Filter
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
@@ -130,6 +132,40 @@ def test_a_broker_that_supports_filters_applies_them(
     assert (list(request.state_filters), list(request.producer_id_filters)) == (["Ongoing"], [7])
     assert request.duration_filter == (90_000 if with_version >= 1 else -1)
     assert request.transactional_id_pattern == ("shop-.*" if with_version >= 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_sent"),
+    [
+        ("shop-.*", True),
+        ("shop\\..*", True),
+        ("(a|b)?[a-z0-9_.-]{1,3}(?:c+d*?)$", True),
+        ("größe[^x]{2,}", True),
+        ("\\w+", False),
+        ("a\\d", False),
+        ("[a\\s]", False),
+        ("\\ba", False),
+        ("a{,3}", False),
+        ("(?i)a", False),
+        ("(?=a)a", False),
+        ("[[:alpha:]]", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
+def test_a_pattern_is_sent_only_if_it_means_the_same_to_a_broker(pattern: str, is_sent: bool) -> None:
+    assert Filter(pattern=re.compile(pattern)).requested_pattern == (pattern if is_sent else None)
+
+
+def test_classes_of_a_pattern_are_those_of_python(
+    broker: DevCluster, with_version: int, ongoing: Callable[..., Producer], new_name: NewName
+) -> None:
+    """They are ASCII in the broker's dialect."""
+    prefix = new_name("id")
+    name = f"{prefix}größe"
+    ongoing(name, new_name("topic")).abort_transaction(LIMIT)
+    with TransactionAdmin(broker.bootstrap_servers, timeout=LIMIT) as admin:
+        for pattern in (f"{prefix}gr\\w{{2}}e", f"{prefix}g.{{,5}}"):
+            assert [found.transactional_id for found in admin.list(pattern=pattern)] == [name]
 
 
 def test_invalid_filters_are_refused(admin: TransactionAdmin) -> None:

@@ -18,6 +18,8 @@ from dualwrite.state import TransactionStatus
 
 _BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
 _BY_PATTERN: Final = 2  # Apache Kafka 4.1
+_SAME_IN_RE2: Final = re.compile(r"(?:[^\\{(\[]|\\[^\w\s]|\{(?=\d)|\((?!\?)|\(\?:|\[(?![\[:]|\^\[))*", re.ASCII)
+"""A pattern that means the same in RE2J, which brokers use: without classes such as `\\w` (ASCII there), and without `{,3}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,13 @@ class Filter:
             and (self.pattern is None or self.pattern.fullmatch(listing.transactional_id) is not None)
         )
 
+    @property
+    def requested_pattern(self) -> str | None:
+        """The pattern to request; None if a broker could understand it differently, and leave out ids that match."""
+        if self.pattern is None or not _SAME_IN_RE2.fullmatch(self.pattern.pattern):
+            return None
+        return self.pattern.pattern
+
 
 @dataclass(slots=True)
 class Listed:
@@ -74,7 +83,7 @@ class Listed:
 def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[int, Address] | None = None) -> Listed:
     """List the transactions of every broker, or of those given; a broker that does not respond is in `brokers.problems`.
 
-    The pattern is checked here too, so that a broker's own dialect of regular expressions makes no difference.
+    The pattern is checked here too, and sent only if it means the same to a broker: its dialect of regular expressions differs.
 
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
@@ -121,8 +130,9 @@ def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> A
     more: dict[str, Any] = {}
     if wanted.running_longer_than_ms is not None and connection.supports(ListTransactionsRequest, _BY_DURATION):
         more["duration_filter"] = wanted.running_longer_than_ms
-    if wanted.pattern is not None and with_pattern and connection.supports(ListTransactionsRequest, _BY_PATTERN):
-        more["transactional_id_pattern"] = wanted.pattern.pattern
+    pattern = wanted.requested_pattern if with_pattern else None
+    if pattern is not None and connection.supports(ListTransactionsRequest, _BY_PATTERN):
+        more["transactional_id_pattern"] = pattern
     return ListTransactionsRequest(
         state_filters=sorted(state.value for state in wanted.requested_states),
         producer_id_filters=sorted(wanted.producer_ids),
