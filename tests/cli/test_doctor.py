@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from sqlalchemy import make_url
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.diagnosis import examination
 from fixtures.broker import make_topic
+from fixtures.capabilities import EVERYTHING
 from fixtures.command import output_of
 from fixtures.wire_server import WireServer
 
@@ -212,3 +215,14 @@ def test_a_broker_with_keep_prepared_txn_is_probed_with_the_id_of_the_user(exami
     assert report["guarantee"]["guarantee"] == "two_phase"
     assert report["topics"] == []
     assert request.transactional_id == "orders#probe"
+
+
+def test_brokers_without_two_phase_commit_are_reported(
+    examined: Examined, broker: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guarantee is probed on one broker."""
+    monkeypatch.setattr(examination, "probe", lambda *_, **__: replace(EVERYTHING, brokers=3))
+    monkeypatch.setattr(examination, "two_phase_by_broker", lambda *_, **__: {1: True, 2: False, 3: True})
+    code, report = as_json(examined, "--kafka", broker.bootstrap_servers)
+    assert code == 0
+    assert any(severity == "weak" and "off on broker 2" in what for severity, what in found(report, "kafka"))

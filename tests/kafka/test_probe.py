@@ -11,6 +11,7 @@ from typing import Any
 import grimp
 import pytest
 from confluent_kafka import Producer
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.devcluster import DevCluster
@@ -21,8 +22,10 @@ from dualwrite.errors import (
     TwoPhaseCommitRefusedError,
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
+from dualwrite.kafka.admin.two_phase import two_phase_by_broker
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.inspect.capabilities import TWO_PHASE_SETTING
 from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
@@ -329,3 +332,25 @@ def test_a_missing_version_with_hidden_settings_has_two_possible_reasons() -> No
 def test_the_probe_needs_no_librdkafka() -> None:
     graph = grimp.build_graph("dualwrite", include_external_packages=True)
     assert graph.find_shortest_chain("dualwrite.kafka.inspect.capabilities", "confluent_kafka") is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "version", "expected"),
+    [("true", 6, True), ("false", 6, False), (None, 6, None), ("true", 5, False), (None, 5, False)],
+)
+def test_whether_a_broker_has_two_phase_commit(setting: str | None, version: int, expected: bool | None) -> None:
+    result = DescribeConfigsResponse.DescribeConfigsResult
+
+    def described(request: Any) -> Any:
+        (asked,) = request.resources
+        values = {} if setting is None else {TWO_PHASE_SETTING: setting}
+        configs = [result.DescribeConfigsResourceResult(name=name, value=value) for name, value in values.items()]
+        return DescribeConfigsResponse(
+            results=[
+                result(error_code=0, resource_type=asked.resource_type, resource_name=asked.resource_name, configs=configs)
+            ]
+        )
+
+    with WireServer({DescribeConfigsRequest: described}, versions={InitProducerIdRequest: (0, version)}) as server:
+        found = two_phase_by_broker(KafkaConfig.of(server.bootstrap_servers), timeout=LIMIT)
+    assert found == {1: expected}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity, judge_database
-from dualwrite.diagnosis.kafka_findings import judge_kafka
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_two_phase
 from dualwrite.diagnosis.promise import Promise, duration, promise
 from dualwrite.diagnosis.topic_findings import judge_topic
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
@@ -348,3 +348,23 @@ def test_the_table_is_judged_by_use_before_revision() -> None:
     assert only(judged({}, table_error=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
     assert only(judged({}, revision="0000"))[0] is WEAK
     assert only(judged({}, revision=None))[0] is NOTE
+
+
+# --- two-phase commit on every broker ---------------------------------------------------------------------------------
+
+
+def test_two_phase_commit_on_every_broker_has_no_finding() -> None:
+    assert judge_two_phase({1: True, 2: True}) == []
+
+
+def test_a_broker_without_two_phase_commit_is_reported() -> None:
+    severity, text = only(judge_two_phase({1: True, 2: False, 3: None, 4: False}))
+    assert severity is WEAK
+    assert "off on brokers 2, 4" in text
+    assert "unstable.api.versions.enable=true on every broker" in text
+
+
+def test_a_broker_whose_setting_is_not_known_is_reported() -> None:
+    severity, text = only(judge_two_phase({1: True, 2: None}))
+    assert severity is NOTE
+    assert "not known for broker 2" in text

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
-from dualwrite.diagnosis.kafka_findings import judge_kafka
-from dualwrite.diagnosis.promise import Promise, promise
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_two_phase
+from dualwrite.diagnosis.promise import Guarantee, Promise, promise
 from dualwrite.diagnosis.topic_findings import judge_topic
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
+from dualwrite.kafka.admin.two_phase import two_phase_by_broker
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, probe
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
@@ -116,6 +117,8 @@ def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float)
         found.findings += judge_kafka(
             capabilities, producer=settings.producer, transaction_timeout_ms=chosen, two_phase=settings.two_phase
         )
+        if found.promise.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
+            found.findings += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
         found.topics = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
     except DualWriteError as error:
         found.findings.append(_broken("kafka", error))

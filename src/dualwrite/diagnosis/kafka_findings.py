@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dualwrite.diagnosis.findings import Finding, Severity
@@ -30,6 +30,25 @@ def judge_kafka(
     if capabilities.may_skip_markers:
         found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release that fixes it, or 4.2.2"))
     return found
+
+
+def judge_two_phase(by_broker: Mapping[int, bool | None]) -> list[Finding]:
+    """The findings about brokers that may not have two-phase commit, on a cluster where one broker has it.
+
+    Args:
+        by_broker: Whether it is switched on, by node id; None if that is not known.
+    """
+    if missing := [node for node, is_on in by_broker.items() if is_on is False]:
+        what = f"Two-phase commit is off on {_brokers(missing)}: no writer can use it while its coordinator is there."
+        return [_kafka(Severity.WEAK, what, f"{_SWITCH_ON} and {_UNSTABLE_ON} on every broker")]
+    if unknown := [node for node, is_on in by_broker.items() if is_on is None]:
+        what = f"Two-phase commit was tried on one broker; whether it is on is not known for {_brokers(unknown)}."
+        return [_kafka(Severity.NOTE, what, "grant the principal DescribeConfigs on the cluster, to read the setting")]
+    return []
+
+
+def _brokers(nodes: Sequence[int]) -> str:
+    return f"broker{'' if len(nodes) == 1 else 's'} {', '.join(map(str, nodes))}"
 
 
 _MARKERS_SKIPPED: Final = (

@@ -22,12 +22,12 @@ DEFAULT_TIMEOUT: Final = 30.0
 
 _TRANSACTION_VERSION: Final = 2
 _END_TXN: Final = 5
-_INIT_PRODUCER_ID: Final = 6
+INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
 _NATIVE_FROM: Final = 26
 _MARKERS_SKIPPED_FROM: Final = 30
 _ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
-_TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
+TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
 _UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
 _MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 
@@ -128,14 +128,14 @@ def probe(
         found = client.to_coordinator(transactional_id, lambda c, deadline: _probe_coordinator(c, transactional_id, deadline))
         brokers, settings = client.to_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
         cluster_id = client.to_cluster(lambda n, deadline: n.cluster_id(deadline))
-    setting = settings.get(_TWO_PHASE_SETTING)
+    setting = settings.get(TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
     accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
     return BrokerCapabilities(
         brokers=brokers,
         transaction_version=found.coordinator.features.get("transaction.version", 0),
         end_txn_v5=found.coordinator.supports(EndTxnRequest, _END_TXN),
-        init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID),
+        init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID),
         produce_v12=found.coordinator.supports(ProduceRequest, _PRODUCE),
         two_phase=accepted,
         two_phase_obstacle=None if accepted else _obstacle(found.two_phase_code, settings),
@@ -165,7 +165,7 @@ class _ProbeResult:
 
 def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _ProbeResult:
     _check_writable(coordinator, transactional_id, deadline)
-    if not coordinator.supports(InitProducerIdRequest, _INIT_PRODUCER_ID):
+    if not coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID):
         return _ProbeResult(coordinator)
     two_phase = keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=True)
     if two_phase == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
@@ -186,7 +186,7 @@ def _check_writable(coordinator: Connection, transactional_id: str, deadline: De
 def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: Deadline, *, two_phase: bool) -> int:
     response = coordinator.call(
         InitProducerIdRequest(
-            version=_INIT_PRODUCER_ID,
+            version=INIT_PRODUCER_ID,
             transactional_id=transactional_id,
             transaction_timeout_ms=1,  # below any maximum; an id in state Empty has no transaction that could time out
             producer_id=FOREIGN_PRODUCER_ID,
@@ -207,14 +207,14 @@ def _brokers_and_settings(network: Network, coordinator: Connection, deadline: D
     node = next((node for node, address in addresses.items() if address == coordinator.address), None)
     if node is None:
         return len(addresses), {}
-    keys = (_TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
+    keys = (TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
     connection = network.connection(coordinator.address, deadline)
     found = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
     return len(addresses), found.get(str(node), {})
 
 
 def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle:
-    setting = settings.get(_TWO_PHASE_SETTING)
+    setting = settings.get(TWO_PHASE_SETTING)
     if code is None:
         if not settings:
             return TwoPhaseObstacle.NO_INIT_PRODUCER_ID_V6
