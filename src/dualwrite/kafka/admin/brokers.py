@@ -133,12 +133,12 @@ class Brokers:
         """
         return self._of_any(lambda network, attempt: network.coordinators(ids, TRANSACTION, attempt))
 
-    def call_any(self, request: Any) -> Any:
-        """The response of any broker.
+    def call_any(self, make: Callable[[], Any]) -> Any:
+        """The response of any broker; the request is made anew for each attempt, since it gets a broker's version.
 
         Raises: as for `view`.
         """
-        return self._of_any(lambda network, attempt: network.any_broker(attempt).call(request, attempt))
+        return self._of_any(lambda network, attempt: network.any_broker(attempt).call(make(), attempt))
 
     def setting(self, name: str) -> frozenset[str]:
         """The values that a setting has on the brokers; empty if it can't be read (ACL DescribeConfigs on the cluster).

@@ -63,11 +63,12 @@ def note_hidden_groups(brokers: Brokers) -> None:
     Raises:
         BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
-    named = DescribeGroupsRequest(groups=[uuid4().hex], include_authorized_operations=False)
-    (group,) = brokers.call_any(named).groups
+    name = uuid4().hex
+    described = brokers.call_any(lambda: DescribeGroupsRequest(groups=[name], include_authorized_operations=False))
+    (group,) = described.groups
     if group.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
         return
-    cluster = brokers.call_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    cluster = brokers.call_any(lambda: DescribeClusterRequest(include_cluster_authorized_operations=True))
     if _DESCRIBE not in (cluster.authorized_operations or ()):
         _hide(brokers, "group", ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
