@@ -164,6 +164,12 @@ def test_an_empty_prefix_is_refused(scene: Scene, capsys: pytest.CaptureFixture[
     assert "must not be empty" in err
 
 
+def test_without_ids_kafka_is_not_asked(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = output_of(capsys, "status", "--prefix", "nobody", "--kafka", "127.0.0.1:1")
+    assert code == 0
+    assert "There is no transactional id" in out
+
+
 def test_a_group_and_a_prefix_exclude_each_other(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = output_of(capsys, "offsets", "list", "--group", "billing", "--prefix", "b")
     assert code == 2

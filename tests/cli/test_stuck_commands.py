@@ -300,6 +300,13 @@ def test_the_sort_orders(order: str, expected: list[int]) -> None:
         ] == numbers[:2]
 
 
+def test_an_unknown_duration_is_sorted_first() -> None:
+    """As of a timestamp in the future: it must not be the first that a full screen leaves out."""
+    rows = (partition(0, 1, 20, "b", 0), partition(1, 1, -3600, "future", 0))
+    table = stuck_table(StuckSearch(rows, 2), {}, 1_000_000, rows=1)
+    assert [str(cell) for cell in table.columns[1].cells] == ["1"]
+
+
 def test_watch_needs_a_terminal(called: Run) -> None:
     code, _, err = called("watch")
     assert code == 2

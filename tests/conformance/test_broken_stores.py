@@ -8,8 +8,9 @@ import pytest
 
 from dualwrite.errors import StoreError
 from dualwrite.stores.rocksdb.batch import ColumnFamilyBatch
+from dualwrite.stores.rocksdb.store import RocksDBStore
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
-from dualwrite.testing.stores import ConnectionLossConformance, StoreScene, UnitConformance
+from dualwrite.testing.stores import ConnectionLossConformance, FencingConformance, StoreScene, UnitConformance, fencing
 
 _record = SqlStoreTransaction.record
 
@@ -29,6 +30,16 @@ def test_a_store_that_reconnects_inside_a_transaction(postgresql_scene: StoreSce
     monkeypatch.setattr(SqlStoreTransaction, "record", record)
     with pytest.raises(AssertionError, match="without the user's data"):
         ConnectionLossConformance().test_a_transaction_does_not_continue_on_another_connection(postgresql_scene, "written")
+
+
+def test_a_store_that_never_compares_the_fence_ends_the_race(
+    rocksdb_scene: StoreScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is never fenced; the test must fail, not wait for it."""
+    monkeypatch.setattr(fencing, "TIMEOUT", 1.0)
+    monkeypatch.setattr(RocksDBStore, "record_resolution", lambda *_: None)
+    with pytest.raises(TimeoutError):
+        FencingConformance().test_nothing_is_changed_under_an_old_claim_after_a_new_one(rocksdb_scene, "record_resolution")
 
 
 def test_a_unit_that_is_undone_to_what_is_committed(rocksdb_scene: StoreScene, monkeypatch: pytest.MonkeyPatch) -> None:

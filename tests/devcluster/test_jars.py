@@ -88,10 +88,10 @@ def repository(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, status: int = 200, **answers: bytes) -> None:
-    """Let the remote repository answer a request for a POM or a jar with these bytes, everything else with 404."""
+    """Let the remote repository answer a request for a file, or for any POM or jar, with these bytes; the rest with 404."""
 
     def answer(_method: str, url: str, **_: object) -> requests.Response:
-        content = answers.get(url.rpartition(".")[2])
+        content = answers.get(url.rpartition("/")[2], answers.get(url.rpartition(".")[2]))
         response = requests.Response()
         response.status_code = 404 if content is None else status
         response.raw = io.BytesIO(content or b"")
@@ -126,6 +126,32 @@ def test_a_login_page_instead_of_a_pom_is_not_kept(
         jars.artifact_jars("A", "1", ["g:a:1"])
     serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
     assert jars.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
+
+
+def test_a_login_page_instead_of_the_pom_of_a_dependency_leaves_nothing_out(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = b"<dependencies><dependency><groupId>g</groupId><artifactId>%s</artifactId><version>1</version></dependency>"
+    end = b"</dependencies></project>"
+    a, c = POM.replace(b"</project>", needs % b"b" + end), POM.replace(b">a<", b">c<")
+    b = POM.replace(b">a<", b">b<").replace(b"</project>", needs % b"c" + end)
+    page = b"<html><body/></html>"
+    serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": page, "c-1.pom": c})
+    with pytest.raises(DevClusterError, match=r"b-1\.pom is something else.*proxy settings"):
+        jars.artifact_jars("A", "1", ["g:a:1"])
+    serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": b, "c-1.pom": c})
+    assert {path.name for path in jars.artifact_jars("A", "1", ["g:a:1"])} == {"a-1.jar", "b-1.jar", "c-1.jar"}
+
+
+def test_poms_that_only_maven_can_read_are_kept(tmp_path: Path) -> None:
+    kept = {
+        "entity.pom": b"<project><name>L&oslash;l</name></project>\n",
+        "encoding.pom": b'<?xml version="1.0" encoding="GBK"?><project/>',
+    }
+    for name, content in {**kept, "truncated.pom": POM[:40], "page.pom": b"<html/>"}.items():
+        (tmp_path / name).write_bytes(content)
+    jars._remove_damaged_poms(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept.keys()
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])

@@ -84,9 +84,10 @@ def test_a_broker_that_its_starter_never_knew_of_is_killed(tmp_path: Path, mode:
     """The starter was killed between the start of the launcher and the end of its pipe."""
     program = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
     arguments = [mode, str(os.getpid()), str(tmp_path / "log"), "", *program]
-    with subprocess.Popen([sys.executable, "-I", "-S", launcher.__file__, *arguments], stdout=subprocess.PIPE) as starting:
-        assert starting.stdout is not None
-        starting.stdout.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([sys.executable, "-I", "-S", launcher.__file__, *arguments], stdout=writer) as starting:
+        os.close(writer)
         assert ended(starting) == 1
     assert not commands(tmp_path)
 

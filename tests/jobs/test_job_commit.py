@@ -14,7 +14,7 @@ from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedErro
 from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, done, happened
+from fixtures.pace import LIMIT, done, happened, limit
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
 
@@ -61,7 +61,7 @@ def test_an_abort_without_tasks(postgres_scene: JobScene) -> None:
 def test_an_abort_without_tasks_leaves_a_run_whose_tasks_work(postgres_scene: JobScene) -> None:
     """As when a driver that was presumed dead gives up a micro-batch that its successor is writing."""
     scene = postgres_scene
-    scene.site = replace(scene.site, lease_timeout=6.0)
+    scene.site = replace(scene.site, lease_timeout=limit(6))
     run, begun, gate = scene.run(), threading.Event(), threading.Event()
 
     def batches() -> Iterator[list[int]]:
@@ -297,7 +297,7 @@ def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: JobScene) -> None:
-    scene.site = replace(scene.site, lease_timeout=6.0)
+    scene.site = replace(scene.site, lease_timeout=limit(6))
     one, gate = scene.run(job_id="one", keeps_lease=False), threading.Event()
     first = scene.task(one, 0, [1])
 
@@ -318,7 +318,7 @@ def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: J
 
 @pytest.mark.slow
 def test_a_write_whose_task_cleans_up_keeps_its_prefix(scene: JobScene) -> None:
-    scene.site = replace(scene.site, lease_timeout=6.0)
+    scene.site = replace(scene.site, lease_timeout=limit(6))
     one, two = (scene.run(job_id=job, keeps_lease=False) for job in ("one", "two"))
 
     def another() -> None:

@@ -301,6 +301,7 @@ def test_the_topics_of_a_transaction_that_an_acl_hides(
     assert main(["transactions", "describe", name, "--json", *as_reader(guarded)]) == 1
     assert json_pages.check("describe", found := json.loads(capsys.readouterr().out))
     assert not found["complete"]
+    assert [(one["kind"], name in one["message"]) for one in found["hidden"]] == [("BrokerAuthorizationError", True)]
     grant(Operation.DESCRIBE, Resource.TOPIC, topic)
     until(lambda: not next(reader.describe([name])).hides_topics, "the ACL is known to the broker")
     assert main(["transactions", "describe", name, *as_reader(guarded)]) == 0

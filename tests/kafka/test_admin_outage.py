@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from dualwrite.admin import BrokerProblem, StuckSearch, TransactionAdmin
 from dualwrite.cli import main
@@ -113,8 +113,7 @@ def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytes
 
 
 def test_a_broker_without_a_replica(three: DevCluster) -> None:
-    client = AdminClient({"bootstrap.servers": three.bootstrap_servers})
-    client.create_topics([NewTopic("single", 1, replication_factor=1)])["single"].result(LIMIT)
+    make_topic(three, "single", replicas=1)
     with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT) as admin:
         (end,) = until(lambda: [one for one in admin.ends(["single"]) if one.problem is None], "the topic has a leader")
         other = next(node for node in (1, 2, 3) if node != end.broker)

@@ -259,6 +259,20 @@ def test_a_writer_warns_if_only_a_missing_acl_prevents_two_phase_commit(
     assert (obstacle.value in record.getMessage()) == (two_phase is None)
 
 
+@pytest.mark.parametrize(
+    ("two_phase", "kind"),
+    [(None, ProducerKind.NATIVE_TWO_PHASE), (True, ProducerKind.NATIVE_TWO_PHASE), (False, ProducerKind.LIBRDKAFKA)],
+)
+def test_without_two_phase_commit_the_metadata_version_of_4_0_means_librdkafka(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, two_phase: bool | None, kind: ProducerKind
+) -> None:
+    monkeypatch.setattr(choose, "probe", lambda *_, **__: replace(EVERYTHING, metadata_level=25))
+    config, settings = KafkaConfig.of("127.0.0.1:1"), Settings(transactional_id="orders", two_phase=two_phase)
+    with closing(WireTransactionCoordinator(config)) as coordinator:
+        assert choose.choose_producer(config, coordinator, settings).kind is kind
+    assert ("KAFKA-19367" in caplog.text) == (kind is ProducerKind.LIBRDKAFKA)
+
+
 def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
     settings = settings_for(strict_broker, "SASL_PLAINTEXT", **{"sasl.mechanism": "SCRAM-SHA-256", **LOGIN})
     assert probe(settings).two_phase

@@ -93,6 +93,22 @@ def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
     assert assert_reports_true(scene) == {1}
 
 
+def test_a_pool_is_closed_while_resize_starts_threads(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a signal handler, in the same thread: `close` must not wait for what `resize` has locked."""
+    pool = open_pool(scene)
+    start = pool._workers.match_size
+    during: list[bool] = []
+
+    def closed_at_its_end() -> None:
+        start()
+        pool.close()
+        during.append(pool._has_ended)
+
+    monkeypatch.setattr(pool._workers, "match_size", closed_at_its_end)
+    pool.resize(pool.size + 1)
+    assert (during, pool._has_ended) == ([False], True)
+
+
 def test_a_callback_of_a_cancelled_call_may_close_the_pool(scene: Scene) -> None:
     """The thread that closes the pool runs it."""
     pool = open_pool(scene)

@@ -114,10 +114,20 @@ def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> 
 @pytest.mark.parametrize(("producer", "severity"), [("auto", NOTE), ("native", BROKEN)])
 def test_kafka_4_0_has_no_native_producer(producer: str, severity: Severity) -> None:
     """Nor has a newer release, until its `metadata.version` shows that no broker of 4.0 is left."""
-    found, text = only(judge_kafka(replace(PLAIN, metadata_level=25), producer=producer))
+    (found, text), _ = told(judge_kafka(replace(PLAIN, metadata_level=25), producer=producer))
     assert found is severity
     assert "metadata.version is that of Kafka 4.0, and the native producer needs 4.1" in text
     assert "upgrade the brokers" in text
+    assert promise(replace(PLAIN, metadata_level=25), producer="auto", transaction_timeout_ms=None).producer == "librdkafka"
+
+
+def test_two_phase_commit_does_not_depend_on_the_metadata_version() -> None:
+    """Nothing times out, so no epoch is raised by two; the coordinator that accepts it is 4.1 or newer."""
+    found = replace(BEST, metadata_level=25)
+    assert judge_kafka(found) == []
+    assert promise(found, producer="auto", transaction_timeout_ms=None).guarantee is Guarantee.TWO_PHASE
+    (note,) = judge_kafka(found, two_phase=False)
+    assert "only librdkafka can be used" in note.what
 
 
 @pytest.mark.parametrize("obstacle", TwoPhaseObstacle)

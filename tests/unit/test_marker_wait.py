@@ -22,6 +22,7 @@ class Kafka:
         self.markers_take = 0.0
         self.looks = 0
         self.is_away = False
+        self.round_trip = 0.0
         self._ended_at = 0.0
         self.wait = MarkerWait(self._describe)
         monkeypatch.setattr(markers.time, "monotonic", lambda: self.now)
@@ -32,8 +33,9 @@ class Kafka:
 
     def _describe(self, limit: Deadline) -> TransactionDescription:
         self.looks += 1
-        if self.is_away or limit.expired:
+        if self.is_away or limit.expired or limit.left < self.round_trip:
             raise BrokerUnavailableError("away" if self.is_away else "no time left")
+        self.now += self.round_trip
         is_written = self.now >= self._ended_at + self.markers_take
         status = TransactionStatus.COMPLETE_COMMIT if is_written else TransactionStatus.PREPARE_COMMIT
         return TransactionDescription(status, 1, 1, 1, 1)
@@ -102,13 +104,14 @@ def test_the_wait_is_limited(kafka: Kafka) -> None:
     assert kafka.now < before + 0.2
 
 
-def test_markers_slower_than_the_limit_are_waited_for_each_time(kafka: Kafka) -> None:
+@pytest.mark.parametrize("round_trip", [0.0, 0.0005, 0.006, 0.01, 0.02])
+def test_markers_slower_than_the_limit_are_waited_for_each_time(kafka: Kafka, round_trip: float) -> None:
     """The coordinator responds each time, so this is not a slow connection."""
-    kafka.markers_take = 0.2
+    kafka.markers_take, kafka.round_trip = 0.2, round_trip
     for pause in (0.001, 0.09, 0.09):
         before = kafka.now
         assert kafka.looks_of(pause=pause) > 1
-        assert kafka.now >= before + pause + 0.099
+        assert kafka.now >= before + pause + 0.099 - round_trip
     assert kafka.looks_of(pause=0.11) == 0, "longer than the limit is never waited"
 
 

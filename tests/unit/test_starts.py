@@ -56,7 +56,7 @@ def test_deleted_messages(stored: Position | None) -> None:
 def test_a_log_that_has_grown_again_after_it_was_truncated(end: int) -> None:
     """librdkafka compares leader epochs (KIP-320): the end alone does not show it."""
     seen = Seen("one", first_offset=0, end_offset=end, is_truncated=True)
-    text = f"was truncated before the position 5, and has grown again since, to {end}: .*goes on at the position"
+    text = f"was truncated before the position 5, and has grown again since, to {end}: .*go on at the position"
     with pytest.raises(LogTruncatedError, match=text):
         begin(at(5), seen)
     assert begin(at(5), seen, on_gap="skip") == 5

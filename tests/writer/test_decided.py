@@ -25,7 +25,7 @@ from dualwrite import (
     Timeouts,
 )
 from dualwrite.devcluster import DevCluster
-from dualwrite.recipe import idle
+from dualwrite.recipe import idle, lanes
 from dualwrite.recipe.phases import Event
 from dualwrite.testing import failpoints
 from fixtures.broker import started
@@ -125,6 +125,7 @@ def test_kafka_commits_before_its_response_is_read(scene: Scene, monkeypatch: py
 
 def test_a_recovery_that_fails_does_not_delay_the_commits_of_other_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "CONFIRM_AFTER", LIMIT)  # the test calls what the thread would call
+    monkeypatch.setattr(lanes, "CHECK_LIMIT", LIMIT)
     with connected(scene, lanes=2) as writer:
         scene.write(writer, 1)
         confirmed, broken = writer._lanes
@@ -140,6 +141,7 @@ def test_a_recovery_that_fails_does_not_delay_the_commits_of_other_lanes(scene: 
 
 def test_a_commit_without_a_response_does_not_delay_those_of_other_lanes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "CONFIRM_AFTER", LIMIT)
+    monkeypatch.setattr(lanes, "CHECK_LIMIT", LIMIT)
     with connected(scene, lanes=2) as writer:
         scene.write(writer, 1, 2)
         silent = next(iter(writer._lanes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from dualwrite.admin.examiner import Examiner
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Name, OpenTransaction, Reason, open_transactions
@@ -152,9 +153,13 @@ def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, 
     if cleared:
         side = examiner.describe(cleared)
         verdicts = filter(None, map(side.verdict, cleared))
-        found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason is Reason.NOT_DESCRIBED}
+        found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason in _UNRELIABLE}
         found |= _healthy(side, cleared)
     return found
+
+
+_UNRELIABLE: Final = (Reason.NOT_DESCRIBED, Reason.SEVERAL_COORDINATORS, Reason.OLDER_EPOCH)
+"""About a transaction that an earlier look has cleared; one that is no longer listed has probably ended."""
 
 
 def _hanging(found: HangingTransaction) -> Holder:

@@ -106,7 +106,7 @@ def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
         ("cluster.id", found.cluster_id or _UNSEEN),
         ("brokers", str(found.brokers)),
         ("transaction.version", str(found.transaction_version)),
-        ("metadata.version", f"up to {found.metadata_version}"),
+        ("metadata.version", f"{found.metadata_level}, up to {found.metadata_version}"),
         ("EndTxn v5", _yes_or_no(found.end_txn_v5)),
         ("InitProducerId v6", _yes_or_no(found.init_producer_id_v6)),
         ("Produce v12", _yes_or_no(found.produce_v12)),

@@ -174,6 +174,8 @@ def _read_from_kafka(found: _Found, settings: Settings) -> BrokerError | None:
 
 
 def _describe(found: _Found, settings: Settings) -> None:
+    if not found.rows:
+        return
     with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
         found.cluster_id = coordinator.cluster_id()
         elsewhere = found.elsewhere

@@ -34,14 +34,14 @@ Order = Callable[[StuckPartition, int], Any]
 
 ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
     {
-        "duration": lambda one, now: -(one.holder.age_ms(now) or 0),
+        "duration": lambda one, now: -(now if (age := one.holder.age_ms(now)) is None else age),
         "records": lambda one, _: -one.end.records_behind,
         "topic": lambda one, _: (one.end.topic, one.end.partition),
         "id": lambda one, _: one.holder.transactional_id or "",
         "groups": lambda one, _: -len(one.groups),
     }
 )
-"""The orders of the table, by name; durations and numbers are sorted with the largest first."""
+"""The orders of the table, by name; the largest durations and numbers come first, and unknown durations before them."""
 
 
 def stuck_table(

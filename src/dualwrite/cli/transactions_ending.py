@@ -27,7 +27,7 @@ from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confi
 from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_lost, show_report, unacknowledged_json
 from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
 from dualwrite.cli.transactions_json import described_json, document
-from dualwrite.cli.transactions_view import show_described
+from dualwrite.cli.transactions_view import hidden_topics, show_described
 from dualwrite.errors import DualWriteError, RepairRefusedError
 from dualwrite.recovery.decision import Decision
 from dualwrite.shell import shell_word
@@ -108,7 +108,8 @@ class _Repair:
             show_lost(self.unacknowledged)
 
     def end(self) -> None:
-        """Print the JSON, and exit with code 1 if something is left to do."""
+        """Print the JSON, and exit with code 1 if something is left to do, or could not be seen."""
+        hidden = hidden_topics(self.described)
         if self.as_json:
             now = now_ms()
             shown = [described_json(one, self.decided.get(one.transactional_id), now) for one in self.described]
@@ -117,10 +118,9 @@ class _Repair:
                 "outcomes": self.outcomes,
                 "unacknowledged": unacknowledged_json(self.unacknowledged),
             }
-            complete = not any(one.hides_topics for one in self.described)
-            print_json(document(self.command, found, complete=complete))
+            print_json(document(self.command, found, complete=not hidden, hidden=hidden))
         unfinished = any(one["error"] is not None or one["taken_over_by"] is not None for one in self.outcomes)
-        end(found=unfinished or bool(self.unacknowledged))
+        end(found=unfinished or bool(self.unacknowledged) or bool(hidden))
 
 
 @app.command("force-terminate")

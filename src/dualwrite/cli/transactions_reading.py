@@ -33,6 +33,7 @@ from dualwrite.cli.transactions_json import (
     search_json,
 )
 from dualwrite.cli.transactions_view import (
+    hidden_topics,
     show_described,
     show_listings,
     show_problems,
@@ -118,11 +119,13 @@ def describe_command(
     with admin_tools(kafka, kafka_config, timeout) as admin:
         described, decided = _described(admin, settings, named)
     now = now_ms()
-    whole = not any(one.problem is not None or one.hides_topics for one in described)
-    complete = whole and all(one.error is None for one in decided.values())
+    hidden = hidden_topics(described)
+    complete = (
+        not hidden and all(one.problem is None for one in described) and all(one.error is None for one in decided.values())
+    )
     if as_json:
         found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
-        print_json(document("describe", found, complete=complete))
+        print_json(document("describe", found, complete=complete, hidden=hidden))
     else:
         show_described(described, decided, now)
     end(found=not complete or any(one.is_unknown for one in described))

@@ -24,7 +24,7 @@ from dualwrite.admin import (
 from dualwrite.cli.decided import Decided
 from dualwrite.cli.errors import error_text
 from dualwrite.cli.options import counted, say, show_table
-from dualwrite.errors import DualWriteError
+from dualwrite.errors import BrokerAuthorizationError, DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 
 INCOMPLETE: Final = "The output is incomplete"
@@ -38,6 +38,20 @@ def show_listings(found: Iterable[TransactionListing]) -> None:
         show_table(("TransactionalId", "ProducerId", "Coordinator", "State"), rows)
     else:
         typer.echo("No transactional id was found.")
+
+
+def hidden_topics(described: Iterable[DescribedTransaction]) -> list[DualWriteError]:
+    """An error for each transaction whose topics Kafka leaves out."""
+    return [
+        BrokerAuthorizationError(
+            f"Kafka leaves out the topics of the transaction of {one.transactional_id!r}.",
+            transactional_id=one.transactional_id,
+            cause="the principal lacks an ACL",
+            next_step="grant the principal Describe on its topics",
+        )
+        for one in described
+        if one.hides_topics
+    ]
 
 
 def show_described(found: Iterable[DescribedTransaction], decided: dict[str, Decided], now_ms: int) -> None:

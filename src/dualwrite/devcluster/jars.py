@@ -175,7 +175,7 @@ def _remove_damaged_poms(repository: Path) -> None:
     """
     for path in repository.rglob("*.pom"):
         with suppress(OSError):  # it is gone, or belongs to another user
-            if not _is_pom(path):
+            if not path.read_bytes().rstrip().endswith(b"</project>") and not _is_pom(path):
                 path.unlink()
 
 
@@ -184,6 +184,8 @@ def _is_pom(path: Path) -> bool:
         root = ET.parse(path).getroot()  # noqa: S314  (from Maven Central, and jgo parses it too)
     except ET.ParseError:
         return False
+    except ValueError:  # an encoding that Python can't parse
+        return True
     return root.tag.rpartition("}")[2] == "project"
 
 
@@ -205,7 +207,8 @@ class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type h
             raise
         if path is not None and path.suffix == ".pom" and not _is_pom(path):
             path.unlink()
-            raise RuntimeError(f"the download of {path.name} is something else, such as the login page of a proxy")
+            # not a RuntimeError, with which jgo would go on without the dependencies in a POM that is not needed first
+            raise ET.ParseError(f"the download of {path.name} is something else, such as the login page of a proxy")
         return path
 
     @contextmanager

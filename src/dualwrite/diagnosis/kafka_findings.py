@@ -20,7 +20,10 @@ def judge_kafka(
     two_phase: bool | None = None,
 ) -> list[Finding]:
     """The findings about the cluster for a writer with these settings; arguments as for `promise`."""
-    found = [*_producer(capabilities, producer), *_timeout(capabilities, producer, transaction_timeout_ms, two_phase)]
+    found = [
+        *_producer(capabilities, producer, two_phase),
+        *_timeout(capabilities, producer, transaction_timeout_ms, two_phase),
+    ]
     if two_phase and (producer == LIBRDKAFKA or not (capabilities.native and capabilities.two_phase)):
         found.append(
             _kafka(Severity.BROKEN, "two_phase=true requires two-phase commit, which is not available here.", "two_phase")
@@ -42,8 +45,8 @@ def judge_two_phase(by_broker: Mapping[int, bool | None]) -> list[Finding]:
         what = f"Two-phase commit is off on {_brokers(missing)}: no writer can use it while its coordinator is there."
         return [_kafka(Severity.WEAK, what, f"{_SWITCH_ON} and {_UNSTABLE_ON} on every broker")]
     if unknown := [node for node, is_on in by_broker.items() if is_on is None]:
-        what = f"Two-phase commit was tried on one broker; whether it is on is not known for {_brokers(unknown)}."
-        return [_kafka(Severity.NOTE, what, "grant the principal DescribeConfigs on the cluster, to read the setting")]
+        what = f"Two-phase commit was tried on one broker; whether it is on could not be read for {_brokers(unknown)}."
+        return [_kafka(Severity.NOTE, what, "grant the principal DescribeConfigs on the cluster; the brokers must respond")]
     return []
 
 
@@ -57,8 +60,8 @@ _MARKERS_SKIPPED: Final = (
 )
 
 
-def _producer(capabilities: BrokerCapabilities, producer: str) -> list[Finding]:
-    if capabilities.native:
+def _producer(capabilities: BrokerCapabilities, producer: str, two_phase: bool | None) -> list[Finding]:
+    if capabilities.native_with(two_phase=capabilities.two_phase and two_phase is not False):
         if producer != LIBRDKAFKA:
             return []
         gain = "two-phase commit and one epoch for each transaction" if capabilities.two_phase else "one epoch per transaction"

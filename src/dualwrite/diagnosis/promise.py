@@ -62,8 +62,9 @@ def promise(
         transaction_timeout_ms: The setting `transaction.timeout.ms`; None means the broker's maximum.
         two_phase: The setting `two_phase`; False does not use two-phase commit even if the cluster supports it.
     """
-    native = capabilities.native and producer != LIBRDKAFKA
-    if native and capabilities.two_phase and two_phase is not False:
+    with_two_phase = capabilities.two_phase and two_phase is not False
+    native = capabilities.native_with(two_phase=with_two_phase) and producer != LIBRDKAFKA
+    if native and with_two_phase:
         return Promise(Guarantee.TWO_PHASE, NATIVE, None)
     budget = transaction_timeout_ms or capabilities.transaction_max_timeout_ms
     return Promise(Guarantee.BOUNDED, NATIVE if native else LIBRDKAFKA, budget)

@@ -51,12 +51,12 @@ def choose_producer(
             )
         return _librdkafka(config, coordinator, settings)
     found = probe(config, transactional_id=f"{settings.transactional_id}#probe", timeout=settings.timeouts.kafka)
-    if not found.native:
-        _refuse_what_needs_native(settings, found)
-        return _librdkafka(config, coordinator, settings)
-    if settings.two_phase and not found.two_phase:
+    if settings.two_phase and not (found.native and found.two_phase):
         raise _two_phase_refused(found)
     two_phase = found.two_phase if settings.two_phase is None else settings.two_phase
+    if not found.native_with(two_phase=two_phase):
+        _refuse_what_needs_native(settings, found)
+        return _librdkafka(config, coordinator, settings)
     if two_phase and config.transaction_timeout_ms is not None:
         raise ConfigurationError(
             "transaction.timeout.ms is set, but this cluster offers two-phase commit, under which nothing times out (KIP-939).",
@@ -118,22 +118,24 @@ def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, se
 
 
 def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> None:
-    if settings.two_phase:
-        raise _two_phase_refused(found)
+    upgrade = "upgrade the brokers, then: kafka-features.sh upgrade --release-version <theirs>"
     if settings.producer == "native":
+        has = "the metadata.version of 4.0" if found.native else f"transaction.version {found.transaction_version}"
         raise ConfigurationError(
-            f"producer='native' requires transaction.version 2 and Apache Kafka 4.1 or newer; this cluster has "
-            f"{'the metadata.version of 4.0' if found.has_4_0 else f'transaction.version {found.transaction_version}'}.",
-            next_step="set producer='auto'; or upgrade the brokers, then: kafka-features.sh upgrade --release-version <theirs>",
+            "producer='native' requires transaction.version 2 and the metadata.version of Apache Kafka 4.1; this cluster has "
+            f"{has}.",
+            next_step=f"set producer='auto'; or {upgrade}",
+        )
+    if found.native:
+        log.warning(
+            "%s: librdkafka, because the metadata.version is that of Kafka 4.0 (KAFKA-19367); to use the native producer, %s",
+            settings.transactional_id,
+            upgrade,
         )
 
 
 def _two_phase_refused(found: BrokerCapabilities) -> TwoPhaseCommitRefusedError:
-    why = (
-        "transaction.version is below 2, or the release below 4.1"
-        if found.two_phase_obstacle is None
-        else found.two_phase_obstacle.value
-    )
+    why = "transaction.version is below 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
     return TwoPhaseCommitRefusedError(
         f"Two-phase commit is requested, but this cluster does not offer it: {why}.",
         next_step="run `dualwrite doctor` to see which broker setting or ACL is missing; or leave two_phase unset",

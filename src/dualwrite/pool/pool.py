@@ -272,8 +272,10 @@ class WriterPool(Generic[H]):
                 self._is_in_progress = True
                 self._upkeep.resize(size, Deadline.after(self._options.timeout))
             finally:
-                self._is_in_progress = False
-                self._workers.match_size()
+                try:
+                    self._workers.match_size()
+                finally:
+                    self._is_in_progress = False
                 if self.is_closed:  # by a signal handler, which could not wait for this call
                     self.close()
 

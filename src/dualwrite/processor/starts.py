@@ -83,8 +83,8 @@ def begin_of(partition: Partition, stored: Position | None, seen: Seen, options:
                 "number of new messages lie before the position"
             )
             next_step = (
-                f"to process these messages, move the position first: {how_to_reset(options)}; a restart does not notice this "
-                "again, and goes on at the position"
+                "to process these messages, stop the other processors of the group too, and move the position first: "
+                f"{how_to_reset(options)}; they, and a restart, do not notice this, and go on at the position"
             )
         raise LogTruncatedError(
             f"The partition {topic}-{number} {what}.",

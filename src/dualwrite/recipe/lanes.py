@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
@@ -266,9 +267,10 @@ class Lanes:
 
         The caller ensures that nothing else uses the lanes during the call.
         """
-        for lane in self._lanes:
+        deadline = Deadline.after(CHECK_LIMIT)
+        for left, lane in zip(range(len(self._lanes), 0, -1), self._lanes, strict=True):
             try:
-                lane.confirm(timeout=CHECK_LIMIT)
+                lane.confirm(timeout=deadline.left / left)
             except DualWriteError as error:
                 log.info("%s: Kafka has not confirmed the last commit yet: %s", lane.id, error)
 

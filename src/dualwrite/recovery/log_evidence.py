@@ -20,6 +20,10 @@ _AGAIN: Final = 2.0
 """The maximum seconds for reading the log again for UNVERIFIED entries: nothing is open, so recovery should not wait for it."""
 
 
+_LEAST: Final = 0.5
+"""The least seconds for one entry, however many there are: more than a new connection takes."""
+
+
 def decision_by_log(
     coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
 ) -> Decision:
@@ -61,7 +65,8 @@ def proven_by_log(
     comparable = [entry for entry in entries if entry.cluster_id and entry.cluster_id == row.cluster_id]
     for left, entry in zip(range(len(comparable), 0, -1), comparable, strict=True):
         try:
-            decision = decision_by_log(coordinator, entry.state, entry.delivery, deadline.within(deadline.left / left))
+            share = deadline.within(max(deadline.left / left, _LEAST))
+            decision = decision_by_log(coordinator, entry.state, entry.delivery, share)
         except BrokerError:  # logged above
             continue
         if decision is not Decision.UNVERIFIED:

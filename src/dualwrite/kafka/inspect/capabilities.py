@@ -94,8 +94,15 @@ class BrokerCapabilities:
 
     @property
     def native(self) -> bool:
-        """Whether the native producer can be used, which needs a separate epoch for each transaction, each one higher."""
-        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12 and not self.has_4_0
+        """Whether the native producer can be used, which needs a separate epoch for each transaction."""
+        return self.transaction_version >= _TRANSACTION_VERSION and self.end_txn_v5 and self.produce_v12
+
+    def native_with(self, *, two_phase: bool) -> bool:
+        """Whether the native producer can be used with two-phase commit, or without it.
+
+        Without it, each transaction's epoch must be one higher, also after a timeout; with it, nothing times out.
+        """
+        return self.native and (two_phase or not self.has_4_0)
 
 
 def probe(

@@ -81,15 +81,17 @@ class MarkerWait:
             self._skipped_next = CHECK_AGAIN_AFTER
 
     def _check(self, passed: float, limit: Deadline) -> None:
+        began = time.monotonic()
         if self._are_written(limit):
             self._assumed_written_after -= max(self._assumed_written_after - passed, 0.0) * self._lowered_by
             return
         self._lowered_by = _CAUTION
+        takes = time.monotonic() - began
         pause = _PAUSE
-        while not limit.expired:
+        while limit.left > takes:  # a check with less time would be one without a response
             limit.sleep(pause)
             pause *= 2
-            if limit.expired or self._are_written(limit):  # a check with no time left would be one without a response
+            if limit.left <= takes or self._are_written(limit):
                 break
         self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
 
@@ -163,8 +164,8 @@ class FencingConformance:
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
             ours, under_way = scene.claim(store, name), threading.Event()
-            with ThreadPoolExecutor(1) as thread:
-                writing = thread.submit(_write_until_fenced, scene, store, ours, under_way)
+            with _until_over() as (thread, over):
+                writing = thread.submit(_write_until_fenced, scene, store, ours, under_way, over)
                 under_way.wait(TIMEOUT)
                 time.sleep(0.002 * race)
                 theirs = scene.claim(rival, name, "theirs")
@@ -183,8 +184,8 @@ class FencingConformance:
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
             ours, under_way = scene.claim(store, name), threading.Event()
-            with ThreadPoolExecutor(1) as thread:
-                changing = thread.submit(_change_until_fenced, _CHANGES[change], store, ours, under_way)
+            with _until_over() as (thread, over):
+                changing = thread.submit(_change_until_fenced, _CHANGES[change], store, ours, under_way, over)
                 under_way.wait(TIMEOUT)
                 time.sleep(0.002 * race)
                 theirs = scene.claim(rival, name, "theirs")
@@ -201,11 +202,28 @@ class FencingConformance:
             )
 
 
+@contextmanager
+def _until_over() -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
+    """A thread, and an event that ends it at the end of the block: a store that compares no fence would keep it busy."""
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield thread, over
+        finally:
+            over.set()
+
+
 def _change_until_fenced(
-    change: Callable[[TxnStateStore, Claim, int], Any], store: TxnStateStore, claim: Claim, under_way: threading.Event
+    change: Callable[[TxnStateStore, Claim, int], Any],
+    store: TxnStateStore,
+    claim: Claim,
+    under_way: threading.Event,
+    over: threading.Event,
 ) -> None:
     """Make the change again and again, each time with the next number."""
     for number in count(1):
+        if over.is_set():
+            return
         try:
             change(store, claim, number)
         except FencedError:
@@ -214,10 +232,12 @@ def _change_until_fenced(
         time.sleep(0.001)  # as below
 
 
-def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event) -> list[int]:
+def _write_until_fenced(
+    scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event, over: threading.Event
+) -> list[int]:
     """Run transactions one after another; return the numbers whose commit returned."""
     confirmed: list[int] = []
-    while True:
+    while not over.is_set():
         transaction = None
         try:
             transaction, number = scene.recorded(
@@ -234,6 +254,7 @@ def _write_until_fenced(scene: StoreScene, store: TxnStateStore, claim: Claim, u
         finally:
             if transaction is not None:
                 transaction.rollback()
+    return confirmed
 
 
 def _at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> tuple[StoreTransaction, int]:
