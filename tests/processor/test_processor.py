@@ -353,7 +353,7 @@ def test_what_another_has_processed_is_not_processed_one_by_one(scene: Processor
 
     def whole(consumer: GroupConsumer, most: int, timeout: float) -> Batch:
         found = poll(consumer, most, timeout)
-        while found.messages and len(found.messages) < 8 and next(first, None):
+        if found.messages and next(first, False):
             while len(found.messages) < 8:
                 more = poll(consumer, most, timeout)
                 found = Batch([*found.messages, *more.messages], {**found.terms, **more.terms})

@@ -377,4 +377,4 @@ def test_a_broker_without_two_phase_commit_is_reported() -> None:
 def test_a_broker_whose_setting_is_not_known_is_reported() -> None:
     severity, text = only(judge_two_phase({1: True, 2: None}))
     assert severity is NOTE
-    assert "not known for broker 2" in text
+    assert "could not be read for broker 2" in text
