@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -47,6 +50,16 @@ class Deadline:
         now = time.monotonic()
         at = now + seconds
         return Deadline(seconds, at) if at < self._at else Deadline(max(self._at - now, 0.0), self._at)
+
+    def shared(self, items: Sequence[T], *, least: float = 0.0) -> Iterator[tuple[Deadline, T]]:
+        """Each item with its deadline, an equal share of what is left then: what one does not use is left to the others.
+
+        Args:
+            items: For which the time is.
+            least: The least seconds for an item, while there is time.
+        """
+        for left, item in zip(range(len(items), 0, -1), items, strict=True):
+            yield self.within(max(self.left / left, least)), item
 
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or for the remaining time if that is shorter."""

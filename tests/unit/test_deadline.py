@@ -20,6 +20,12 @@ def test_a_nested_deadline_never_ends_later() -> None:
     assert Deadline.after(0).within(600).expired
 
 
+def test_a_deadline_is_shared_between_what_is_left() -> None:
+    shares = [(round(share.seconds, -2), item) for share, item in Deadline.after(6000).shared("abc")]
+    assert shares == [(2000, "a"), (3000, "b"), (6000, "c")], "none of them has used its share"
+    assert [round(share.seconds, -2) for share, _ in Deadline.after(6000).shared("abc", least=4000)] == [4000, 4000, 6000]
+
+
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_a_deadline_that_has_passed_leaves_nothing_and_does_not_sleep(seconds: float) -> None:
     deadline = Deadline.after(seconds)

@@ -267,10 +267,9 @@ class Lanes:
 
         The caller ensures that nothing else uses the lanes during the call.
         """
-        deadline = Deadline.after(CHECK_LIMIT)
-        for left, lane in zip(range(len(self._lanes), 0, -1), self._lanes, strict=True):
+        for share, lane in Deadline.after(CHECK_LIMIT).shared(self._lanes):
             try:
-                lane.confirm(timeout=deadline.left / left)
+                lane.confirm(timeout=share.seconds)
             except DualWriteError as error:
                 log.info("%s: Kafka has not confirmed the last commit yet: %s", lane.id, error)
 

@@ -35,11 +35,11 @@ def decision_by_log(
     Raises: as for `TransactionCoordinator.fate`.
     """
     places = () if delivery is None else delivery.proofs
-    deadline = None if limit is None else Deadline.of(limit)
+    shares = ((None, place) for place in places) if limit is None else Deadline.of(limit).shared(places)
     unreadable: BrokerError | None = None
-    for left, place in zip(range(len(places), 0, -1), places, strict=True):
+    for share, place in shares:
         try:
-            fate = coordinator.fate(stored, place, timeout=deadline and deadline.within(deadline.left / left))
+            fate = coordinator.fate(stored, place, timeout=share)
         except BrokerError as error:
             log.info("%s: the log of %s can't be read: %s", stored, place, error)
             unreadable = unreadable or error
@@ -63,9 +63,8 @@ def proven_by_log(
     """
     deadline = Deadline.after(_AGAIN) if limit is None else Deadline.of(limit).within(_AGAIN)
     comparable = [entry for entry in entries if entry.cluster_id and entry.cluster_id == row.cluster_id]
-    for left, entry in zip(range(len(comparable), 0, -1), comparable, strict=True):
+    for share, entry in deadline.shared(comparable, least=_LEAST):
         try:
-            share = deadline.within(max(deadline.left / left, _LEAST))
             decision = decision_by_log(coordinator, entry.state, entry.delivery, share)
         except BrokerError:  # logged above
             continue
