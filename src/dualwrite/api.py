@@ -22,7 +22,7 @@ from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import number_of, numbered
-from dualwrite.stores.registry import keeps_a_table, store_from_url
+from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
@@ -346,11 +346,7 @@ def _store(database: Database | None, settings: Settings, session: SessionSource
             next_step="pass a URL, a SQLAlchemy Engine, or wrap it in a store: SqlStateStore.from_psycopg(connection or pool), "
             "RocksDBStore(rdict), ZooKeeperStore(client)",
         )
-    if session is None:
-        return store_from_url(url, schema=settings.schema)
-    if not keeps_a_table(url):
-        raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="remove session")
-    return SqlStateStore.from_url(url, session=session, schema=settings.schema)
+    return store_from_url(url, schema=settings.schema, session=session, write_lock_timeout=settings.timeouts.claim)
 
 
 def recover(

@@ -31,7 +31,8 @@ class Timeouts:
     """Time limits in seconds; each must be above 0 and at most 1000000 (eleven days).
 
     Args:
-        claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection.
+        claim: For claiming an id: how long to wait for the row's lock and to retry after a broken database connection. On
+            SQLite from a URL also for a transaction's wait for the file's write lock.
         kafka: For one call to a coordinator or one EndTxn, including name lookup, connecting, TLS, login and retries. Opening
             and recovery apply it to each lane: once to resolving what was left open, once to taking the id over.
         delivery: For the flush at prepare, and for queueing one message when the queue is full. If one call queues many

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic, read_topic, started
-from fixtures.pace import LIMIT, ended, until, until_recorded
+from fixtures.pace import LIMIT, ended, until_received, until_recorded
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def test_each_order_is_counted_once(url: str, cluster: DevCluster) -> None:
         for text in bad:
             producer.produce("orders", text, key="ann")
         assert producer.flush(LIMIT) == 0
-        until(lambda: booked(url), "the first are booked")
+        until_received(lambda: list(booked(url)), "the first are booked")
         killed.kill()
         ended(killed)
         third = processes.enter_context(pipeline(url, cluster))

@@ -30,7 +30,7 @@ from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, until, until_received
 from fixtures.raw_producer import send_offset_behind_the_coordinator, write_behind_the_coordinator
 
 NewName = Callable[[str], str]
@@ -51,7 +51,7 @@ def consuming(servers: str, group: str, topic: str, messages: int, protocol: str
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe([topic])
         for _ in range(messages):
-            message = until(lambda: consumer.poll(0.1), "a message")
+            (message,) = until_received(lambda: consumer.consume(1, 0.1), "a message")
             assert message.error() is None
         if messages:
             consumer.commit(asynchronous=False)

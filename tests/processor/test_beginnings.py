@@ -29,7 +29,7 @@ from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from fixtures.broker import make_topic
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, until, until_received
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -133,7 +133,7 @@ def test_messages_before_the_first_start_are_never_processed(scene: ProcessorSce
     done = len(scene.agree())
     with scene.running(options=options):
         scene.produce([9])
-        until(lambda: len(scene.events.numbers(scene.group)) > done, "one more")
+        until_received(lambda: scene.events.numbers(scene.group), "one more", at_least=done + 1)
     assert scene.agree()[:2] != [0, 1]
     assert not set(range(8)) & set(scene.agree())
 
@@ -175,7 +175,8 @@ def test_an_added_partition_begins_at_its_first_message(
         producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
         producer.produce(scene.source, b"1001", partition=PARTITIONS)
         assert producer.flush(LIMIT) == 0
-        until(lambda: 1001 in scene.events.numbers(scene.group), "the first message of the new partition")
+        numbers = scene.events.numbers
+        until_received(lambda: [one for one in numbers(scene.group) if one == 1001], "the first message of the new partition")
     done = scene.agree()
     assert len(set(done)) == len(done)
     assert set(done) <= {*produced, 1001}

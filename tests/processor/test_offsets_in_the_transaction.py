@@ -18,7 +18,7 @@ from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, until
+from fixtures.pace import LIMIT, ended, until, until_received
 from processor.ledger import booked, make_ledger
 from processor.offsets_worker import BATCH, consuming
 
@@ -48,7 +48,7 @@ def source(brisk: DevCluster, new_name: NewName) -> str:
 
 
 def next_number(consumer: Consumer) -> int:
-    message = until(lambda: consumer.poll(0.2), "a message")
+    (message,) = until_received(lambda: consumer.consume(1, 0.2), "a message")
     assert message.error() is None
     return int(message.value() or b"")
 

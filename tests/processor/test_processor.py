@@ -32,7 +32,7 @@ from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.processor.stored import StoredProgress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
-from fixtures.pace import LIMIT, until, until_recorded
+from fixtures.pace import LIMIT, until, until_received, until_recorded
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -252,7 +252,7 @@ def test_a_paused_consumer_cannot_commit(scene: ProcessorScene) -> None:
         scene.book(message, tx)
         if not slow:
             slow.append(1)
-            until(lambda: len(scene.events.numbers(scene.group)) >= PARTITIONS, "another has processed them")
+            until_received(lambda: scene.events.numbers(scene.group), "another has processed them", at_least=PARTITIONS)
 
     with scene.running(book, options=FAST, **{"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}):
         until(lambda: slow, "the first works")
@@ -308,11 +308,11 @@ def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene)
         positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 0, stored.topic_id))])
         busy = itertools.count(9, PARTITIONS)
 
-        def again() -> bool:
+        def again() -> list[int]:
             scene.produce([next(busy)])
-            return scene.events.numbers(scene.group).count(4) > 1
+            return [one for one in scene.events.numbers(scene.group) if one == 4]
 
-        until(again, "what lies behind the position was processed again", pause=0.2)
+        until_received(again, "what lies behind the position was processed again", at_least=2, pause=0.2)
     found = Counter(scene.agree())
     assert {number: times for number, times in found.items() if times > 1} == {0: 2, 4: 2}
 

@@ -22,7 +22,7 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, until, until_recorded
+from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.tiers import thinned
 from processor.conftest import BRISK
 from processor.ledger import booked, make_ledger
@@ -77,12 +77,7 @@ class Crashing:
 
     def wait_for_answers(self) -> None:
         """Until as many are visible as there should be; so nothing is left that waits for recovery."""
-        until(
-            lambda: len(self.answered()) >= self.produced,
-            lambda: f"{len(self.answered())} of {self.produced} answers",
-            seconds=3 * LIMIT,
-            pause=1,
-        )
+        until_received(self.answered, "answers", at_least=self.produced, seconds=3 * LIMIT, pause=1)
 
     def check(self) -> None:
         """Both sides have each number once."""
@@ -242,14 +237,14 @@ def test_a_kill_between_two_attempts(
     scene.produce(6)
     more = (*more, f"dead_letter_topic={dead}")
     with_pauses = scene.start("1", "", BATCH, *more, "attempts=1000000")
-    until(lambda: 0 in scene.booked(), "those before it are booked", pause=0.2)
+    until_received(lambda: [one for one in scene.booked() if one == 0], "those before it are booked", pause=0.2)
     time.sleep(1)
     with_pauses.kill()
     assert ended(with_pauses) == -signal.SIGKILL
     assert read_topic(scene.servers, dead) == []
     running = scene.start("1", "", BATCH, *more, "attempts=3")
     scene.wait_for_all()
-    (letter,) = until(lambda: read_topic(scene.servers, dead), "the dead letter", pause=0.2)
+    (letter,) = until_received(lambda: read_topic(scene.servers, dead), "the dead letter", pause=0.2)
     running.send_signal(signal.SIGTERM)
     assert ended(running) == 0
     assert (letter.value(), dict(letter.headers() or ())["dualwrite.attempts"]) == (b"bad", b"3")

@@ -26,7 +26,7 @@ from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.stored import StoredProgress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, limit, until
+from fixtures.pace import LIMIT, ended, limit, until, until_received
 from processor.ledger import booked, make_ledger
 
 NewName = Callable[[str], str]
@@ -113,7 +113,7 @@ def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_
     assert producer.flush(LIMIT) == 0
     arguments = [url, brisk.bootstrap_servers, group, source, target, new_name("id"), "1", "attempts=1000000"]
     with ForkedProcess("processor.processor_worker", arguments) as process:
-        until(lambda: booked(url, group), "the message before it is booked", pause=0.2)
+        until_received(lambda: booked(url, group), "the message before it is booked", pause=0.2)
         process.send_signal(signal.SIGTERM)
         assert ended(process) == 0
     assert booked(url, group) == [0]

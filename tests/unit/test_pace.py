@@ -109,12 +109,22 @@ def test_a_wrong_record_is_not_a_time_limit(reads: list[Any], error: str | None)
     return None
 
 
+def test_a_lost_record_is_not_a_time_limit() -> None:
+    coming = iter([[], [1], [1, 2], [1, 2, 3]])
+    assert pace.until_received(lambda: next(coming), at_least=2, pause=0) == [1, 2]
+    with pytest.raises(AssertionError, match=r"missing after .* 1 of 2.*the rows of id-1") as caught:
+        pace.until_received(lambda: [1], "the rows of id-1", at_least=2, seconds=0.01, pause=0.02)
+    assert not is_time_limit(caught.value)
+
+
 def test_records_that_still_come_at_the_limit_are_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
     numbers = itertools.count()
     with pytest.raises(pace.TimeLimitError, match="missing after 10 s"):
         pace.until_recorded(lambda: range(next(numbers)), range(1000), seconds=10, pause=0)
+    with pytest.raises(pace.TimeLimitError, match="missing after 10 s"):
+        pace.until_received(lambda: range(next(numbers)), at_least=1000, seconds=10, pause=0)
 
 
 def test_an_error_that_hides_a_wrong_record_is_not_a_time_limit() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.base import TxnStateStore
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.orm import SessionSource
 
 ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
 """Where a third-party package registers its stores: `scheme = "package.module:function"`; the function gets the URL."""
@@ -21,7 +24,9 @@ URL_EXAMPLES: Final = (
 """Example URLs, for errors and help texts."""
 
 
-def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
+def store_from_url(
+    url: str, *, schema: str | None = None, session: SessionSource | None = None, write_lock_timeout: float | None = None
+) -> TxnStateStore:
     """The store for a URL, with connections of its own. Nothing connects yet (RocksDB: nothing is opened yet).
 
     Args:
@@ -30,6 +35,9 @@ def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
             `zookeeper://host:port,host:port/chroot`; or a scheme that an installed package registers as an entry point in
             `dualwrite.state_stores`. The schemes above can't be overridden.
         schema: The schema in which a SQL database has our tables; see SqlStateStore.
+        session: What makes a SQL database's sessions; see SqlStateStore.
+        write_lock_timeout: Seconds that a transaction on SQLite waits for the write lock, of which a file has one; None: 30.
+            Other databases have no such lock.
 
     Raises:
         ConfigurationError: There is no store for the URL, or it can't be parsed.
@@ -39,9 +47,12 @@ def store_from_url(url: str, *, schema: str | None = None) -> TxnStateStore:
     if "://" not in url:
         raise ConfigurationError("The database's address is not a URL.", next_step=f"use a URL such as {URL_EXAMPLES}")
     if backend in _WITH_TABLE:
-        from dualwrite.stores.sql import SqlStateStore  # noqa: PLC0415  (one backend, one import)
+        from dualwrite.stores.sql.store import DEFAULT_LOCK_TIMEOUT, SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
-        return SqlStateStore.from_url(url, schema=schema)
+        lock_timeout = DEFAULT_LOCK_TIMEOUT if backend != "sqlite" or write_lock_timeout is None else write_lock_timeout
+        return SqlStateStore.from_url(url, schema=schema, session=session, lock_timeout=lock_timeout)
+    if session is not None:
+        raise ConfigurationError("session is given, but the database is not a SQL database.", next_step="remove session")
     if schema is not None:
         raise ConfigurationError(
             f"schema is {schema!r}, but the database is not a SQL database.",

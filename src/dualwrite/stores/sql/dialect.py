@@ -152,8 +152,6 @@ class StoreDialect(ABC):
     """The Python package of the driver, or None if it is part of Python."""
     extra: ClassVar[str | None]
     """The extra of dualwrite that installs it."""
-    wait_slice: ClassVar[float | None] = None
-    """Wait for a lock in slices of so many seconds if the driver's wait can't be interrupted; None: in a single wait."""
 
     # --- engines of our own -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,21 +80,17 @@ class ShortTransactions:
             connection.invalidate()
 
     def _begun(self, timeout: float) -> Connection:
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(0.001, deadline - time.monotonic())
-            wait_slice = self.dialect.wait_slice
-            connection = self.engine.connect()
-            try:
-                limit = left if wait_slice is None else min(left, wait_slice)
-                self.dialect.begin_short(connection, limit, work_time=self.work_time)
-            except BaseException as error:
-                connection.close()  # the pool rolls back
-                again = wait_slice is not None and left > wait_slice
-                if not (again and isinstance(error, self.driver_errors) and self.errors.classify(error) is ErrorClass.LOCKED):
-                    raise
-            else:
-                return connection
+        connection = self.engine.connect()
+        try:
+            self.dialect.begin_short(connection, max(0.001, timeout), work_time=self.work_time)
+        except Exception:
+            connection.close()  # the pool rolls back
+            raise
+        except BaseException:  # KeyboardInterrupt: the limits of this transaction may still be those of the connection
+            connection.invalidate()
+            connection.close()
+            raise
+        return connection
 
     def run(
         self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None, *, patience: float | None = None

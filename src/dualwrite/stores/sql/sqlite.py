@@ -16,6 +16,7 @@ from dualwrite.stores.identity import file_marks
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 
 _MARKER: Final = "dualwrite_transaction"
+_WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
 _LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SURELY_FAILED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CONSTRAINT})
 _ERROR_CLASSES: Final = {
@@ -43,7 +44,6 @@ class SqliteDialect(StoreDialect):
     driver: ClassVar[str] = "pysqlite"
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
-    wait_slice: ClassVar[float | None] = 0.2  # SQLite's busy handler sleeps in C, where Ctrl-C is not handled
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""
@@ -71,27 +71,26 @@ class SqliteDialect(StoreDialect):
             event.listen(engine, "checkin", _roll_back_left_over)
 
     def begin(self, connection: Connection) -> None:
-        """BEGIN IMMEDIATE acquires the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY."""
+        """BEGIN IMMEDIATE acquires the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY.
+
+        It waits as long as the connection's busy timeout says.
+        """
+        self._begin(connection, None)
+
+    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
+        """See StoreDialect."""
+        del work_time
+        self._begin(connection, timeout)
+
+    def _begin(self, connection: Connection, timeout: float | None) -> None:
         connection.begin()
         raw = _raw(connection)
         if raw.in_transaction:
             raw.rollback()  # begun by the user's `begin` listener, or by sqlite3's autocommit=False: it is empty
         if raw.in_transaction:
             raw.execute("COMMIT")  # with autocommit=False the next one begins at once; after this there is none
-        raw.execute("BEGIN IMMEDIATE")
+        _acquire_write_lock(raw, timeout)
         raw.execute(f"SAVEPOINT {_MARKER}")
-
-    def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
-        """See StoreDialect. The user's busy timeout is restored, since the connection goes back to the user's pool."""
-        del work_time
-        raw = _raw(connection)
-        (before,) = raw.execute("PRAGMA busy_timeout").fetchone()
-        raw.execute(f"PRAGMA busy_timeout = {max(1, int(timeout * 1000))}")
-        try:
-            self.begin(connection)
-        finally:
-            if not connection.invalidated:  # an interrupt makes SQLAlchemy close it
-                raw.execute(f"PRAGMA busy_timeout = {before}")
 
     def still_marked(self, connection: Connection) -> bool:
         """See StoreDialect."""
@@ -154,6 +153,29 @@ class SqliteDialect(StoreDialect):
 
 def _raw(connection: Connection) -> sqlite3.Connection:
     return cast("sqlite3.Connection", connection.connection.dbapi_connection)
+
+
+def _acquire_write_lock(raw: sqlite3.Connection, timeout: float | None) -> None:
+    """BEGIN IMMEDIATE, waiting for at most `timeout` seconds, or the connection's busy timeout, in slices.
+
+    The connection's busy timeout is restored: the connection may be one of the user's pool.
+    """
+    (before,) = raw.execute("PRAGMA busy_timeout").fetchone()
+    deadline = time.monotonic() + (before / 1000 if timeout is None else timeout)
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            raw.execute(f"PRAGMA busy_timeout = {max(0, int(min(left, _WAIT_SLICE) * 1000))}")
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if _code(error) not in _LOCKED or left <= _WAIT_SLICE:
+                    raise
+            else:
+                return
+            time.sleep(0.001)  # some locks are reported at once
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {before}")
 
 
 def _code(error: BaseException) -> int:
