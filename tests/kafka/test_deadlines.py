@@ -32,6 +32,7 @@ from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.opening import Opening
 from dualwrite.kafka.inspect.capabilities import probe
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.patience import Patience
@@ -111,6 +112,7 @@ def kept(seconds: float = LIMIT) -> Iterator[None]:
         patch.setattr(socket.socket, "settimeout", recorded(socket.socket.settimeout))
         patch.setattr(selectors.DefaultSelector, "select", recorded(selectors.DefaultSelector.select))
         patch.setattr(time, "sleep", recorded(time.sleep))
+        patch.setattr(Opening, "wait", recorded(Opening.wait))
         yield
     assert ends
     assert max(ends) == ends[0], f"a deadline ended {max(ends) - ends[0]:.1f} s after the call's"
@@ -134,6 +136,18 @@ def describe_in_vain(port: int, **more: Any) -> None:
 
 def test_a_host_that_drops_packets_is_not_waited_for_beyond_the_limit(black_hole: int) -> None:
     describe_in_vain(black_hole)
+
+
+def test_a_name_server_is_not_waited_for_beyond_the_limit(released: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_arguments: Any, **_more: Any) -> Any:
+        asked.set()
+        released.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    asked = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    describe_in_vain(9092, **{"bootstrap.servers": "kafka.example:9092"})
+    assert asked.is_set()
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"])
