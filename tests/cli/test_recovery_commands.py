@@ -50,7 +50,7 @@ class Scene:
     def lose(self, transactional_id: str) -> None:
         """Make a row with a lost transaction, and nothing else to recover."""
         with store_from_url(self.url) as store:
-            claim = store.claim(transactional_id, "test", timeout=5)
+            claim = store.claim(transactional_id, "test", timeout=LIMIT)
             store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
 
 

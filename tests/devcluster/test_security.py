@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from dualwrite.devcluster import DevCluster, DevClusterError, Security, TlsFiles
+from fixtures.pace import LIMIT
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +36,11 @@ def secured(tls: TlsFiles) -> Iterator[DevCluster]:
         yield cluster
 
 
-def brokers(cluster: DevCluster, protocol: str, tls: TlsFiles, **extra: str) -> int:
+def brokers(cluster: DevCluster, protocol: str, tls: TlsFiles, seconds: float = LIMIT, **extra: str) -> int:
     config = {"bootstrap.servers": cluster.listeners[protocol], "security.protocol": protocol, "log_level": "0"}
     if "SSL" in protocol:
         config["ssl.ca.location"] = str(tls.ca)
-    return len(AdminClient({**config, **extra}).list_topics(timeout=3).brokers)
+    return len(AdminClient({**config, **extra}).list_topics(timeout=seconds).brokers)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -52,7 +53,7 @@ def test_users_can_log_in_by_every_mechanism(secured: DevCluster, tls: TlsFiles,
 def test_a_wrong_password_is_refused(secured: DevCluster, tls: TlsFiles) -> None:
     sasl = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "bob", "sasl.password": "secret"}
     with pytest.raises(KafkaException):
-        brokers(secured, "SASL_PLAINTEXT", tls, **sasl)
+        brokers(secured, "SASL_PLAINTEXT", tls, 3, **sasl)
 
 
 def test_tls_alone_and_with_a_client_certificate(secured: DevCluster, tls: TlsFiles) -> None:

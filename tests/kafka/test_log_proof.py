@@ -55,7 +55,7 @@ def producer(
 ) -> Iterator[TransactionalProducer]:
     kind: Any = NativeProducer if case == NATIVE else LibrdkafkaProducer
     made: TransactionalProducer = kind(KafkaConfig.of(cluster.bootstrap_servers), new_name("id"), coordinator)
-    made.init_transactions(timeout=20)
+    made.init_transactions(timeout=LIMIT)
     yield made
     made.close()
 
@@ -72,7 +72,7 @@ def prepared(producer: TransactionalProducer, topic: str, count: int = 1) -> tup
     producer.begin_transaction()
     for number in range(count):
         producer.send(topic, f"message {number}", partition=1)
-    state = producer.prepare_transaction(timeout=20)
+    state = producer.prepare_transaction(timeout=LIMIT)
     assert state is not None
     assert producer.delivery is not None
     return state, producer.delivery
@@ -85,14 +85,14 @@ def proof_of(delivery: Delivery) -> Place:
 def test_a_producer_reports_where_its_messages_are(producer: TransactionalProducer, topic: str) -> None:
     by_topic = isinstance(producer, LibrdkafkaProducer)
     _, first = prepared(producer, topic, 3)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert (first.messages, first.places) == (3, (Place(topic, 1, 0, 3, by_topic),))
     _, second = prepared(producer, topic)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     assert second.places == (Place(topic, 1, 4, 1, by_topic),)  # after three messages and a marker
     producer.begin_transaction()
     assert producer.delivery is None
-    producer.abort_transaction(timeout=20)
+    producer.abort_transaction(timeout=LIMIT)
 
 
 def test_every_topic_of_a_transaction_has_a_place(producer: TransactionalProducer, topic: str, cluster: DevCluster) -> None:
@@ -103,8 +103,8 @@ def test_every_topic_of_a_transaction_has_a_place(producer: TransactionalProduce
     for _ in range(2):
         producer.send(topic, "message", partition=2)
     producer.send(other, "message")
-    producer.prepare_transaction(timeout=20)
-    producer.commit_transaction(timeout=20)
+    producer.prepare_transaction(timeout=LIMIT)
+    producer.commit_transaction(timeout=LIMIT)
     assert producer.delivery is not None
     assert set(producer.delivery.places) == {Place(topic, 2, 0, 2, by_topic), Place(other, 0, 0, 1, by_topic)}
 
@@ -114,12 +114,12 @@ def test_the_outcome_of_an_ended_transaction_is_found_in_the_log(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator, commit: bool
 ) -> None:
     earlier, earlier_delivery = prepared(producer, topic, 2)
-    producer.abort_transaction(timeout=20)
+    producer.abort_transaction(timeout=LIMIT)
     state, delivery = prepared(producer, topic, 2)
     assert coordinator.fate(state, proof_of(delivery)) is Fate.OPEN
-    (producer.commit_transaction if commit else producer.abort_transaction)(timeout=20)
+    (producer.commit_transaction if commit else producer.abort_transaction)(timeout=LIMIT)
     later, later_delivery = prepared(producer, topic, 2)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     wait_for_markers(cluster.bootstrap_servers)
     assert coordinator.fate(state, proof_of(delivery)) is (Fate.COMMITTED if commit else Fate.ABORTED)
     assert coordinator.fate(earlier, proof_of(earlier_delivery)) is Fate.ABORTED
@@ -130,7 +130,7 @@ def test_a_message_of_another_producer_proves_nothing(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     wait_for_markers(cluster.bootstrap_servers)
     place = proof_of(delivery)
     assert coordinator.fate(PreparedTxnState(state.producer_id + 1, state.epoch), place) is Fate.GONE
@@ -142,7 +142,7 @@ def test_deleted_records_are_reported_as_gone(
     producer: TransactionalProducer, topic: str, cluster: DevCluster, coordinator: WireTransactionCoordinator
 ) -> None:
     state, delivery = prepared(producer, topic, 2)
-    producer.commit_transaction(timeout=20)
+    producer.commit_transaction(timeout=LIMIT)
     wait_for_markers(cluster.bootstrap_servers)
     place = proof_of(delivery)
     assert coordinator.fate(state, Place(topic, 1, 10, 1)) is Fate.GONE  # past the end

@@ -196,10 +196,10 @@ def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction() ->
     ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
     with WireServer({DescribeTransactionsRequest: finished, EndTxnRequest: ended}) as server:
         producer = on_server(server)
-        producer.init_transactions(timeout=5)
+        producer.init_transactions(timeout=LIMIT)
         for _ in range(100):
             prepare_one(producer)
-            producer.commit_transaction(timeout=5)
+            producer.commit_transaction(timeout=LIMIT)
         looks = len(server.received(DescribeTransactionsRequest))
         assert len(server.received(EndTxnRequest)) == 100
         producer.close()

@@ -10,11 +10,12 @@ import sys
 
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.rocksdb import RocksDBStore
+from fixtures.pace import LIMIT
 
 
 def main() -> None:
     store = RocksDBStore(sys.argv[1], column_families={"orders": None, "customers": None})
-    claim = store.claim("orders", "killed", timeout=5)
+    claim = store.claim("orders", "killed", timeout=LIMIT)
     number = 0
     while True:
         number += 1

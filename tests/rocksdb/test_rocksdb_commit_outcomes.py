@@ -168,7 +168,7 @@ def test_after_an_interrupt_at_any_moment_the_row_shows_the_outcome(fresh: Rocks
         if transaction is not None:
             transaction.rollback()
             del transaction
-        fresh_claim = fresh.claim(ID, "tests", timeout=2, expected_fence=fresh_claim.fence)
+        fresh_claim = fresh.claim(ID, "tests", timeout=LIMIT, expected_fence=fresh_claim.fence)
         found = fresh.read_claimed(fresh_claim).transaction_number
         assert stored(fresh) == (b"%d" % found if found else None)
         assert found <= number
@@ -225,7 +225,7 @@ def test_a_commit_after_the_owner_closed_the_rdict(path: Path) -> None:
     for use in (
         lambda: store.read(ID),
         lambda: store.begin(claim),
-        lambda: store.claim(ID, "tests", timeout=1),
+        lambda: store.claim(ID, "tests", timeout=LIMIT),
         store.check,
         store.list,
     ):

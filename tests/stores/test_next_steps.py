@@ -14,6 +14,7 @@ from dualwrite.migration import upgrade
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.stores.sql import SqlStateStore
+from fixtures.pace import LIMIT
 
 
 class OtherCluster:
@@ -28,10 +29,10 @@ def test_an_id_with_a_space_is_quoted_where_moving_it_is_refused(tmp_path: Path)
     url = f"sqlite:///{tmp_path / 'store.db'}"
     upgrade(url)
     with SqlStateStore.from_url(url) as store:
-        claim = store.claim("shop 1", "tests", timeout=1)
+        claim = store.claim("shop 1", "tests", timeout=LIMIT)
         store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="old")
         with pytest.raises(NotResolvedError) as refused:
-            move_to_cluster(store, cast("TransactionCoordinator", OtherCluster()), ["shop 1"], timeout=1)
+            move_to_cluster(store, cast("TransactionCoordinator", OtherCluster()), ["shop 1"], timeout=LIMIT)
     assert refused.value.next_step is not None
     command = refused.value.next_step.split("`")[1]
     assert shlex.split(command) == ["dualwrite", "recover", "--id", "shop 1"]

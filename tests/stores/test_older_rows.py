@@ -17,6 +17,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.table import lease_table
 from fixtures.older import assert_still_usable
+from fixtures.pace import LIMIT
 
 OLDER = (
     "INSERT INTO kafka_transaction_state (transactional_id, fence, generation, prepared_transaction_state, "
@@ -56,7 +57,7 @@ def test_copies_are_detected_after_an_upgrade(older_url: str) -> None:
     with SqlStateStore.from_url(older_url) as store, SqlStateStore.from_url(older_url) as other:
         assert store.marks() == other.marks()
         assert store.marks() or not store.detects_copies
-        store.acquire_generation(store.claim(ID, "tests", timeout=5), ProducerKind.NATIVE)
+        store.acquire_generation(store.claim(ID, "tests", timeout=LIMIT), ProducerKind.NATIVE)
         identity = store.identity()
         assert identity is not None
         assert identity.marks == store.marks()

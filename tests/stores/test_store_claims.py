@@ -44,7 +44,7 @@ def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
 ) -> None:
     first = postgres_store.claim(ID, "ours", timeout=LIMIT)
     transaction = postgres_store.begin(first)
-    assert postgres_store.claim(ID, "theirs", timeout=1).fence == 2
+    assert postgres_store.claim(ID, "theirs", timeout=LIMIT).fence == 2
     with pytest.raises(FencedError):
         transaction.record(STATE, generation=0, transaction_number=1)
     transaction.rollback()

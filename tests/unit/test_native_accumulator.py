@@ -24,9 +24,10 @@ from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.settings import NativeSettings
+from fixtures.pace import LIMIT
 
 PARTITIONS = 3
-TIMEOUT = 5.0
+TIMEOUT = LIMIT
 BATCH, BUFFER = 1_000, 4_096
 SETTINGS = replace(NativeSettings.of(KafkaConfig.of("127.0.0.1:1")), batch_bytes=BATCH, buffer_bytes=BUFFER)
 

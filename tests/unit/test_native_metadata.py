@@ -8,8 +8,9 @@ from typing import Any
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.native.metadata import Topics
+from fixtures.pace import LIMIT
 
-SECONDS = 5.0
+SECONDS = LIMIT
 FIRST, SECOND = Address("first", 9092), Address("second", 9092)
 NONE = -1
 

@@ -17,6 +17,7 @@ from dualwrite import (
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.transactional_id import TransactionalId
+from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 from writer.cases import (
     DATABASES,
@@ -254,7 +255,7 @@ def test_a_writer_whose_lane_is_claimed_while_it_starts_a_later_one_does_not_ope
     scene = sqlite_scene
 
     def claim() -> None:
-        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=5)
+        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=LIMIT)
 
     with (
         failpoints.armed("before_take_over", failpoints.only_at(3, claim)),

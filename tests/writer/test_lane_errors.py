@@ -22,6 +22,7 @@ from dualwrite import (
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.transactional_id import TransactionalId
+from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 from writer.cases import (
     DATABASES,
@@ -54,7 +55,7 @@ pytestmark = [three_lanes, pytest.mark.usefixtures("no_recovery_when_idle")]
 )
 def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -> None:
     with scene.connect() as writer:
-        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=5)
+        SqlStateStore(scene.engine).claim(TransactionalId(scene.transactional_id, lane).row, "somebody", timeout=LIMIT)
         for number in range(lane):
             scene.write(writer, number)
         with pytest.raises(FencedError, match="somebody") as caught:

@@ -9,6 +9,7 @@ from zookeeper_scene import ID
 from dualwrite.errors import UsageError
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from fixtures.older import OLDER_ROW, assert_still_usable
+from fixtures.pace import LIMIT
 
 
 def test_a_row_of_an_older_release_is_read_and_updated(store: ZooKeeperStore, plain: KazooClient) -> None:
@@ -18,7 +19,7 @@ def test_a_row_of_an_older_release_is_read_and_updated(store: ZooKeeperStore, pl
 
 
 def test_a_block_may_not_write_the_identity_node(store: ZooKeeperStore) -> None:
-    transaction = store.begin(store.claim(ID, "tests", timeout=5))
+    transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
     with pytest.raises(UsageError):
         transaction.handle.create("/kafka_transaction_store", b"mine")
     transaction.rollback()
