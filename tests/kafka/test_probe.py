@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
+import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
@@ -30,10 +31,11 @@ from dualwrite.kafka.inspect.client import InspectionClient
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ProducerState
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.settings import Settings
+from dualwrite.recovery.report import Outcome
+from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.state import TransactionStatus
 from fixtures.acls import Names, Operation, Resource, grant
-from fixtures.broker import started
+from fixtures.broker import make_topic, read_topic, started
 from fixtures.capabilities import EVERYTHING
 from fixtures.logins import LOGIN, login_as, settings_for
 from fixtures.pace import LIMIT, until
@@ -41,6 +43,7 @@ from fixtures.wire_server import WireServer, init_producer_id_answer
 
 Coordinators = Callable[..., WireTransactionCoordinator]
 NewName = Callable[[str], str]
+TIMEOUTS = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
 
 
 def known(found: BrokerCapabilities) -> BrokerCapabilities:
@@ -231,6 +234,38 @@ def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator:
         probe(settings)  # its ACLs are for ids that start with "orders"
     for used in (name, PROBE_ID):
         assert_nothing_left(new_coordinator(guarded.bootstrap_servers), used)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_the_rights_of_the_guide_are_enough_for_a_writer_with_lanes(
+    guarded: DevCluster, sqlite_url: str, new_name: NewName, producer: ProducerName
+) -> None:
+    """docs/guides/ids-and-kubernetes.md: the ids of all lanes, with the store's id, begin with the transactional id."""
+    prefix, topic = new_name("shop"), new_name("topic")
+    make_topic(guarded, topic)
+    settings = login_as(guarded, "writer")
+    rights = [Operation.WRITE, Operation.DESCRIBE, *([Operation.TWO_PHASE_COMMIT] if producer == "native" else [])]
+    for operation in rights:
+        grant(guarded, "writer", operation, Resource.TRANSACTIONAL_ID, prefix, Names.PREFIXED)
+    for operation in (Operation.WRITE, Operation.READ):
+        grant(guarded, "writer", operation, Resource.TOPIC, topic)
+    name = f"{prefix}-0"
+    is_two_phase = producer == "native"
+    probe_until(settings, name, lambda found: isinstance(found, BrokerCapabilities) and found.two_phase == is_two_phase)
+    writer = dualwrite.connect(sqlite_url, kafka=settings, transactional_id=name, producer=producer, lanes=3, timeouts=TIMEOUTS)
+    with writer:
+        for number in range(6):
+            with writer.transaction() as tx:
+                tx.send(topic, str(number))
+        rows = [row for one in writer.store.list() if (row := writer.store.read(one)) is not None]
+        kafka_ids = {row.kafka_id(row.generation) for row in rows}
+    assert len(kafka_ids) == 3
+    assert all(kafka_id.startswith(name) and f"#{row.store_id}." in kafka_id for kafka_id in kafka_ids for row in rows)
+    report = dualwrite.recover(sqlite_url, kafka=settings, ids=[name], timeouts=TIMEOUTS)
+    report.raise_for_problems()
+    assert {one.outcome for one in report} == {Outcome.NOTHING}
+    assert sorted(int(one.value() or b"") for one in read_topic(guarded.bootstrap_servers, topic)) == list(range(6))
 
 
 @pytest.mark.parametrize(
