@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerUnavailableError,
     ConfigurationError,
+    DualWriteError,
     TwoPhaseCommitRefusedError,
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
@@ -34,6 +36,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.report import Outcome
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.state import TransactionStatus
+from dualwrite.testing import failpoints
 from fixtures.acls import Names, Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, started
 from fixtures.capabilities import EVERYTHING
@@ -242,6 +245,12 @@ def test_the_rights_of_the_guide_are_enough_for_a_writer_with_lanes(
     guarded: DevCluster, sqlite_url: str, new_name: NewName, producer: ProducerName
 ) -> None:
     """docs/guides/ids-and-kubernetes.md: the ids of all lanes, with the store's id, begin with the transactional id."""
+
+    def take_over() -> None:
+        report = dualwrite.recover(sqlite_url, kafka=settings, ids=[name], timeouts=TIMEOUTS)
+        found.extend(one.outcome for one in report)
+
+    found: list[Outcome] = []
     prefix, topic = new_name("shop"), new_name("topic")
     make_topic(guarded, topic)
     settings = login_as(guarded, "writer")
@@ -260,12 +269,12 @@ def test_the_rights_of_the_guide_are_enough_for_a_writer_with_lanes(
                 tx.send(topic, str(number))
         rows = [row for one in writer.store.list() if (row := writer.store.read(one)) is not None]
         kafka_ids = {row.kafka_id(row.generation) for row in rows}
-    assert len(kafka_ids) == 3
-    assert all(kafka_id.startswith(name) and f"#{row.store_id}." in kafka_id for kafka_id in kafka_ids for row in rows)
-    report = dualwrite.recover(sqlite_url, kafka=settings, ids=[name], timeouts=TIMEOUTS)
-    report.raise_for_problems()
-    assert {one.outcome for one in report} == {Outcome.NOTHING}
-    assert sorted(int(one.value() or b"") for one in read_topic(guarded.bootstrap_servers, topic)) == list(range(6))
+        assert len(kafka_ids) == 3
+        assert all(kafka_id.startswith(name) and f"#{row.store_id}." in kafka_id for kafka_id in kafka_ids for row in rows)
+        with failpoints.armed("before_kafka_commit", take_over), suppress(DualWriteError), writer.transaction() as tx:
+            tx.send(topic, "6")
+    assert Counter(found) == {Outcome.COMMITTED: 1, Outcome.ALREADY_COMMITTED: 2}
+    assert sorted(int(one.value() or b"") for one in read_topic(guarded.bootstrap_servers, topic)) == list(range(7))
 
 
 @pytest.mark.parametrize(
