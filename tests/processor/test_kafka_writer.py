@@ -132,7 +132,7 @@ def test_another_transaction_has_committed_in_the_handler(scene: KafkaScene) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("producer", PRODUCERS)
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
 def test_the_broker_is_killed_during_the_commit(
     brisk: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, producer: Any
 ) -> None:

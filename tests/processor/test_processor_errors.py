@@ -158,7 +158,7 @@ def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+@pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], kept=["native"]))
 def test_a_message_that_exceeds_the_transaction_timeout(scene: ProcessorScene, dead: str, producer: Any) -> None:
     """Without two-phase commit Kafka would abort what the database commits."""
 

@@ -17,6 +17,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, limit
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ def test_the_broker_is_killed_between_the_two_commits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offsets", ["database", "kafka"])
+@pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
 def test_stop_does_not_wait_for_a_coordinator_that_is_down(
     databases: Databases, brisk: DevCluster, new_name: NewName, offsets: Any
 ) -> None:
