@@ -15,8 +15,9 @@ import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.recipe.phases import Phase
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, limit
+from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,7 @@ def test_stop_does_not_wait_for_a_coordinator_that_is_down(
         )
         with scene.started(processor) as running:
             scene.wait_for(range(8))
+            until(lambda: writer.phase is Phase.READY, "the last transaction has ended at Kafka, too")
             brisk.kill()
             try:
                 running.stop()
