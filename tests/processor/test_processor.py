@@ -356,7 +356,7 @@ def test_what_another_has_processed_is_not_processed_one_by_one(scene: Processor
         if found.messages and next(first, False):
             while len(found.messages) < 8:
                 more = poll(consumer, most, timeout)
-                found = Batch([*found.messages, *more.messages], {**found.terms, **more.terms})
+                found = Batch((*found.messages, *more.messages), {**found.terms, **more.terms})
         return found
 
     monkeypatch.setattr(GroupConsumer, "poll", whole)

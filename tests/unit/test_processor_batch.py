@@ -30,16 +30,16 @@ class Read:
 
 
 def batch() -> Batch:
-    return Batch([Read(A, 3), Read(B, 7), Read(A, 4), Read(A, 9), Read(B, 8)], {A: TERM_A, B: TERM_B})
+    return Batch((Read(A, 3), Read(B, 7), Read(A, 4), Read(A, 9), Read(B, 8)), {A: TERM_A, B: TERM_B})
 
 
 def test_the_next_offset_of_each_partition() -> None:
     assert batch().after == {A: 10, B: 9}
-    assert Batch([], {}).after == {}
+    assert Batch((), {}).after == {}
 
 
 def test_a_partition_without_messages_has_no_next_offset() -> None:
-    assert Batch([Read(A, 3)], {A: TERM_A, B: TERM_B}).after == {A: 4}
+    assert Batch((Read(A, 3),), {A: TERM_A, B: TERM_B}).after == {A: 4}
 
 
 @pytest.mark.parametrize("owned", [{A: TERM_A, B: TERM_B}, {A: TERM_A, B: TERM_B, ("payments", 0): LATER}])
@@ -58,13 +58,13 @@ def test_a_partition_that_was_revoked_is_left_out(owned: dict[Partition, object]
 
 def test_nothing_is_left() -> None:
     left = batch().still_owned({})
-    assert (left.messages, left.terms, left.after) == ([], {}, {})
+    assert (left.messages, left.terms, left.after) == ((), {}, {})
 
 
 def test_a_partition_without_messages_left_keeps_none() -> None:
     left = batch().from_offsets({B: 9})
     assert left.after == {A: 10}
-    assert left.only({B}).messages == []
+    assert left.only({B}).messages == ()
 
 
 @given(
@@ -72,7 +72,7 @@ def test_a_partition_without_messages_left_keeps_none() -> None:
     st.dictionaries(st.sampled_from([A, B]), st.integers(0, 6)),
 )
 def test_messages_before_an_offset_are_left_out(found: list[tuple[Partition, int]], begin: dict[Partition, int]) -> None:
-    messages = [Read(key, at) for key, at in sorted(found, key=lambda one: one[1])]
+    messages = tuple(Read(key, at) for key, at in sorted(found, key=lambda one: one[1]))
     left = Batch(messages, {A: TERM_A, B: TERM_B}).from_offsets(begin)
-    assert left.messages == [one for one in messages if one.at >= begin.get(one.key, 0)]
+    assert left.messages == tuple(one for one in messages if one.at >= begin.get(one.key, 0))
     assert left.after == {partition_of(one): one.at + 1 for one in left.messages}

@@ -145,7 +145,7 @@ class _LoopRunner(Runner):
     async def _run_here(self, messages: Sequence[Any], finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if messages:
-                await self._handle(messages, tx)
+                await self._handle(list(messages), tx)
             await tx.run_sync(finish)
 
         if not self._alone:

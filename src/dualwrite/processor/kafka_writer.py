@@ -255,7 +255,7 @@ class KafkaRunner(Runner):
         """See Runner."""
         with self._writer.transaction() as tx:
             if messages:
-                self._handle(messages, tx)
+                self._handle(list(messages), tx)
             finish(tx)
 
     def is_transient(self, error: BaseException) -> bool:

@@ -42,7 +42,7 @@ class DualProcessor:
         topics: Names of topics, or Topics, whose deserializers are applied to the messages' keys and values. A message that
             can't be deserialized is treated as if its handler had raised an exception.
         handle: Called as `handle(message, tx)` for each message: a confluent-kafka Message, or an object with its methods.
-        handle_batch: Called as `handle_batch(messages, tx)` for the messages of one transaction.
+        handle_batch: Called as `handle_batch(messages, tx)` for the messages of one transaction: a list, new for each call.
         options: Batches, retries, where positions are kept, and what to do with messages that can't be processed.
 
     Raises:

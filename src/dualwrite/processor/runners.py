@@ -28,7 +28,8 @@ class Runner(ABC):
         """Run one transaction; when it returns, it has committed. If a listener of the commit has failed, that is logged.
 
         Args:
-            messages: The messages for the handler; empty for a transaction that does not call it.
+            messages: The messages for the handler, which gets a list of its own each time it is called; empty for a
+                transaction that does not call it.
             finish: Called after the handler.
 
         Raises:
@@ -61,7 +62,7 @@ class ThreadRunner(Runner):
 
         def work(tx: Transaction[Any]) -> None:
             if messages:
-                self._handle(messages, tx)
+                self._handle(list(messages), tx)
             finish(tx)
 
         if isinstance(self._runner, WriterPool) and not self._alone:

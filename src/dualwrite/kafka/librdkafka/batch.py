@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ class Batch:
         terms: The term of each partition's assignment.
     """
 
-    messages: Sequence[Any]
+    messages: tuple[Any, ...]
     terms: Mapping[Partition, object]
 
     def only(self, keys: Collection[Partition]) -> Batch:
@@ -31,7 +31,7 @@ class Batch:
         if self.terms.keys() <= set(keys):
             return self
         kept = {key: term for key, term in self.terms.items() if key in keys}
-        return Batch([one for one in self.messages if partition_of(one) in kept], kept)
+        return Batch(tuple(one for one in self.messages if partition_of(one) in kept), kept)
 
     def still_owned(self, owned: Mapping[Partition, object]) -> Batch:
         """The batch without partitions that have been revoked since; those assigned again are also read again."""
@@ -41,14 +41,14 @@ class Batch:
         """The batch without messages before these offsets."""
         if all(first >= begin.get(key, 0) for key, (first, _) in self._ranges.items()):
             return self
-        kept = [one for one in self.messages if one.offset() >= begin.get(partition_of(one), 0)]
+        kept = tuple(one for one in self.messages if one.offset() >= begin.get(partition_of(one), 0))
         return Batch(kept, self.terms)
 
     def one_by_one(self) -> Iterator[Batch]:
         """A batch for each message."""
         for message in self.messages:
             key = partition_of(message)
-            yield Batch([message], {key: self.terms[key]})
+            yield Batch((message,), {key: self.terms[key]})
 
     @cached_property
     def after(self) -> Mapping[Partition, int]:

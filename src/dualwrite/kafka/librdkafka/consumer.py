@@ -129,7 +129,7 @@ class GroupConsumer:
                 found = [one for one in found if partition_of(one) != key]
                 terms[key] = term
             found.append(message)
-        batch = Batch(found, terms).still_owned(self._terms)
+        batch = Batch(tuple(found), terms).still_owned(self._terms)
         self._next_offsets |= batch.after
         return batch
 

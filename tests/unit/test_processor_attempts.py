@@ -1,0 +1,180 @@
+"""A processor's attempts at one batch, with stand-ins for Kafka and the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dualwrite import WriterPool
+from dualwrite.errors import BrokerUnavailableError
+from dualwrite.kafka.librdkafka.batch import Batch, Partition
+from dualwrite.processor.aio import _LoopRunner
+from dualwrite.processor.attempts import Attempts, Reading
+from dualwrite.processor.kafka_writer import KafkaRunner
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.runners import Runner, ThreadRunner
+from dualwrite.processor.stopping import StopFlag
+from dualwrite.processor.work import Finish, UnprocessableError
+
+ORDERS: Partition = ("orders", 0)
+STORE = SimpleNamespace(is_conflict=lambda _: False, is_outage=lambda _: False)
+QUICK = ProcessorOptions(pause=0.001, longest_pause=0.001)
+
+
+class Read:
+    """A message, with what a batch looks at."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def topic(self) -> str:
+        return ORDERS[0]
+
+    def partition(self) -> int:
+        return ORDERS[1]
+
+    def offset(self) -> int:
+        return self._at
+
+
+class Tx:
+    """A transaction, of a thread or of a coroutine."""
+
+    async def run_sync(self, finish: Finish) -> None:
+        finish(self)  # type: ignore[arg-type]
+
+
+class Writer:
+    """In place of a KafkaWriter, a DualWriter and a pool of asyncio: the first commit fails."""
+
+    store = STORE
+
+    def __init__(self) -> None:
+        self._failures = iter([BrokerUnavailableError("the COMMIT")])
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        yield Tx()
+        for error in self._failures:
+            raise error
+
+
+class Pool(WriterPool[Any]):
+    """A pool that runs a unit once more, as if another unit of its group had failed."""
+
+    store: Any = STORE
+
+    def __init__(self) -> None:
+        pass
+
+    def run(self, unit: Callable[..., Any], /, *_args: Any, **_kwargs: Any) -> None:
+        for _ in range(2):
+            unit(Tx())
+
+
+class AsyncWriter:
+    """Both kinds of pool of asyncio."""
+
+    store = STORE
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Tx]:
+        with self._writer.transaction() as tx:
+            yield tx
+
+    async def run(self, unit: Callable[[Tx], Awaitable[None]]) -> None:
+        for _ in range(2):
+            await unit(Tx())
+
+
+class Progress:
+    """The positions never move by themselves."""
+
+    can_assign = False
+
+    def is_transient(self, _error: BaseException) -> bool:
+        return False
+
+    def catch_up(self, _consumer: Any, batch: Batch) -> tuple[Batch, dict[Partition, int]]:
+        return batch, {}
+
+    def moved(self, _consumer: Any, _batch: Batch) -> None:
+        pass
+
+
+def attempts(runner: Runner) -> Attempts:
+    return Attempts("group", {}, {}, runner, Progress(), QUICK, Reading(most=10), StopFlag())  # type: ignore[arg-type]
+
+
+def whole() -> Batch:
+    return Batch(tuple(map(Read, range(3))), {ORDERS: object()})
+
+
+def run(runner: Runner, batch: Batch) -> bool:
+    consumer: Any = SimpleNamespace(owned=lambda: batch.terms)
+    return attempts(runner).run(consumer, batch, lambda _: lambda _tx: None, handled=True)
+
+
+class Consumes:
+    """A handler that uses its list up.
+
+    Attributes:
+        seen: The offsets that each call has got.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def __call__(self, messages: Sequence[Any], _tx: Any) -> None:
+        assert isinstance(messages, list)
+        self.seen.append([message.offset() for message in messages])
+        messages.clear()
+
+    async def in_loop(self, messages: Sequence[Any], tx: Any) -> None:
+        self(messages, tx)
+
+
+PLAIN: dict[str, Callable[[Any], Runner]] = {
+    "writer": lambda handle: ThreadRunner(Writer(), handle, alone=False),  # type: ignore[arg-type]
+    "pool": lambda handle: ThreadRunner(Pool(), handle, alone=False),
+    "KafkaWriter": lambda handle: KafkaRunner(Writer(), handle),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_further_attempt_gets_all_messages_again(kind: str) -> None:
+    handler, batch = Consumes(), whole()
+    assert run(PLAIN[kind](handler), batch)
+    assert handler.seen == [[0, 1, 2], [0, 1, 2]]
+    assert len(batch.messages) == 3
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["a unit", "a transaction"])
+def test_a_further_attempt_of_a_coroutine_gets_all_messages_again(alone: bool) -> None:
+    handler = Consumes()
+
+    async def main() -> bool:
+        runner = _LoopRunner(AsyncWriter(), handler.in_loop, asyncio.get_running_loop(), alone=alone)  # type: ignore[arg-type]
+        return await asyncio.to_thread(run, runner, whole())
+
+    assert asyncio.run(main())
+    assert handler.seen == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_batch_whose_handler_failed_is_processed_one_by_one() -> None:
+    def handle(messages: list[Any], _tx: Any) -> None:
+        messages.clear()
+        raise ValueError("the handler's")
+
+    batch = whole()
+    with pytest.raises(UnprocessableError):
+        run(PLAIN["writer"](handle), batch)
+    assert [one.offset() for single in batch.one_by_one() for one in single.messages] == [0, 1, 2]
