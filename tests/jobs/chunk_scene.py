@@ -17,7 +17,7 @@ from dualwrite.chunks.registry import forget_job
 from dualwrite.chunks.write import PartitionReport, write_chunks
 from dualwrite.testing.topics import read_committed
 
-Write = Callable[[Transaction, pa.Table], object]
+Write = Callable[[Transaction, Any], object]
 
 
 class WorkerDiedError(Exception):
@@ -54,7 +54,7 @@ class ChunkScene:
         partition: int = 0,
         database: Any = None,
         prefix: str | None = None,
-        content: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+        content: Callable[[pa.Table], Any] = lambda rows: rows,
     ) -> PartitionReport:
         """One attempt of a partition's task, in batches of 7 rows as Spark would cut them at random."""
         with self.writer(partition, database, prefix) as writer:

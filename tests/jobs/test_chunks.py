@@ -20,7 +20,7 @@ from dualwrite.chunks.markers import JobPlan
 from dualwrite.chunks.registry import forget_job, markers_of
 from dualwrite.chunks.write import PartitionReport
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError
+from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError, StoreCommitFailedError
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
@@ -73,6 +73,22 @@ def test_a_partition_in_one_transaction(job: ChunkScene) -> None:
         job.attempt(ROWS, job.put_until(chunk=0))
     assert job.attempt(ROWS) == PartitionReport(0, rows=35, chunks=1)
     assert job.attempt(ROWS[::-1]) == PartitionReport(0, rows_before=35, chunks_before=1)
+    assert job.found() == (ROWS, ROWS)
+
+
+def test_a_repeated_transaction_gets_the_rows_again(job: ChunkScene) -> None:
+    """Even if the function has emptied the list that it got, or changed what is in it."""
+    failures = iter([StoreCommitFailedError("a conflict")])
+
+    def put(transaction: Transaction, rows: list[dict[str, list[int]]]) -> None:
+        while rows:
+            row = rows.pop()
+            while row["n"]:
+                job.put(transaction, pa.table({"n": [row["n"].pop()]}))
+        for error in failures:
+            raise error
+
+    assert job.attempt(ROWS, put, content=lambda rows: [{"n": [number]} for number in rows["n"].to_pylist()]).rows == 35
     assert job.found() == (ROWS, ROWS)
 
 

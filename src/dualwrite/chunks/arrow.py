@@ -24,7 +24,8 @@ def arrow_chunks(
     Args:
         batches: The partition's batches, all with the same schema.
         rows_per_transaction: Rows per chunk (the last chunk has the remainder), or None for a single chunk.
-        content: Converts a chunk's table to what the job's function receives; called only for chunks that must be written.
+        content: Converts a chunk's table to what the job's function receives; called only for chunks that must be written,
+            once for each attempt.
     """
     for table in cut(batches, rows_per_transaction):
         yield Chunk(table.num_rows, table_digest(table), partial(content, table))

@@ -49,7 +49,7 @@ class Chunk(Generic[T]):
     Args:
         rows: How many rows.
         digest: A digest of the rows: equal for the same rows, different for others.
-        content: Returns what the job's function receives.
+        content: Returns what the job's function receives; called for each attempt, since the function may change it.
     """
 
     rows: int
@@ -203,11 +203,11 @@ class _Attempt:
     # --- chunks that were not ---------------------------------------------------------------------------------------------
 
     def _write(self, number: int, chunk: Chunk[T], fn: Callable[[Transaction, T], object]) -> None:
-        content = chunk.content()
+        ready = [chunk.content()]  # of the first attempt: made before its transaction, which holds locks
         marker = ChunkMarker(number, chunk.rows, chunk.digest)
 
         def write(transaction: Transaction) -> None:
-            fn(transaction, content)
+            fn(transaction, ready.pop() if ready else chunk.content())
             # last: with its lock held, a later attempt would have to wait for one that was paused during `fn`
             self.markers.write(transaction, self.plan.job_id, self.partition, marker)
 
