@@ -104,8 +104,18 @@ def test_a_serializer_that_fails(tx: Sent, field: Field) -> None:
 
 
 def test_a_serializer_that_returns_something_else(tx: Sent) -> None:
-    with pytest.raises(SerializationError, match="returned dict, not bytes, str or None"):
+    with pytest.raises(SerializationError, match="returned dict, not bytes or str"):
         Topic("orders", value_serializer=lambda value, _: value).send(tx, {})  # type: ignore[arg-type, return-value]
+    assert tx.messages == []
+
+
+@pytest.mark.parametrize(("field", "next_step"), [("value", "send None itself"), ("key", "pass key=None")])
+def test_a_serializer_that_returns_none_sends_no_tombstone(tx: Sent, field: Field, next_step: str) -> None:
+    """As a function without `return` does: in a compacted topic that would delete the key's last value."""
+    topic: Topic[Any, Any] = Topic("orders", **{f"{field}_serializer": lambda _content, _context: None})
+    with pytest.raises(SerializationError, match=f"The {field} for .*returned None") as raised:
+        topic.send(tx, "value", key="key")
+    assert next_step in str(raised.value)
     assert tx.messages == []
 
 

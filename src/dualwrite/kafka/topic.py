@@ -31,6 +31,11 @@ _SERVER_ERROR: Final = 500
 Field = Literal["key", "value"]
 Pairs = list[tuple[str, bytes | None]]
 
+_INSTEAD_OF_NONE: Final[dict[Field, str]] = {
+    "value": "return bytes or str for every object; to send a tombstone, send None itself",
+    "key": "return bytes or str for every object; to send no key, pass key=None",
+}
+
 
 class Sends(Protocol):
     """An object that sends messages: a Transaction, a unit of a group, an AsyncTransaction."""
@@ -114,8 +119,8 @@ class Topic(Generic[V, K]):
         """Serialize key and value, and send them with `tx.send`.
 
         Raises:
-            SerializationError: A serializer raised an error, which is the `__cause__`, or returned something other than bytes,
-                text or None. Nothing was sent.
+            SerializationError: A serializer raised an error, which is the `__cause__`, or returned something other than bytes
+                or text: None, too, which would be a tombstone. Nothing was sent.
             SchemaRegistryUnavailableError: The serializer could not reach its schema registry. Nothing was sent.
             DualWriteError: What `tx.send` raises.
         """
@@ -164,11 +169,12 @@ class Topic(Generic[V, K]):
         except Exception as error:
             what = f"The {field} for topic {self.name!r} can't be serialized"
             raise self._error(SerializationError, what, field, error) from error
-        if made is None or isinstance(made, bytes | str):
+        if isinstance(made, bytes | str):
             return made
         raise SerializationError(
-            f"The {field} for topic {self.name!r} can't be serialized: the serializer returned {type(made).__qualname__}, "
-            "not bytes, str or None.",
+            f"The {field} for topic {self.name!r} can't be serialized: the serializer returned "
+            f"{'None' if made is None else type(made).__qualname__}, not bytes or str.",
+            next_step=_INSTEAD_OF_NONE[field] if made is None else "return bytes or str",
             topic=self.name,
             field=field,
         )
