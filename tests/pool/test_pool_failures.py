@@ -60,6 +60,28 @@ def test_a_commit_that_fails_because_of_one_unit(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
+def test_the_error_of_a_group_is_no_context_of_what_its_units_raise_alone(scene: Scene) -> None:
+    """A processor takes it for their cause: after a conflict of the group it would not count a bad message."""
+    runs: list[int] = []
+
+    def unit(tx: Transaction, number: int) -> None:
+        runs.append(number)
+        both(tx, scene, number)
+        if len(runs) > 2:
+            raise KeyError(number)
+
+    def conflict() -> None:
+        if runs:
+            raise StoreCommitFailedError("a conflict")
+
+    with open_pool(scene) as pool, failpoints.armed("after_prepare", conflict):
+        futures = grouped(pool, *(partial(unit, number=number) for number in (1, 2)))
+        errors = [future.exception() for future in futures]
+    assert runs == [1, 2, 1, 2]
+    assert [(type(error), error and error.__context__) for error in errors] == [(KeyError, None)] * 2
+    assert scene.agree() == []
+
+
 def test_a_topic_that_one_unit_may_not_write_to(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's broker has no ACLs: a mock refuses the topic."""
     send = NativeProducer.send_messages

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dualwrite import WriterPool
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite import Topic, WriterPool
+from dualwrite.errors import BrokerUnavailableError, MessageFailedError, SerializationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition
 from dualwrite.processor.aio import _LoopRunner
 from dualwrite.processor.attempts import Attempts, Reading
 from dualwrite.processor.kafka_writer import KafkaRunner
+from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.runners import Runner, ThreadRunner
 from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.work import Finish, UnprocessableError
 
 ORDERS: Partition = ("orders", 0)
-STORE = SimpleNamespace(is_conflict=lambda _: False, is_outage=lambda _: False)
+STORE = SimpleNamespace(is_conflict=lambda _: False, is_outage=lambda error: isinstance(error, AwayError))
 QUICK = ProcessorOptions(pause=0.001, longest_pause=0.001)
+
+
+class AwayError(Exception):
+    """The driver's."""
+
+
+def unreachable() -> None:
+    raise AwayError
 
 
 class Read:
@@ -99,6 +108,18 @@ class Progress:
     """The positions never move by themselves."""
 
     can_assign = False
+
+    def prepare(self) -> None:
+        pass
+
+    def move(self, _consumer: Any, _batch: Batch) -> Finish:
+        return lambda _tx: None
+
+    def pass_ends(self, _consumer: Any, _ends: Any) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
 
     def is_transient(self, _error: BaseException) -> bool:
         return False
@@ -178,3 +199,65 @@ def test_a_batch_whose_handler_failed_is_processed_one_by_one() -> None:
     with pytest.raises(UnprocessableError):
         run(PLAIN["writer"](handle), batch)
     assert [one.offset() for single in batch.one_by_one() for one in single.messages] == [0, 1, 2]
+
+
+def test_an_error_from_before_the_attempts_does_not_make_a_bad_message_retriable() -> None:
+    """The program calls `run` while it handles an outage, as in a loop that starts the processor again."""
+
+    def handle(messages: Any, _tx: Any) -> None:
+        calls.append(messages)
+        if len(calls) > 1:
+            pytest.fail("it is tried again")
+        raise ValueError("the handler's")
+
+    calls: list[Any] = []
+    try:
+        unreachable()
+    except AwayError:
+        with pytest.raises(UnprocessableError, match="the handler's"):
+            run(PLAIN["writer"](handle), whole())
+    assert len(calls) == 1
+
+
+class Consumer:
+    """In place of a GroupConsumer: one message, which is polled once."""
+
+    refused: Mapping[Partition, int] = {}
+    passed: Mapping[Partition, tuple[int, int]] = {}
+
+    def __init__(self, *_: Any) -> None:
+        self._batches = [Batch((Read(0),), {ORDERS: self})]
+
+    def owned(self) -> Mapping[Partition, object]:
+        return {ORDERS: self}
+
+    def poll(self, _most: int, _timeout: float) -> Batch:
+        return self._batches.pop()
+
+    def wait(self, _seconds: float, _is_over: Callable[[], bool]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_outage_of_an_earlier_attempt_does_not_make_a_bad_message_retriable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt fails because of another server, the others send something that can't be serialized."""
+    topic: Topic[Any, Any] = Topic("answers", value_serializer=lambda value, _: value + b"")
+    calls: list[Any] = []
+
+    def handle(messages: Any, tx: Any) -> None:
+        calls.append(messages)
+        if len(calls) == 1:
+            raise ConnectionError("another server's")
+        if len(calls) > QUICK.attempts:
+            pytest.fail("it is not counted")
+        topic.send(tx, 17)
+
+    monkeypatch.setattr("dualwrite.processor.loop.GroupConsumer", Consumer)
+    loop = ProcessingLoop("group", {}, ["orders"], {}, PLAIN["KafkaWriter"](handle), Progress(), QUICK)  # type: ignore[arg-type]
+    loop.begin()
+    with pytest.raises(MessageFailedError) as raised:
+        loop.run()
+    assert isinstance(raised.value.__cause__, SerializationError)
+    assert raised.value.attempts == len(calls) == QUICK.attempts

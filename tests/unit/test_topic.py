@@ -181,6 +181,32 @@ def test_an_unreachable_registry_is_distinguished_from_invalid_content(tx: Sent,
         topic.deserialized("value", b"content")
 
 
+def test_what_the_caller_was_handling_does_not_make_invalid_content_retriable(tx: Sent) -> None:
+    topic: Topic[Any, Any] = Topic("failures", value_serializer=as_json, value_deserializer=failing(ValueError("no number")))
+    try:
+        failing(ConnectionError("another server's"))(None, None)
+    except ConnectionError:
+        with pytest.raises(SerializationError) as raised:
+            topic.send(tx, object())
+        with pytest.raises(DeserializationError):
+            topic.deserialized("value", b"content")
+    assert not raised.value.retriable
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+def test_an_outage_behind_the_error_of_a_serializer_counts_unless_it_is_suppressed(tx: Sent, suppressed: bool) -> None:
+    def serialize(_content: Any, _context: SerializationContext) -> bytes:
+        try:
+            failing(ConnectionError("of an optional cache"))(None, None)
+        except ConnectionError:
+            if suppressed:
+                raise TypeError("no such field") from None
+            raise TypeError("no such field")  # noqa: B904  (what is tested)
+
+    with pytest.raises(SerializationError if suppressed else SchemaRegistryUnavailableError):
+        Topic("orders", value_serializer=serialize).send(tx, "value")
+
+
 class Order(pydantic.BaseModel):
     item: str
     amount: int

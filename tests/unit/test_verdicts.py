@@ -46,6 +46,11 @@ def while_handling(error: Exception, other: Exception) -> Exception:
     return error
 
 
+def instead_of(error: Exception, other: Exception) -> Exception:
+    error.__context__, error.__suppress_context__ = other, True
+    return error
+
+
 def in_a_circle() -> Exception:
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
@@ -70,6 +75,7 @@ def in_a_circle() -> Exception:
         (AwayError(), Verdict.LATER),
         (caused(ValueError(""), AwayError()), Verdict.LATER),
         (while_handling(ValueError(""), AwayError()), Verdict.LATER),
+        (instead_of(ValueError(""), AwayError()), Verdict.MESSAGE),
         (caused(StoreCommitFailedError(""), AwayError()), Verdict.LATER),
         (
             caused(StoreCommitFailedError(""), caused(StoreCommitFailedError("the original of a copy"), AwayError())),
@@ -93,3 +99,10 @@ def in_a_circle() -> Exception:
 )
 def test_verdicts(error: Exception, expected: Verdict) -> None:
     assert verdict_of(error, is_transient) is expected
+
+
+@pytest.mark.parametrize(("own", "expected"), [(KeyError(), Verdict.MESSAGE), (AwayError(), Verdict.LATER)], ids=repr)
+def test_what_was_handled_before_the_transaction_is_no_cause(own: Exception, expected: Verdict) -> None:
+    earlier = while_handling(AwayError("an earlier attempt's"), AwayError())
+    error = while_handling(ValueError("the handler's"), while_handling(own, earlier))
+    assert verdict_of(error, is_transient, before=earlier) is expected

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
 
 from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError
+from dualwrite.errors.causes import causes_of
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.messages import check_topic, header_list
 from dualwrite.kafka.models import M, model_deserializer, serialize_model
@@ -149,11 +151,12 @@ class Topic(Generic[V, K]):
         deserializer = self._deserializers[field]
         if content is None or deserializer is None:
             return content
+        before = sys.exception()
         try:
             return deserializer(content, _context(self.name, field, list(headers or ())))
         except Exception as error:
             what = f"The {field} of a message in topic {self.name!r} can't be deserialized"
-            raise self._error(DeserializationError, what, field, error) from error
+            raise self._error(DeserializationError, what, field, error, before) from error
 
     @property
     def deserializes(self) -> bool:
@@ -164,11 +167,12 @@ class Topic(Generic[V, K]):
         serializer = self._serializers[field]
         if content is None or serializer is None:
             return content
+        before = sys.exception()
         try:
             made = serializer(content, _context(self.name, field, headers))
         except Exception as error:
             what = f"The {field} for topic {self.name!r} can't be serialized"
-            raise self._error(SerializationError, what, field, error) from error
+            raise self._error(SerializationError, what, field, error, before) from error
         if isinstance(made, bytes | str):
             return made
         raise SerializationError(
@@ -179,23 +183,21 @@ class Topic(Generic[V, K]):
             field=field,
         )
 
-    def _error(self, kind: type[DualWriteError], what: str, field: Field, reason: Exception) -> DualWriteError:
+    def _error(
+        self, kind: type[DualWriteError], what: str, field: Field, reason: Exception, before: BaseException | None
+    ) -> DualWriteError:
         text = f"{what}: {type(reason).__qualname__}: {reason}"
-        if not _is_unavailability(reason):
+        if not any(map(_is_unavailability, (reason, *causes_of(reason, before=before)))):
             return kind(text, topic=self.name, field=field)
         return SchemaRegistryUnavailableError(
             text, cause="the schema registry can't be reached", next_step="retry", topic=self.name, field=field
         )
 
 
-def _is_unavailability(error: BaseException | None) -> bool:
-    """Whether a server was unavailable: a network error is the cause, or the server's own status code says so."""
-    while error is not None:
-        status = getattr(error, "http_status_code", 0)  # of confluent-kafka's SchemaRegistryError
-        if _is_of_the_network(error) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _is_unavailability(error: BaseException) -> bool:
+    """Whether a server was unavailable: the network failed, or the server's own status code says so."""
+    status = getattr(error, "http_status_code", 0)  # of confluent-kafka's SchemaRegistryError
+    return _is_of_the_network(error) or status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS
 
 
 def _is_of_the_network(error: BaseException) -> bool:

@@ -127,6 +127,7 @@ class Group:
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
             return
+        run_again = False
         try:
             if not self._try_to_commit():
                 self._commit()
@@ -137,15 +138,17 @@ class Group:
             self._deliver()
         except BaseException as error:
             self.error = error
-            if len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
+            run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
+            if run_again:
                 log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
-                self._run_one_by_one()
             else:
                 self._deliver_error(error)
             if isinstance(error, FencedError):
                 raise
         else:
             self._deliver()
+        if run_again:  # not in the `except`: the group's error would become the context of what the units raise
+            self._run_one_by_one()
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class Attempts:
             MessageFailedError: A single message exceeded the time limit too often; see `_was_too_slow`.
             DualWriteError: A permanent error.
         """
+        before = sys.exception()
         pause = self._options.pause
         while batch.messages:
             began = time.monotonic()
@@ -111,7 +113,8 @@ class Attempts:
                     continue
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
-                rest = self._rest_after(error, consumer, batch, pause=pause, seconds=time.monotonic() - began)
+                verdict = verdict_of(error, self._is_transient, before=before)
+                rest = self._rest_after(error, verdict, consumer, batch, pause=pause, seconds=time.monotonic() - began)
                 if rest is not None:
                     batch = rest
                     continue
@@ -131,7 +134,7 @@ class Attempts:
         return False
 
     def _rest_after(
-        self, error: Exception, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
+        self, error: Exception, verdict: Verdict, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
     ) -> Batch | None:
         """What to run now, after an error that came after so many seconds; None: the same batch again, after the pause.
 
@@ -140,7 +143,7 @@ class Attempts:
             MessageFailedError: See `_was_too_slow`.
             Exception: The error itself, if the processor can't continue.
         """
-        match verdict_of(error, self._is_transient):
+        match verdict:
             case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
                 log.warning("%s: %s", self._group, error)
                 self._progress.left_in_doubt()

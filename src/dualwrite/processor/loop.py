@@ -162,13 +162,18 @@ class ProcessingLoop:
         try:
             self._handle(consumer, batch)
         except UnprocessableError as error:
-            if len(batch.messages) == 1:
-                return self._process_one(consumer, batch, first=error.reason)
-            log.warning(
-                "%s: a batch of %d messages failed, and is processed one by one: %s", self._group, len(batch.messages), error
-            )
-            return False
-        return True
+            if len(batch.messages) > 1:
+                log.warning(
+                    "%s: a batch of %d messages failed, and is processed one by one: %s",
+                    self._group,
+                    len(batch.messages),
+                    error,
+                )
+                return False
+            reason = error.reason
+        else:
+            return True
+        return self._process_one(consumer, batch, first=reason)
 
     def _process_one(self, consumer: GroupConsumer, one: Batch, first: BaseException | None = None) -> bool:
         """Process one message, in up to `attempts` attempts; False if the processor was stopped before the last one."""

@@ -8,7 +8,7 @@ otherwise an outage would turn valid messages into dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -25,6 +25,7 @@ from dualwrite.errors import (
     StoreUnavailableError,
     TransactionTimeoutError,
 )
+from dualwrite.errors.causes import causes_of
 
 IsPassing = Callable[[BaseException], bool]
 """Whether an error, the driver's or our own, says that the same transaction may succeed later."""
@@ -56,12 +57,13 @@ _OFTEN_ABOUT_MESSAGES: Final = (
 """Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
 
 
-def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
+def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseException | None = None) -> Verdict:
     """Decide what an error of a transaction means. Both sides of it are rolled back, unless it is in doubt.
 
     Args:
         error: What the transaction, or the handler in it, has raised.
         is_transient: Called with the error, and also with its causes if the error itself does not say what it means.
+        before: What was being handled before the transaction began; see `causes_of`.
     """
     if isinstance(error, InDoubtTransactionError):
         return Verdict.IN_DOUBT
@@ -70,21 +72,10 @@ def verdict_of(error: Exception, is_transient: IsPassing) -> Verdict:
     if is_transient(error):
         return Verdict.LATER
     if not isinstance(error, DualWriteError) or isinstance(error, _OFTEN_ABOUT_MESSAGES) or type(error) is StoreError:
-        return Verdict.LATER if any(map(_says_so(is_transient), _causes(error))) else Verdict.MESSAGE
+        return Verdict.LATER if any(map(_says_so(is_transient), causes_of(error, before=before))) else Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
 
 
 def _says_so(is_transient: IsPassing) -> IsPassing:
     """Like `is_transient`, but also true for our own error for a COMMIT that was not sent, as the database was unreachable."""
     return lambda cause: is_transient(cause) or isinstance(cause, StoreUnavailableError)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception that an error was raised from, or while handling it; then that exception's cause, and so on."""
-    seen = {id(error)}
-    while (found := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        if id(found) in seen:
-            return
-        seen.add(id(found))
-        yield found
-        error = found
