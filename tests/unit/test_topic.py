@@ -11,10 +11,13 @@ from typing import Any
 import pydantic
 import pytest
 from confluent_kafka.serialization import IntegerSerializer, MessageField, SerializationContext, StringDeserializer
+from pydantic import AliasChoices, AliasPath
+from pydantic.alias_generators import to_camel
 
 import dualwrite
 from dualwrite import Topic
 from dualwrite.errors import (
+    ConfigurationError,
     DeserializationError,
     InvalidMessageError,
     SchemaRegistryUnavailableError,
@@ -221,6 +224,66 @@ def test_pydantic_models(tx: Sent) -> None:
     assert orders.deserialized("key", b"17") == "17"
     with pytest.raises(DeserializationError, match="amount"):
         orders.deserialized("value", b'{"item": "lamp"}')
+
+
+class Place(pydantic.BaseModel):
+    country: str = pydantic.Field("", alias="countryCode")
+
+
+class Aliased(pydantic.BaseModel):
+    first_name: str = pydantic.Field("", alias="firstName")
+    place: Place | None = None
+
+
+class Generated(pydantic.BaseModel, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True):
+    first_name: str = ""
+    places: list[Place] = []
+
+
+class ReadByName(pydantic.BaseModel, validate_by_alias=False, validate_by_name=True):
+    first_name: str = pydantic.Field("", alias="firstName")
+
+
+class Choices(pydantic.BaseModel):
+    first_name: str = pydantic.Field("", validation_alias=AliasChoices("firstName", AliasPath("first_name")))
+
+
+@pytest.mark.parametrize(
+    ("model", "written"),
+    [
+        (Aliased(firstName="Ann", place=Place(countryCode="DE")), '{"firstName":"Ann","place":{"countryCode":"DE"}}'),
+        (Generated(first_name="Ann", places=[Place(countryCode="DE")]), '{"firstName":"Ann","places":[{"countryCode":"DE"}]}'),
+        (ReadByName(first_name="Ann"), '{"first_name":"Ann"}'),
+        (Choices(firstName="Ann"), '{"first_name":"Ann"}'),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_models_with_aliases_are_read_as_they_were_written(tx: Sent, model: Any, written: str) -> None:
+    """A field with a default would lose its value without an error."""
+    topic = Topic.of_models("people", type(model))
+    topic.send(tx, model)
+    _, value, *_ = tx.messages[0]
+    assert value == written
+    assert topic.deserialized("value", value.encode()) == model
+
+
+class Written(pydantic.BaseModel):
+    first_name: str = pydantic.Field("", serialization_alias="firstName")
+
+
+class OnlyRead(pydantic.BaseModel):
+    first_name: str = pydantic.Field("", validation_alias=AliasPath("names", 0))
+
+
+class Nested(pydantic.BaseModel):
+    itself: Nested | None = None
+    people: dict[str, list[Written]] = {}
+
+
+@pytest.mark.parametrize(("model", "of"), [(Written, "Written"), (OnlyRead, "OnlyRead"), (Nested, "Written")])
+def test_models_that_write_another_name_than_they_read_are_refused(model: type[pydantic.BaseModel], of: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{of}\.first_name .*alias="):
+        Topic.of_models("people", model)
 
 
 @pytest.mark.parametrize("name", ["", "a b", ".", "x" * 250, 3])

@@ -12,7 +12,7 @@ from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistr
 from dualwrite.errors.causes import causes_of
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.messages import check_topic, header_list
-from dualwrite.kafka.models import M, model_deserializer, serialize_model
+from dualwrite.kafka.models import M, model_deserializer, model_serializer
 
 if TYPE_CHECKING:
     from confluent_kafka.serialization import SerializationContext
@@ -92,15 +92,19 @@ class Topic(Generic[V, K]):
 
     @classmethod
     def of_models(cls, name: str, model: type[M]) -> Topic[M, str]:
-        """A topic of Pydantic models as JSON, with text as keys.
+        """A topic of Pydantic models as JSON, with text as keys. Fields with an alias are written and read under their alias.
 
         Args:
             name: The topic.
             model: The models' class.
+
+        Raises:
+            ConfigurationError: A field is written under a name under which it is not read: `serialization_alias` and
+                `validation_alias` differ.
         """
         return Topic(
             name,
-            value_serializer=serialize_model,
+            value_serializer=model_serializer(model),
             value_deserializer=model_deserializer(model),
             key_deserializer=lambda content, _: content.decode(),
         )
