@@ -57,6 +57,6 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
     @functools.wraps(once)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         retrying = Retrying(retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True)
-        return retrying(once, *args, **kwargs)
+        return retrying(functools.partial(once, *args, **kwargs))  # tenacity has parameters of its own: `self`, `fn`
 
     return run

@@ -170,6 +170,20 @@ def test_a_decorated_function_runs_in_a_transaction(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_decorated_function_may_have_any_parameter_names(sqlite_scene: Scene, attempts: int) -> None:
+    """Even those of tenacity's own functions."""
+    with sqlite_scene.connect() as writer:
+
+        @writer.transactional(attempts=attempts)
+        def save(tx: Transaction, *, self: int, fn: int) -> None:
+            sqlite_scene.both(tx, self)
+            sqlite_scene.both(tx, fn)
+
+        save(self=1, fn=2)
+    assert sqlite_scene.agree() == [1, 2]
+
+
 @pytest.mark.parametrize("fails_at", thinned(["statement", "record", "commit"], quick=["commit"]))
 def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fails_at: str) -> None:
     """SERIALIZABLE: the block and another transaction each read what the other changes."""
