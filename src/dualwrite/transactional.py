@@ -1,11 +1,11 @@
-"""Decorators that run a function in a transaction, again after a retriable error."""
+"""Functions that run in a transaction: a decorator, further attempts after retriable errors, and a check that they have run."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
@@ -36,7 +36,9 @@ def transactional(
         @functools.wraps(function)
         def once(*args: P.args, **kwargs: P.kwargs) -> T:
             with transaction() as begun:
-                return function(begun, *args, **kwargs)
+                result = function(begun, *args, **kwargs)
+                check_has_run(result, name_of(function))
+                return result
 
         return repeated(once, attempts=attempts, is_retriable=is_retriable)
 
@@ -60,3 +62,33 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
         return retrying(functools.partial(once, *args, **kwargs))  # tenacity has parameters of its own: `self`, `fn`
 
     return run
+
+
+def check_has_run(result: object, name: str) -> None:
+    """Check that a function has run, since one that returned a coroutine or a generator has not done its work yet.
+
+    Args:
+        result: What the function returned.
+        name: The function's name.
+
+    Raises:
+        UsageError: It is a coroutine or a generator.
+    """
+    if isinstance(result, Coroutine):
+        result.close()
+        raise UsageError(
+            f"{name} returned a coroutine, which a thread can't run.",
+            next_step="make it a plain function; or use dualwrite.aio and pass the `async def` function itself: "
+            "`await pool.run(function)`, or AsyncDualProcessor",
+        )
+    if isinstance(result, Generator | AsyncGenerator):
+        kind = "a generator" if isinstance(result, Generator) else "an async generator"
+        raise UsageError(
+            f"{name} returned {kind}, which runs only after the transaction.",
+            next_step="run its loop inside the function, and return a list",
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name, for messages."""
+    return getattr(function, "__qualname__", None) or repr(function)

@@ -92,6 +92,18 @@ def test_a_repeated_transaction_gets_the_rows_again(job: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
+def test_a_function_that_only_returns_a_coroutine_is_refused(job: ChunkScene) -> None:
+    """Its chunk would be marked as written."""
+
+    async def put(transaction: Transaction, rows: pa.Table) -> None:
+        job.put(transaction, rows)
+
+    with pytest.raises(UsageError, match="put returned a coroutine"):
+        job.attempt(ROWS, put)
+    assert job.attempt(ROWS).rows == 35
+    assert job.found() == (ROWS, ROWS)
+
+
 def test_an_empty_partition_writes_nothing(job: ChunkScene) -> None:
     assert job.attempt([]) == PartitionReport(0)
     assert job.attempt([]) == PartitionReport(0)

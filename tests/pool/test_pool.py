@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -162,6 +163,22 @@ def test_a_decorated_function_is_a_unit(scene: Scene) -> None:
             pool.transactional(attempts=0)(both)
     assert attempts == [3, 3, 3]
     assert scene.agree() == [2, 3]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_unit_that_only_returns_a_generator_is_refused(scene: Scene, size: int) -> None:
+    """Nothing of it has run; in a group, the others are committed."""
+
+    def lazy(tx: Transaction) -> Iterator[int]:
+        yield both(tx, scene, 1)
+
+    with open_pool(scene) as pool:
+        futures = grouped(pool, lazy, *(partial(both, scene=scene, number=number) for number in range(2, size + 1)))
+        with pytest.raises(UsageError, match="lazy returned a generator"):
+            futures[0].result()
+        with pytest.raises(UsageError, match="lazy returned a generator"):
+            pool.transactional(attempts=2)(lazy)()
+    assert scene.agree() == list(range(2, size + 1))
 
 
 def test_the_name_of_a_call_of_a_partial() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from dualwrite import Topic, WriterPool
-from dualwrite.errors import BrokerUnavailableError, MessageFailedError, SerializationError
+from dualwrite.errors import BrokerUnavailableError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition
 from dualwrite.processor.aio import _LoopRunner
 from dualwrite.processor.attempts import Attempts, Reading
 from dualwrite.processor.kafka_writer import KafkaRunner
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.processor import _each
 from dualwrite.processor.runners import Runner, ThreadRunner
 from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.work import Finish, UnprocessableError
@@ -261,3 +262,20 @@ def test_an_outage_of_an_earlier_attempt_does_not_make_a_bad_message_retriable(m
         loop.run()
     assert isinstance(raised.value.__cause__, SerializationError)
     assert raised.value.attempts == len(calls) == QUICK.attempts
+
+
+async def coroutine(_messages: Any, _tx: Any) -> None:
+    pass
+
+
+def generator(_messages: Any, _tx: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("handle", [coroutine, generator])
+@pytest.mark.parametrize("each", [False, True], ids=["handle_batch", "handle"])
+def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(kind: str, handle: Any, each: bool) -> None:
+    """Otherwise every message would count as processed."""
+    with pytest.raises(UsageError, match=f"{handle.__name__} returned a {handle.__name__}"):
+        run(PLAIN[kind](_each(handle) if each else handle), whole())

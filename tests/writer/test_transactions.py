@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -182,6 +182,42 @@ def test_a_decorated_function_may_have_any_parameter_names(sqlite_scene: Scene, 
 
         save(self=1, fn=2)
     assert sqlite_scene.agree() == [1, 2]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_refused(
+    sqlite_scene: Scene, attempts: int
+) -> None:
+    """It would commit what it has written, without what it has not run yet."""
+    runs: list[int] = []
+
+    async def coroutine(tx: Transaction) -> None:
+        runs.append(1)
+
+    async def async_generator(tx: Transaction) -> AsyncIterator[int]:
+        runs.append(1)
+        yield 1
+
+    def generator(tx: Transaction) -> Iterator[int]:
+        runs.append(1)
+        yield 1
+
+    def wrapped(tx: Transaction) -> Iterator[int]:
+        sqlite_scene.both(tx, 1)
+        return generator(tx)
+
+    with sqlite_scene.connect() as writer:
+        for function, kind in {
+            coroutine: "coroutine",
+            async_generator: "async generator",
+            generator: "generator",
+            wrapped: "generator",
+        }.items():
+            with pytest.raises(UsageError, match=rf"{function.__name__} returned an? {kind}.* Next step"):
+                writer.transactional(attempts=attempts)(function)()
+        sqlite_scene.write(writer, 2)
+    assert runs == []
+    assert sqlite_scene.agree() == [2]
 
 
 @pytest.mark.parametrize("fails_at", thinned(["statement", "record", "commit"], quick=["commit"]))

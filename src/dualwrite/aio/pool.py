@@ -22,10 +22,10 @@ from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.pool.bound_pool import BoundPool
-from dualwrite.pool.call import name_of
 from dualwrite.pool.pool import WriterPool
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction
+from dualwrite.transactional import name_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

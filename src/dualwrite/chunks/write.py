@@ -25,6 +25,7 @@ from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPl
 from dualwrite.chunks.registry import markers_of
 from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
 from dualwrite.transaction import Transaction
+from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ class _Attempt:
         marker = ChunkMarker(number, chunk.rows, chunk.digest)
 
         def write(transaction: Transaction) -> None:
-            fn(transaction, ready.pop() if ready else chunk.content())
+            check_has_run(fn(transaction, ready.pop() if ready else chunk.content()), name_of(fn))
             # last: with its lock held, a later attempt would have to wait for one that was paused during `fn`
             self.markers.write(transaction, self.plan.job_id, self.partition, marker)
 

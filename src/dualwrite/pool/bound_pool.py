@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.errors import PoolTimeoutError
-from dualwrite.pool.call import Call, name_of
+from dualwrite.pool.call import Call
 from dualwrite.pool.submitter import Submitter
 from dualwrite.transaction import H, Transaction
+from dualwrite.transactional import name_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import copy
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -12,8 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dualwrite.errors import UsageError
 from dualwrite.transaction import Transaction
+from dualwrite.transactional import check_has_run, name_of
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +81,12 @@ class Call:
         """Run the unit, and keep its result.
 
         Raises:
-            UsageError: The unit is an `async` function, or returned a coroutine.
+            UsageError: The unit is an `async` function or a generator, or returned a coroutine or a generator.
             BaseException: What the unit raises.
         """
         self._error, self._result = None, _NOT_RUN
         result = self._context.run(self._unit, transaction, *self._args, **self._kwargs)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise UsageError(
-                f"The unit {self.name} returned a coroutine, which a thread can't run.",
-                next_step="use a pool of dualwrite.aio, and pass the `async def` function itself: `await pool.run(function)`",
-            )
+        check_has_run(result, f"The unit {self.name}")
         self._result = result
 
     def failed(self, error: BaseException) -> None:
@@ -136,11 +130,6 @@ def _callbacks(name: str) -> Iterator[None]:
         log.exception("a done-callback of %s has failed", name)
     finally:
         _here.in_callback = before
-
-
-def name_of(unit: Callable[..., Any]) -> str:
-    """A unit's name, for messages."""
-    return getattr(unit, "__qualname__", None) or repr(unit)
 
 
 def _copy_of(error: BaseException) -> BaseException:

@@ -23,11 +23,12 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
-from dualwrite.processor.runners import Runner
+from dualwrite.processor.runners import Handle, Runner
 from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.base import StoreTransaction
 from dualwrite.transaction import Transaction
+from dualwrite.transactional import check_has_run, name_of
 from dualwrite.transactional_id import validate_transactional_id
 
 log = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class KafkaRunner(Runner):
         handle: Called with the messages and the transaction.
     """
 
-    def __init__(self, writer: KafkaWriter, handle: Callable[[Sequence[Any], Transaction[Any]], None]) -> None:
+    def __init__(self, writer: KafkaWriter, handle: Handle) -> None:
         self._writer = writer
         self._handle = handle
 
@@ -255,7 +256,7 @@ class KafkaRunner(Runner):
         """See Runner."""
         with self._writer.transaction() as tx:
             if messages:
-                self._handle(list(messages), tx)
+                check_has_run(self._handle(list(messages), tx), name_of(self._handle))
             finish(tx)
 
     def is_transient(self, error: BaseException) -> bool:

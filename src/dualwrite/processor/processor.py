@@ -16,12 +16,13 @@ from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
-from dualwrite.processor.runners import Runner, ThreadRunner
+from dualwrite.processor.runners import Handle, Runner, ThreadRunner
 from dualwrite.processor.stored import StoredProgress
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
 from dualwrite.transaction import Transaction
+from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
 
 
@@ -61,7 +62,7 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work = handle_batch if handle_batch is not None else _each(handle)
+        work: Handle = handle_batch if handle_batch is not None else _each(handle)
         runs: Runner
         if isinstance(runner, KafkaWriter):
             runs, store = KafkaRunner(runner, work), None
@@ -143,12 +144,13 @@ def make_loop(
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 
-def _each(handle: Callable[[Any, Transaction[Any]], None] | None) -> Callable[[Sequence[Any], Transaction[Any]], None]:
+def _each(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
     assert handle is not None
+    name = name_of(handle)
 
     def all_of(messages: Sequence[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            handle(message, tx)
+            check_has_run(handle(message, tx), name)
 
     return all_of
 

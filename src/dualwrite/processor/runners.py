@@ -13,11 +13,12 @@ from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
+from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
 
-Handle = Callable[[Sequence[Any], Transaction[Any]], None]
+Handle = Callable[[Sequence[Any], Transaction[Any]], object]
 
 
 class Runner(ABC):
@@ -62,7 +63,7 @@ class ThreadRunner(Runner):
 
         def work(tx: Transaction[Any]) -> None:
             if messages:
-                self._handle(list(messages), tx)
+                check_has_run(self._handle(list(messages), tx), name_of(self._handle))
             finish(tx)
 
         if isinstance(self._runner, WriterPool) and not self._alone:
