@@ -87,7 +87,7 @@ class Transaction(Generic[H]):
             key: Bytes, text or None; it determines the partition.
             headers: A mapping, or a sequence of pairs.
             partition: The partition, instead of the one determined by the key.
-            timestamp: Milliseconds since 1970, instead of the current time.
+            timestamp: Milliseconds since 1970, instead of the current time; 0 only with the native producer.
 
         Raises:
             InvalidMessageError: An argument has the wrong type or is out of range; nothing was sent.

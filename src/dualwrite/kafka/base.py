@@ -91,7 +91,8 @@ class TransactionalProducer(Protocol):
         """Queue one message, to be sent in the background. `timestamp` is in milliseconds since 1970.
 
         Raises:
-            InvalidMessageError: A wrong type or range; nothing was sent, and the transaction can continue.
+            InvalidMessageError: A wrong type or range, or the timestamp 0 if the producer can't send it; nothing was sent, and
+                the transaction can continue.
             UnknownTopicError: The topic does not exist, and the broker does not create it.
             MessageTooLargeError: The message exceeds the producer's own limit.
             DeliveryError: The queue stayed full, or an earlier message of the transaction has failed.

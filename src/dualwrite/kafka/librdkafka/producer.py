@@ -21,6 +21,7 @@ from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
     DeliveryError,
+    InvalidMessageError,
     PrepareError,
     ProducerFencedError,
     TransactionTimeoutError,
@@ -160,7 +161,7 @@ class LibrdkafkaProducer:
         if partition is not None:
             message["partition"] = check_number("partition", partition, MAX_PARTITION)
         if timestamp is not None:
-            message["timestamp"] = check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+            message["timestamp"] = _timestamp(timestamp)
         deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline.after(self._delivery_timeout)
@@ -410,3 +411,13 @@ class LibrdkafkaProducer:
                 deadline.sleep(_POLL)
             else:
                 return
+
+
+def _timestamp(given: int) -> int:
+    """A valid timestamp that librdkafka can send."""
+    if check_number(TIMESTAMP, given, MAX_TIMESTAMP) == 0:
+        raise InvalidMessageError(
+            "librdkafka can't send the timestamp 0 (the beginning of 1970): it takes it for none, and uses the current time.",
+            next_step="use producer='native', or a timestamp of at least 1",
+        )
+    return given

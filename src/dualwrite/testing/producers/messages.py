@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from typing import Any, Final
 
+from dualwrite.errors import InvalidMessageError
 from dualwrite.testing.producers.scene import ProducerScene, SeenMessage, prepare_and_commit
 
 _SENT_AT: Final = 1_700_000_000_000
@@ -57,6 +58,20 @@ class MessageConformance:
         prepare_and_commit(producer)
         (message,) = scene.read(topic)
         assert before <= message.timestamp_ms <= after
+
+    def test_a_timestamp_of_0_is_sent_or_refused(self, scene: ProducerScene) -> None:
+        """The beginning of 1970 is never replaced by the time of sending."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, retention_ms="-1")  # the timestamps are old enough to be cleaned up at any moment
+        producer.begin_transaction()
+        wanted = [0, _SENT_AT]
+        try:
+            producer.send(topic, b"oldest", timestamp=0)
+        except InvalidMessageError:
+            wanted = [_SENT_AT]
+        producer.send(topic, b"other", timestamp=_SENT_AT)
+        prepare_and_commit(producer)
+        assert [message.timestamp_ms for message in scene.read(topic)] == wanted
 
     def test_a_message_goes_to_the_given_partition(self, scene: ProducerScene) -> None:
         """Regardless of its key; includes the first and the last partition."""
