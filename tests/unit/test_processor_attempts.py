@@ -82,7 +82,7 @@ class Pool(WriterPool[Any]):
     def __init__(self) -> None:
         pass
 
-    def run(self, unit: Callable[..., Any], /, *_args: Any, **_kwargs: Any) -> None:
+    def run(self, unit: Callable[..., Any], /, *_args: Any, **_kwargs: Any) -> Any:
         for _ in range(2):
             unit(Tx())
 

@@ -253,8 +253,8 @@ class Choices(pydantic.BaseModel):
     [
         (Aliased(firstName="Ann", place=Place(countryCode="DE")), '{"firstName":"Ann","place":{"countryCode":"DE"}}'),
         (Generated(first_name="Ann", places=[Place(countryCode="DE")]), '{"firstName":"Ann","places":[{"countryCode":"DE"}]}'),
-        (ReadByName(first_name="Ann"), '{"first_name":"Ann"}'),
-        (Choices(firstName="Ann"), '{"first_name":"Ann"}'),
+        (ReadByName.model_validate({"first_name": "Ann"}), '{"first_name":"Ann"}'),
+        (Choices.model_validate({"firstName": "Ann"}), '{"first_name":"Ann"}'),
     ],
     ids=lambda given: type(given).__name__,
 )

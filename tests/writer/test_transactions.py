@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -206,13 +207,14 @@ def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_re
         sqlite_scene.both(tx, 1)
         return generator(tx)
 
+    kinds: dict[Any, str] = {
+        coroutine: "coroutine",
+        async_generator: "async generator",
+        generator: "generator",
+        wrapped: "generator",
+    }
     with sqlite_scene.connect() as writer:
-        for function, kind in {
-            coroutine: "coroutine",
-            async_generator: "async generator",
-            generator: "generator",
-            wrapped: "generator",
-        }.items():
+        for function, kind in kinds.items():
             with pytest.raises(UsageError, match=rf"{function.__name__} returned an? {kind}.* Next step"):
                 writer.transactional(attempts=attempts)(function)()
         sqlite_scene.write(writer, 2)
