@@ -74,6 +74,8 @@ def check_has_run(result: object, name: str) -> None:
     Raises:
         UsageError: It is a coroutine or a generator.
     """
+    if result is None:  # as of a processor's handler, for each message
+        return
     if isinstance(result, Coroutine):
         result.close()
         raise UsageError(
