@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -39,7 +40,8 @@ class AsyncTransaction(Generic[A]):
         self._thread = thread
         self._db: Any = None
         self._session: AsyncSession | None = None
-        self._unsent: list[Message] = []
+        self._unsent: deque[Message] = deque()  # appended to in the event loop, emptied in the thread; never replaced
+        self._sending_error: BaseException | None = None
 
     @property
     def db(self) -> A:
@@ -93,7 +95,8 @@ class AsyncTransaction(Generic[A]):
             WriterClosedError: The unit or the block has ended.
         """
         self._thread.check()
-        self._unsent.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
+        message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        self._unsent.append(message)
 
     def send_many(
         self,
@@ -104,9 +107,13 @@ class AsyncTransaction(Generic[A]):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Send many messages as part of the transaction; see `send` and `Transaction.send_many`."""
+        """Send many messages as part of the transaction; see `send` and `Transaction.send_many`.
+
+        If one of them is invalid, none is sent.
+        """
         self._thread.check()
-        self._unsent += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+        self._unsent.extend(messages)
 
     async def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""
@@ -124,6 +131,7 @@ class AsyncTransaction(Generic[A]):
 
         Raises:
             BaseException: What the function raises.
+            DualWriteError: A message that `send` had accepted before was not sent: the transaction can't be committed any more.
             WriterClosedError: The unit or the block has ended.
         """
 
@@ -139,7 +147,17 @@ class AsyncTransaction(Generic[A]):
         return self._transaction.after_commit_error
 
     def hand_over_messages(self) -> None:
-        """Send the messages collected so far. Called in the thread."""
-        messages, self._unsent = self._unsent, []
-        if messages:
+        """Send the messages collected so far. Called in the thread.
+
+        If that fails, every later call fails too: some of the messages are missing, so the transaction must not be committed.
+        """
+        if self._sending_error is not None:
+            raise self._sending_error
+        messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
+        if not messages:
+            return
+        try:
             self._transaction.send_messages(messages)
+        except BaseException as error:
+            self._sending_error = error
+            raise
