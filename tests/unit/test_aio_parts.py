@@ -1,15 +1,24 @@
-"""Parts of dualwrite.aio by themselves: messages that wait to be sent, and coroutines that are notified."""
+"""Parts of dualwrite.aio by themselves: messages that wait to be sent, options of a pool, threads for transactions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dualwrite import aio
-from dualwrite.errors import InvalidMessageError, UnknownTopicError
+from dualwrite import PoolOptions, aio
+from dualwrite.deadline import Limit
+from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
+from dualwrite.pool.bound_pool import BoundPool
+from dualwrite.pool.ids import FixedIds
+from dualwrite.pool.submitter import Submitter
+from dualwrite.pool.waiting import WaitingCalls
+from dualwrite.pool.writers import Writers
+from fixtures.pace import LIMIT
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -80,3 +89,65 @@ def test_after_a_message_that_could_not_be_sent_the_transaction_can_not_end_well
         with pytest.raises(UnknownTopicError):
             tx.hand_over_messages()
     assert sent.values == []
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Stands for a WriterPool whose writers are busy for `run`, and of which `transaction()` has as many as it wants."""
+
+    is_closed = False
+
+    def __init__(self, options: PoolOptions) -> None:
+        self.options = options
+        self.waiting = WaitingCalls()
+        self.open = 0
+        self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
+
+    def with_options(self, *, key: Any = None, timeout: float | None = None) -> BoundPool[Any]:
+        return BoundPool(self._submitter, key, self.options.timeout if timeout is None else timeout)
+
+    @contextmanager
+    def transaction(self, *, timeout: Limit) -> Iterator[Sent]:
+        del timeout
+        self.open += 1
+        yield Sent()
+
+
+def pool_of(threads: Threads, **options: Any) -> aio.AsyncWriterPool[Any]:
+    made: Any = threads
+    return aio.AsyncWriterPool(made, **options)
+
+
+@pytest.mark.parametrize("change", [{"timeout": 0.01}, {"key": "b"}, {"key": "b", "timeout": 0.01}, {}], ids=str)
+@pytest.mark.parametrize("first", [{"timeout": 0.02}, {"key": "a"}, {"key": "a", "timeout": 0.02}, {}], ids=str)
+def test_options_that_are_not_given_stay_as_they_are(first: dict[str, Any], change: dict[str, Any]) -> None:
+    threads = Threads(PoolOptions(timeout=0.03))
+
+    async def main() -> None:
+        for pool in (pool_of(threads, **first), pool_of(threads).with_options(**first)):
+            with pytest.raises(PoolTimeoutError) as caught:
+                await pool.with_options(**change).run(lambda _: None)
+            assert caught.value.timeout == {"timeout": 0.03, **first, **change}["timeout"]
+
+    keys = set()
+    threads.waiting.put = lambda call: keys.add(call.key) is None  # type: ignore[method-assign]
+    asyncio.run(main())
+    assert keys == {{"key": None, **first, **change}["key"]}
+
+
+def test_a_transaction_for_each_writer_can_be_open_and_one_that_waits_names_its_own_limit() -> None:
+    threads = Threads(PoolOptions(max_size=70, timeout=LIMIT))
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            pool = pool_of(threads)
+            for _ in range(70):
+                await stack.enter_async_context(pool.transaction())
+            with pytest.raises(PoolTimeoutError, match=r"within 0.05 s") as caught:
+                await stack.enter_async_context(pool.transaction(timeout=0.05))
+            assert caught.value.timeout == 0.05
+
+    asyncio.run(main())
+    assert threads.open == 70

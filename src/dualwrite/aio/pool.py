@@ -31,7 +31,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_THREADS: Final = 64
-"""The maximum number of threads for `transaction()`; each waits for a writer, or serves the coroutine that uses one."""
+"""The maximum number of threads for `transaction()`, unless `max_size` of the pool is higher: as many as can have a writer.
+
+Each waits for a writer, or serves the coroutine that uses one.
+"""
 
 _in_units: ContextVar[tuple[tuple[WriterPool[Any], Handoff], ...]] = ContextVar("dualwrite_in_units", default=())
 """The units that the current coroutine is inside of, to detect nested calls."""
@@ -71,7 +74,7 @@ class AsyncWriterPool(Generic[H]):
         self._bound: BoundPool[H] = pool.with_options(key=key, timeout=timeout)
         self._loop = asyncio.get_running_loop()
         self._notifier = LoopNotifier(self._loop)
-        self._threads = asyncio.Semaphore(_MOST_THREADS)
+        self._threads = asyncio.Semaphore(max(_MOST_THREADS, pool.options.max_size))
 
     @overload
     async def run(
@@ -136,7 +139,7 @@ class AsyncWriterPool(Generic[H]):
         self._check("transaction()")
         handoff = self._new_handoff("transaction()")
         bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
-        job = await self._begin(handoff, Deadline.after(bound.timeout))
+        job = await self._begin(handoff, bound)
         try:
             tx = await handoff.receive(job)
         except BaseException:
@@ -162,10 +165,16 @@ class AsyncWriterPool(Generic[H]):
         job.result()
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> AsyncWriterPool[H]:
-        """This pool with an ordering key, or a different time limit; see `WriterPool.with_options`."""
+        """This pool with an ordering key, or a different time limit; see `WriterPool.with_options`.
+
+        What is not given stays as it is for this pool.
+        """
         self._check("with_options()")
+        before = self._bound
         other = copy.copy(self)
-        other._bound = self._pool.with_options(key=key, timeout=timeout)  # noqa: SLF001  (of the same class)
+        other._bound = self._pool.with_options(  # noqa: SLF001  (of the same class)
+            key=before.key if key is None else key, timeout=before.timeout if timeout is None else timeout
+        )
         return other
 
     @property
@@ -257,13 +266,14 @@ class AsyncWriterPool(Generic[H]):
 
     # --- separate transactions --------------------------------------------------------------------------------------------
 
-    async def _begin(self, handoff: Handoff, limit: Deadline) -> Future[None]:
+    async def _begin(self, handoff: Handoff, bound: BoundPool[H]) -> Future[None]:
         """Start a thread that waits for a writer and begins a transaction; the job ends with the transaction."""
+        limit = Deadline.after(bound.timeout)
         try:
             async with asyncio.timeout(limit.left):
                 await self._threads.acquire()
         except TimeoutError:
-            raise self._bound.timed_out(self.transaction) from None
+            raise bound.timed_out(self.transaction) from None
         job: Future[None] = Future()
         job.add_done_callback(lambda _: self._release_thread())
         context = contextvars.copy_context()
@@ -280,7 +290,7 @@ class AsyncWriterPool(Generic[H]):
 
     def _run_transaction(self, handoff: Handoff, limit: Deadline, job: Future[None]) -> None:
         try:
-            with self._pool.transaction(timeout=limit.left) as begun:
+            with self._pool.transaction(timeout=limit) as begun:
                 handoff.hand_over(begun)
         except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
             job.set_exception(error)

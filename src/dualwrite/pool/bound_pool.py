@@ -20,22 +20,23 @@ class BoundPool(Generic[H]):
     """A pool with other options, made by `WriterPool.with_options`.
 
     Attributes:
+        key: The ordering key, or None.
         timeout: Seconds that `run` waits for its unit to start.
     """
 
     def __init__(self, submitter: Submitter, key: Hashable, timeout: float) -> None:
         self._submitter = submitter
-        self._key = key
+        self.key = key
         self.timeout = timeout
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """See WriterPool."""
-        result: T = self._submitter.run(Call(unit, args, kwargs, self._key), self.timeout)
+        result: T = self._submitter.run(Call(unit, args, kwargs, self.key), self.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See WriterPool."""
-        return self._submitter.submit(Call(unit, args, kwargs, self._key))
+        return self._submitter.submit(Call(unit, args, kwargs, self.key))
 
     def outcome(self, future: Future[T]) -> T:
         """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began."""

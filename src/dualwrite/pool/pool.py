@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.checks import check_seconds
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
     DualWriteError,
     FencedError,
@@ -226,11 +226,11 @@ class WriterPool(Generic[H]):
         return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
 
     @contextmanager
-    def transaction(self, *, timeout: float | None = None) -> Iterator[Transaction[H]]:
+    def transaction(self, *, timeout: Limit | None = None) -> Iterator[Transaction[H]]:
         """Begin a separate transaction on a free writer; otherwise like `DualWriter.transaction`.
 
         Args:
-            timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
+            timeout: Seconds to wait for a writer, or a deadline, instead of the pool's `timeout`.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
@@ -338,8 +338,8 @@ class WriterPool(Generic[H]):
             with contextlib.suppress(SystemExit):
                 self.close()
 
-    def _limit(self, timeout: float | None) -> Deadline:
-        return Deadline.after(self._seconds(timeout))
+    def _limit(self, timeout: Limit | None) -> Deadline:
+        return timeout if isinstance(timeout, Deadline) else Deadline.after(self._seconds(timeout))
 
     def _seconds(self, timeout: float | None) -> float:
         """The pool's time limit, or the one that a caller gave; 0 means not to wait."""
