@@ -1,4 +1,4 @@
-"""Parts of dualwrite.aio by themselves: messages that wait to be sent, options of a pool, threads for transactions."""
+"""Parts of dualwrite.aio by themselves: messages that wait to be sent, a pool's options and threads, interrupts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dualwrite import PoolOptions, aio
+from dualwrite.aio.loop_notifier import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
 from dualwrite.pool.bound_pool import BoundPool
@@ -151,3 +152,93 @@ def test_a_transaction_for_each_writer_can_be_open_and_one_that_waits_names_its_
 
     asyncio.run(main())
     assert threads.open == 70
+
+
+# --- interrupts in the event loop -----------------------------------------------------------------------------------------
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop in which a signal handler exits the program, just once, when a callback is scheduled or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits: set[str] = set()
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        self._exit("before it is scheduled")
+        handle = super().call_soon_threadsafe(self._run, callback, args, context=context)
+        self._exit("after it is scheduled")
+        return handle
+
+    def _run(self, callback: Any, args: tuple[Any, ...]) -> None:
+        self._exit("as it begins")
+        callback(*args)
+
+    def _exit(self, place: str) -> None:
+        if place in self.exits:
+            self.exits.remove(place)
+            raise SystemExit(0)
+
+
+class Exiting(asyncio.Future[None]):
+    """A signal handler exits the program when this future is about to be resolved, just once."""
+
+    was_tried = False
+
+    def done(self) -> bool:
+        if not self.was_tried:
+            self.was_tried = True
+            raise SystemExit(0)
+        return super().done()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    for task in asyncio.all_tasks(made):
+        task.cancel()
+    made.run_until_complete(asyncio.sleep(0))
+    made.close()
+
+
+def ends_although_cancelled(loop: Loop, task: asyncio.Future[None]) -> None:
+    """As at the end of `asyncio.run`."""
+    task.cancel()
+    done, _ = loop.run_until_complete(asyncio.wait([task], timeout=LIMIT))
+    assert done
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("place", ["before it is scheduled", "after it is scheduled", "as it begins"])
+def test_a_program_that_exits_while_a_coroutine_is_notified_ends(loop: Loop, place: str) -> None:
+    """`asyncio.run` cancels the tasks and waits for them; without the notification this would take for ever."""
+
+    async def main() -> None:
+        notifier = LoopNotifier(loop)
+        future = loop.create_future()
+        waiting.append(asyncio.ensure_future(notifier.through_cancellation(future)))
+        await asyncio.sleep(0)
+        loop.exits.add(place)
+        notifier.notify(future)
+        await asyncio.sleep(LIMIT)
+
+    waiting: list[asyncio.Future[None]] = []
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(main())
+    ends_although_cancelled(loop, waiting[0])
+
+
+def test_the_other_coroutines_are_notified_if_the_program_exits_meanwhile(loop: Loop) -> None:
+    async def main() -> None:
+        notifier = LoopNotifier(loop)
+        for future in (loop.create_future(), Exiting(loop=loop), loop.create_future()):
+            futures.append(future)
+            notifier.notify(future)
+        await asyncio.sleep(LIMIT)
+
+    futures: list[asyncio.Future[None]] = []
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(main())
+    loop.run_until_complete(asyncio.wait(futures, timeout=LIMIT))
+    assert all(future.done() for future in futures)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from dualwrite.aio.loop_notifier import LoopNotifier, through_cancellation
+from dualwrite.aio.loop_notifier import LoopNotifier
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, WriterClosedError
 
@@ -145,7 +145,7 @@ class BorrowedThread:
         self._tasks.put(call)
         if not self.is_open:  # since the check
             self._refuse_remaining()
-        await through_cancellation(call.done)
+        await self._notifier.through_cancellation(call.done)
         if call.error is not None:
             raise call.error
         result: T = call.result
