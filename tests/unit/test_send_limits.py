@@ -17,8 +17,10 @@ from confluent_kafka import KafkaError, KafkaException
 from dualwrite import deadline as deadlines
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
+from dualwrite.kafka.base import Message
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
+from dualwrite.kafka.messages import checked_messages
 from dualwrite.kafka.native import accumulator as accumulators
 from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.producer import NativeProducer
@@ -101,9 +103,14 @@ def on_brokers(brokers: Any) -> NativeProducer:
     return producer
 
 
+def checked(values: list[bytes]) -> list[Message]:
+    return list(checked_messages("t", values, keys=None, partition=None, timestamp=None))
+
+
 CALLS: dict[str, Callable[[NativeProducer], None]] = {
     "values": lambda producer: producer.send_many("t", VALUES),
     "keys and values": lambda producer: producer.send_many("t", VALUES, keys=[b"%d" % n for n in range(len(VALUES))]),
+    "messages": lambda producer: producer.send_messages(checked(VALUES)),
     "columns": lambda producer: producer.send_columns("t", pa.array(VALUES), keys=pa.array(VALUES)),
     "few columns": lambda producer: producer.send_columns("t", pa.array(VALUES[:500])),
 }

@@ -73,9 +73,9 @@ class RecordAccumulator:
         headers: Sequence[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int,
-        limit: float | Deadline,
+        limit: float | Patience,
     ) -> None:
-        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (a deadline or seconds).
+        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (in seconds, or shared).
 
         Raises:
             InvalidMessageError: The topic name or the partition number is invalid; nothing was added.
@@ -85,8 +85,9 @@ class RecordAccumulator:
         """
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
-            limit = Deadline.of(limit)  # needed only for waiting
-            opened = self._opened(topic, partition, limit)
+            limit = Patience.of(limit)  # needed only for waiting
+            with limit as deadline:
+                opened = self._opened(topic, partition, deadline)
         if key is None and partition is None and opened.sticky is not None and self._is_sticky:
             target = opened.sticky
         else:
@@ -99,13 +100,15 @@ class RecordAccumulator:
             size = size_bound(key, value, headers)
         if builder.size + size > self._batch_bytes:
             self._check_size(topic, size)
-            limit = Deadline.of(limit)
-            builder = self._with_room(opened, target, key, partition, size, limit).builder
+            limit = Patience.of(limit)
+            with limit as deadline:
+                builder = self._with_room(opened, target, key, partition, size, deadline).builder
         builder.records.append((key, value, headers, timestamp_ms))
         builder.size += size
         self._filling += size
         if self._filling > self._room:
-            self._make_room(Deadline.of(limit))
+            with Patience.of(limit) as deadline:
+                self._make_room(deadline)
 
     def extend(
         self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, patience: Patience

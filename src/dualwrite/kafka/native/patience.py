@@ -1,4 +1,4 @@
-"""The time limit of a call that adds many messages: how long it waits while the brokers store nothing."""
+"""The time limit of a call that adds messages: how long it waits while the brokers store nothing."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ class Patience:
         self._seconds = self._left = seconds
         self._stored = stored
         self._seen = stored()
+
+    @classmethod
+    def of(cls, limit: float | Patience) -> Patience:
+        """The patience itself, or one for a single message, in seconds, whose limit does not start again."""
+        return limit if isinstance(limit, Patience) else cls(limit, lambda: 0)
 
     def __enter__(self) -> Deadline:
         self._deadline = Deadline.after(self._left)
