@@ -290,18 +290,19 @@ def test_an_interrupt_in_commit_is_raised_unchanged(
     assert_outcome(store, claim, committed=has_committed)
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_masked_by_an_assertion_of_sqlalchemy_is_raised(
-    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str
+    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str, interrupt: type[BaseException]
 ) -> None:
     """Simulated: SQLAlchemy's cleanup after COMMIT asserts a state that the interrupt kept from being reached."""
     transaction = recorded(store, claim, record)
 
     def interrupted(_transaction: sa.RootTransaction) -> None:
-        raise KeyboardInterrupt
+        raise interrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(sa.RootTransaction, "_deactivate_from_connection", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(interrupt):
             transaction.commit()
     assert_nothing_is_checked_out(store)
     assert_outcome(store, claim, committed=True)

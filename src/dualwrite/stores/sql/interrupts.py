@@ -1,4 +1,4 @@
-"""Keep a KeyboardInterrupt if the interrupted cleanup of a library raises another error."""
+"""Keep a KeyboardInterrupt, or a signal handler's SystemExit, if the interrupted cleanup of a library raises another error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Self
 
 
 class InterruptsFirst:
-    """Raise the KeyboardInterrupt that is in the context of another error.
+    """Raise the KeyboardInterrupt or SystemExit, or what else a signal handler has raised, in the context of another error.
 
     SQLAlchemy asserts in its `finally` clauses that a connection is in a state that the interrupt kept it from reaching, and
     drivers complain that it is closed. Such an error is raised then, with the interrupt as its context.
     """
 
     def __enter__(self) -> Self:
-        self._outside = sys.exc_info()[1]  # the caller may be inside an `except KeyboardInterrupt`
+        self._outside = sys.exc_info()[1]  # the caller may be inside such an `except`
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
@@ -23,6 +23,6 @@ class InterruptsFirst:
             return
         behind = error.__context__
         while behind is not None and behind is not self._outside:
-            if isinstance(behind, KeyboardInterrupt):
+            if not isinstance(behind, Exception | GeneratorExit):  # GeneratorExit only closes a generator
                 raise behind
             behind = behind.__context__
