@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,34 @@ def test_times_are_compared_as_instants() -> None:
     assert table_digest(zones[0]) == table_digest(zones[1])
 
 
+NESTED: dict[str, tuple[Callable[[pa.DataType], pa.DataType], Callable[[dt.datetime], Any]]] = {
+    "list": (pa.list_, lambda time: [time, None]),
+    "large list": (pa.large_list, lambda time: [time, None]),
+    "list of two": (lambda kind: pa.list_(kind, 2), lambda time: [time, None]),
+    "struct": (lambda kind: pa.struct([("a", pa.int32()), ("t", kind)]), lambda time: {"a": 1, "t": time}),
+    "map": (lambda kind: pa.map_(kind, kind), lambda time: [(time, None)]),
+    "all": (
+        lambda kind: pa.map_(pa.string(), pa.list_(pa.struct([pa.field("t", kind, nullable=False)]))),
+        lambda time: [("k", [{"t": time}])],
+    ),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_times_inside_other_values_are_compared_as_instants(nested: str) -> None:
+    """The session time zone of Spark is the time zone of the type, and may be another one in a rerun."""
+    kind, value = NESTED[nested]
+
+    def digest(zone: str, time: dt.datetime) -> str:
+        column = pa.array([None, value(time), None], kind(pa.timestamp("us", zone)))
+        return table_digest(pa.table({"column": column}).slice(1))
+
+    instant = dt.datetime(2026, 10, 25, 0, 30, tzinfo=dt.UTC)
+    assert digest("UTC", instant) == digest("Europe/Berlin", instant)
+    hour = dt.timedelta(hours=1)
+    assert digest("Europe/Berlin", instant) != digest("Europe/Berlin", instant + hour), "both are 02:30 there"
+
+
 def test_column_boundaries_matter() -> None:
     one, other = pa.table({"a": ["1,1:2"], "b": ["3"]}), pa.table({"a": ["1"], "b": ["2,1:3"]})
     assert table_digest(one) != table_digest(other)
@@ -102,6 +131,9 @@ def test_a_stored_digest_still_matches() -> None:
         }
     )
     assert table_digest(rows) == "089e5b5f4ca388d7ea1dd738fd067fb3"
+    kind = pa.struct([("t", pa.timestamp("us")), ("m", pa.map_(pa.string(), pa.date32()))])
+    rows = pa.table({"s": pa.array([{"t": 0, "m": [("k", 0)]}, {"t": None, "m": []}, None], kind)})
+    assert table_digest(rows) == "16cb15d2eae85237f2f37ef9d62d2393"
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.none() | st.integers(1, 12))

@@ -53,6 +53,8 @@ def _texts(column: pa.Array) -> pa.Array:
     elif _is_bytes(kind):
         return _with_length(column.cast(_BYTES))
     elif not _has_text(kind):
+        if (comparable := _with_instants(kind)) != kind:
+            column = column.cast(comparable)
         values = [None if value is None else repr(value).encode() for value in column.to_pylist()]
         return _with_length(pa.array(values, _BYTES))
     return pc.fill_null(column.cast(pa.large_string()).cast(_BYTES), b"")
@@ -62,6 +64,26 @@ def _with_length(column: pa.Array) -> pa.Array:
     lengths = pc.binary_length(column).cast(pa.large_string()).cast(_BYTES)
     texts = pc.binary_join_element_wise(lengths, column, pa.scalar(b":", _BYTES), null_handling="emit_null")
     return pc.fill_null(texts, b"")
+
+
+def _with_instants(kind: Any) -> Any:
+    """The type, with integers for the timestamps in it that have a time zone, which Python's text would name."""
+    types = pa.types
+    if types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.int64()
+    if types.is_struct(kind):
+        return pa.struct([_field_with_instants(kind.field(place)) for place in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pa.map_(_field_with_instants(kind.key_field), _field_with_instants(kind.item_field))
+    if types.is_large_list(kind):
+        return pa.large_list(_field_with_instants(kind.value_field))
+    if types.is_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(_field_with_instants(kind.value_field), -1 if types.is_list(kind) else kind.list_size)
+    return kind
+
+
+def _field_with_instants(field: pa.Field) -> pa.Field:
+    return field.with_type(_with_instants(field.type))
 
 
 def _is_bytes(kind: Any) -> bool:
