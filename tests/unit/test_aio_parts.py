@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dualwrite import PoolOptions, aio
+from dualwrite import PoolOptions, Topic, aio
 from dualwrite.aio.loop_notifier import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
 from dualwrite.pool.bound_pool import BoundPool
+from dualwrite.pool.call import Call
 from dualwrite.pool.ids import FixedIds
 from dualwrite.pool.submitter import Submitter
 from dualwrite.pool.waiting import WaitingCalls
@@ -34,6 +36,9 @@ class Sent:
     def __init__(self, error: Exception | None = None) -> None:
         self.values: list[bytes | None] = []
         self._error = error
+
+    def send(self, _topic: str, value: bytes | None, **_: Any) -> None:
+        self.values.append(value)
 
     def send_messages(self, messages: list[Any]) -> None:
         error, self._error = self._error, None
@@ -58,7 +63,8 @@ def test_a_message_made_while_the_thread_sends_the_others_is_sent_too() -> None:
     """As in the thread's `run_sync` for another task, while `send` checks its arguments."""
     tx = coroutine_transaction(sent := Sent())
     tx.send("t", "1")
-    tx.send("t", "2", headers=((name, b"") for name in first_then(tx.hand_over_messages, "h")))
+    headers: Any = ((name, b"") for name in first_then(tx.hand_over_messages, "h"))
+    tx.send("t", "2", headers=headers)
     tx.hand_over_messages()
     assert sent.values == [b"1", b"2"]
 
@@ -95,6 +101,18 @@ def test_after_a_message_that_could_not_be_sent_the_transaction_can_not_end_well
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
+class Calls(WaitingCalls):
+    """A queue that nobody empties; it notes the keys of the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: set[Hashable] = set()
+
+    def put(self, call: Call) -> bool:
+        self.keys.add(call.key)
+        return super().put(call)
+
+
 class Threads:
     """Stands for a WriterPool whose writers are busy for `run`, and of which `transaction()` has as many as it wants."""
 
@@ -102,8 +120,9 @@ class Threads:
 
     def __init__(self, options: PoolOptions) -> None:
         self.options = options
-        self.waiting = WaitingCalls()
+        self.waiting = Calls()
         self.open = 0
+        self.sent: Any = Sent()
         self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
 
     def with_options(self, *, key: Any = None, timeout: float | None = None) -> BoundPool[Any]:
@@ -113,7 +132,7 @@ class Threads:
     def transaction(self, *, timeout: Limit) -> Iterator[Sent]:
         del timeout
         self.open += 1
-        yield Sent()
+        yield self.sent
 
 
 def pool_of(threads: Threads, **options: Any) -> aio.AsyncWriterPool[Any]:
@@ -132,10 +151,8 @@ def test_options_that_are_not_given_stay_as_they_are(first: dict[str, Any], chan
                 await pool.with_options(**change).run(lambda _: None)
             assert caught.value.timeout == {"timeout": 0.03, **first, **change}["timeout"]
 
-    keys = set()
-    threads.waiting.put = lambda call: keys.add(call.key) is None  # type: ignore[method-assign]
     asyncio.run(main())
-    assert keys == {{"key": None, **first, **change}["key"]}
+    assert threads.waiting.keys == {{"key": None, **first, **change}["key"]}
 
 
 def test_a_transaction_for_each_writer_can_be_open_and_one_that_waits_names_its_own_limit() -> None:
@@ -152,6 +169,29 @@ def test_a_transaction_for_each_writer_can_be_open_and_one_that_waits_names_its_
 
     asyncio.run(main())
     assert threads.open == 70
+
+
+def test_a_serializer_that_blocks_can_run_in_the_thread() -> None:
+    """As one that asks a schema registry."""
+    used: list[int] = []
+
+    def serialized(number: int, _: Any) -> bytes:
+        used.append(threading.get_ident())
+        return b"%d" % number
+
+    numbers: Topic[int, str] = Topic("numbers", value_serializer=serialized)
+    threads = Threads(PoolOptions(timeout=LIMIT))
+
+    async def main() -> None:
+        async with pool_of(threads).transaction() as tx:
+            numbers.send(tx, 1)
+            await tx.run_sync(lambda plain: numbers.send(plain, 2))
+            numbers.send(tx, 3)
+
+    asyncio.run(main())
+    assert threads.sent.values == [b"1", b"2", b"3"]
+    here = threading.get_ident()
+    assert [ident == here for ident in used] == [True, False, True]
 
 
 # --- interrupts in the event loop -----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def write_partitions(
 
     **Transactional ids** are `<prefix>.<partition>`, the same for all attempts of a partition. Each is a row in the store and
     an id at Kafka's coordinator, and both remain: so give recurring jobs one `prefix` and a new `job_id` each time. Two jobs
-    with the same prefix must not run at once.
+    with the same prefix must not run at once, and a pool must not have it: its ids have the same form.
 
     **Two attempts of a partition at once** (speculation, or the job run twice): the later attempt takes over the id when it
     opens its writer, which it does after it has its first chunk's rows. The earlier attempt can no longer commit and fails with
