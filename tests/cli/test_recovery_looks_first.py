@@ -119,17 +119,25 @@ def test_recover_with_kafka_unreachable_does_not_claim_the_id_of_a_live_writer(
             tx.send(new_name("topic"), b"still mine")
 
 
-def test_the_command_with_kafka_unreachable_claims_no_id(
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [("recover", 1), ("db move-cluster", 1), ("transactions complete --timeout 0.5", 2)],
+    ids=["recover", "move-cluster", "complete"],
+)
+def test_a_command_with_kafka_unreachable_claims_no_id(
     live_writer: dualwrite.DualWriter,
     store: TxnStateStore,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    expected: int,
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
     before = rows_of(store)
-    code, out, err = output_of(capsys, "recover", "--kafka", NOBODY, "--yes")
-    assert code == 1
-    assert "NOT RECOVERED" in out
+    words = [*command.split(), *([live_writer.transactional_id] if "complete" in command else [])]
+    code, out, err = output_of(capsys, *words, "--kafka", NOBODY, "--yes")
+    assert code == expected
+    assert ("NOT RECOVERED" in out) == (command == "recover")
     assert NOBODY in err
     assert rows_of(store) == before
 

@@ -207,16 +207,6 @@ def test_a_process_may_arm_itself_without_the_switch() -> None:
     assert (other.returncode, output) == (-signal.SIGKILL, "")
 
 
-def test_a_writer_that_opens_warns_of_a_variable_that_is_ignored(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    points.note_ignored_variable()
-    assert caplog.text == ""
-    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "after_begin=kill")
-    points.note_ignored_variable()
-    assert "DUALWRITE_FAILPOINTS is set and ignored" in caplog.text
-
-
 def test_importing_the_library_fails_with_an_invalid_variable() -> None:
     with process("nowhere=raise") as other:
         _, errors = other.communicate(timeout=LIMIT)

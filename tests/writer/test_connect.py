@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from kazoo.client import KazooClient
 
 import dualwrite
+from dualwrite import failpoints
 from dualwrite.api import open_recoverer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.rocksdb import RocksDBStore
@@ -81,6 +82,18 @@ def test_an_engine_of_the_user_stays_open(sqlite_scene: Scene) -> None:
         sqlite_scene.write(writer, 1)
     sqlite_scene.recover()
     assert disposed == []
+
+
+def test_a_writer_that_opens_warns_of_failpoints_that_are_ignored(
+    sqlite_scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sqlite_scene.connect() as writer:
+        sqlite_scene.write(writer, 1)
+    assert "DUALWRITE_FAILPOINTS" not in caplog.text
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, "after_begin=kill")
+    with sqlite_scene.connect() as writer:
+        sqlite_scene.write(writer, 2)
+    assert "DUALWRITE_FAILPOINTS is set and ignored" in caplog.text
 
 
 WRITES = """
