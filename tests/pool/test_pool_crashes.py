@@ -24,6 +24,8 @@ MOST = ("postgresql", "native")
 OTHERS = [("postgresql", "librdkafka"), *((database, "native") for database in DATABASES if database != "postgresql")]
 KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS]), POINTS)]
 """Each point with one combination of database and producer, and each combination with one or two points."""
+GROUPS = [(*combination, point) for combination, point in product([MOST, *OTHERS], GROUP_POINTS)]
+"""The points that only a group has, with every database; the matrix of `tests/crash` has the writer's points with all."""
 
 
 @pytest.mark.slow
@@ -31,7 +33,7 @@ KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS
     ("database", "producer", "point"),
     thinned(
         product(DATABASES, ("native", "librdkafka"), POINTS),
-        kept=[*KEPT, (*MOST, "group_after_units"), (*MOST, "after_db_commit")],
+        kept=[*KEPT, *GROUPS, (*MOST, "after_db_commit")],
     ),
     indirect=["producer"],
 )
