@@ -342,9 +342,8 @@ def test_transactions_found_open_during_a_takeover_are_reported_aborted(
     assert scene.agree() == [1, 2]
 
 
-@native
 def test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy(
-    databases: Databases, broker: DevCluster, foreign: Callable[[Scene, str], NativeProducer]
+    databases: Databases, broker: DevCluster, producer: str, foreign: Callable[[Scene, str], NativeProducer]
 ) -> None:
     scene = databases.scene("sqlite", broker)
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
