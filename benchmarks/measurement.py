@@ -56,13 +56,14 @@ class Work:
         prepare: Creates the tables.
         clean: Restores the state that every measurement starts with.
         remove: Drops the tables.
-        verify: Compares what the writers did (their count), rows and messages; returns how many messages there are.
+        verify: Compares what the writers did (how many units each, by their numbers), the rows and the messages; returns how
+            many messages there are.
     """
 
     prepare: Callable[[Engine], None]
     clean: Callable[[Engine], None]
     remove: Callable[[Engine], None]
-    verify: Callable[[Case, Engine, Mapping[str, Any], str, int], int]
+    verify: Callable[[Case, Engine, Mapping[str, Any], str, Mapping[int, int]], int]
 
 
 class Bench:
@@ -159,7 +160,7 @@ class Bench:
         samples: list[Samples] = list(itertools.chain.from_iterable(results))
         done = sum(sample.total for sample in samples)
         arrivals = self._consumer.call("collect", done if case.sends else 0, _ARRIVAL_TIMEOUT)
-        verified = self._work.verify(case, self._database, kafka, topic, done)
+        verified = self._work.verify(case, self._database, kafka, topic, {sample.writer: sample.total for sample in samples})
         return _figures(
             case,
             samples,

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Column, Engine, Identity, MetaData, String, T
 from cases import Case
 from dualwrite.testing.topics import read_committed
 from measurement import Work
-from verification import VerificationError, compare
+from records import VerificationError, compare
 from workload import MESSAGE_SIZE, outbox, tidy, waiting_rows
 
 _metadata: Final = MetaData()
@@ -63,16 +63,15 @@ def _clean(database: Engine) -> None:
     tidy(database, _metadata.tables)
 
 
-def _verify(case: Case, database: Engine, kafka: Mapping[str, Any], topic: str, done: int) -> int:
+def _verify(case: Case, database: Engine, kafka: Mapping[str, Any], topic: str, done: Mapping[int, int]) -> int:
+    placed = Counter(Order(caller, number).body for caller, total in done.items() for number in range(total))
     with database.connect() as connection:
-        written = [str(body) for body in connection.scalars(select(_orders.c.body))]
-    if len(written) != done:
-        raise VerificationError(f"{case.alternative}: the callers did {done} units, but there are {len(written)} rows")
+        compare(case.alternative, "rows", placed, Counter(str(body) for body in connection.scalars(select(_orders.c.body))))
     waiting = waiting_rows(database)
     if waiting:
         raise VerificationError(f"{case.alternative}: {waiting} rows are still in the outbox")
-    published = [(message.value or b"").decode() for message in read_committed(kafka, topic)]
-    compare(case.alternative, Counter(written if case.sends else []), Counter(published))
+    published = [(message.value or b"").decode(errors="replace") for message in read_committed(kafka, topic)]
+    compare(case.alternative, "messages", placed if case.sends else Counter(), Counter(published))
     return len(published)
 
 

@@ -38,10 +38,10 @@ from pool_cases import (
 from pool_figures import Clocked, Measured, Results, summary
 from pool_report import picture, report
 from progress import show_progress
+from records import VerificationError
 from relay import RelaySettings
 from services import services
 from surroundings import surroundings
-from verification import VerificationError
 
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "images" / "pool.svg"
 _WARM_UP_SECONDS: Final = 1.0

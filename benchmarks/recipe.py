@@ -24,11 +24,12 @@ from figures import Figures, Rounds
 from measurement import WARM_UP_UNITS, Bench, Plan, Work
 from options import add_servers, count, counts, positive, some_of
 from progress import show_progress
+from records import VerificationError
 from relay import RelaySettings
 from services import Services, services
 from steps import Step, take_apart
 from surroundings import line, surroundings, warnings
-from verification import VerificationError, verify
+from verification import verify
 from writing import Writing
 
 _WARM_UP_SECONDS: Final = 2.0
@@ -64,7 +65,7 @@ def _case(name: str, writers: int) -> Case:
     return Case(name, writers, agents=writers, sends=name != "database", needs_relay=name == "outbox")
 
 
-def _verify(case: Case, database: Engine, kafka: Mapping[str, Any], topic: str, done: int) -> int:
+def _verify(case: Case, database: Engine, kafka: Mapping[str, Any], topic: str, done: Mapping[int, int]) -> int:
     return verify(case.alternative, database, kafka, topic, done=done)
 
 
@@ -96,7 +97,7 @@ def measure_steps(servers: Services, options: argparse.Namespace) -> list[Step]:
     try:
         target = Target(servers.url, servers.kafka, topic)
         steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
-        verify("recipe", database, servers.kafka, topic, done=done)
+        verify("recipe", database, servers.kafka, topic, done={0: done})
     finally:
         workload.remove(database)
         database.dispose()

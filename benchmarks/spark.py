@@ -20,10 +20,10 @@ import tables
 import workload
 from dualwrite import DualWriteError
 from progress import show_progress
+from records import VerificationError
 from services import Services, services
 from spark_session import PackagesError, SparkError, packages, session
 from spark_sinks import JDBC_SETTINGS, NAMES, TITLES, Name
-from verification import VerificationError
 
 if TYPE_CHECKING:
     from spark_bench import Bench, Measured

@@ -46,7 +46,7 @@ def main() -> int:
                 workload.clean(database)
                 target = Target(servers.url, {**servers.kafka, **settings}, topic, producer="librdkafka")
                 steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
-                verify("recipe", database, servers.kafka, topic, done=done)
+                verify("recipe", database, servers.kafka, topic, done={0: done})
                 if number:  # round 0 is the warm-up
                     found[title].append({step.name: step for step in steps})
                 print(f"{time.strftime('%H:%M:%S')} round {number}, {title}: {done}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import (
     BigInteger,
@@ -92,12 +92,6 @@ class Unit:
         content = {"writer": self.writer, "number": self.number, "account": self.account, "amount": self.amount}
         bare = json.dumps({**content, "note": ""})
         return (bare[:-2] + "." * (MESSAGE_SIZE - len(bare)) + bare[-2:]).encode()
-
-    @classmethod
-    def parse(cls, message: bytes) -> Unit:
-        """The unit described by a message."""
-        content: dict[str, Any] = json.loads(message)
-        return cls(content["writer"], content["number"], content["account"], content["amount"])
 
     def apply(self, connection: Connection) -> None:
         """Execute the database's part in the connection's open transaction."""
