@@ -1,7 +1,9 @@
 """A broker to measure on: with the JVM options of Kafka's own start scripts, and warmed up.
 
 The broker of `dualwrite dev` starts fast, with only the JVM's first compiler, and needs about twice the CPU for each request. A
-JVM with the optimizing compiler needs some ten thousand requests until it has compiled the code that they run.
+JVM with the optimizing compiler needs some ten thousand requests until it has compiled the code that they run. The warm-up here
+uses the native producer; the code for the requests of other clients is compiled in a benchmark's own first round, which is
+discarded.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from dualwrite.devcluster import SERVER_JAVA_OPTIONS, DevCluster
 from dualwrite.kafka import KafkaConfig, NativeProducer
+from dualwrite.kafka.inspect.capabilities import probe
 from progress import show_progress
 
 WARM_UP_SECONDS: Final = 60.0
@@ -31,6 +34,18 @@ def own_broker(warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | Non
         if warm_up:
             _warm_up(cluster.bootstrap_servers, warm_up)
         yield cluster
+
+
+def describe_own(cluster: DevCluster, warm_up: float) -> str:
+    """What a cluster of `own_broker` is, for reports."""
+    state = "JVM options of a server, warm" if warm_up else "starts fast"
+    return f"{cluster.status().kafka_version}, our own, one node, {state}"
+
+
+def describe(kafka: Mapping[str, Any]) -> str:
+    """What an existing cluster is, for reports."""
+    release = probe(kafka).metadata_version
+    return f"{kafka['bootstrap.servers']}, " + (f"release of metadata.version {release}" if release else "release unknown")
 
 
 def _warm_up(servers: str, seconds: float) -> None:

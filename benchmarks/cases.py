@@ -1,7 +1,8 @@
-"""What one measurement measures."""
+"""What one measurement measures, and the order of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -22,3 +23,9 @@ class Case:
     agents: int
     sends: bool = True
     needs_relay: bool = False
+
+
+def rotated(names: Sequence[str], by: int) -> Iterator[str]:
+    """The names in turn, starting with a different one each time, so that none is always measured first."""
+    for place in range(len(names)):
+        yield names[(place + by) % len(names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,10 @@ from machine import Conditions
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile: `share` of the values are not above it; None if there are no values."""
+    """The nearest-rank percentile: the least value that `share` of the values don't exceed; None if there are no values."""
     if not values:
         return None
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,12 @@ class Figures:
         return self.units / self.seconds
 
 
+def processor_seconds(figures: Figures) -> float:
+    """Processor seconds per unit of all participants but the consumer; unknown ones count as 0."""
+    parts = (figures.cpu_writers, figures.cpu_relay, figures.cpu_database, figures.cpu_kafka)
+    return sum(part or 0.0 for part in parts)
+
+
 @dataclass(frozen=True)
 class Spread:
     """Median, minimum and maximum of the rounds."""
@@ -87,6 +93,17 @@ class Spread:
     median: float
     least: float
     greatest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self | None:
+        """The spread of some values; None if there are none."""
+        found = list(values)
+        return cls(statistics.median(found), min(found), max(found)) if found else None
+
+    @classmethod
+    def of_ratios(cls, ours: Iterable[float], theirs: Iterable[float]) -> Self | None:
+        """The spread of the ratios, round by round; a round without the one or the other is left out."""
+        return cls.of(our / their for our, their in zip(ours, theirs, strict=False) if their)
 
 
 class Rounds:
@@ -107,13 +124,8 @@ class Rounds:
 
     def spread(self, what: Callable[[Figures], float | None]) -> Spread | None:
         """The spread of one figure; None if no round has it."""
-        values = [value for value in map(what, self.figures) if value is not None]
-        if not values:
-            return None
-        return Spread(statistics.median(values), min(values), max(values))
+        return Spread.of(value for value in map(what, self.figures) if value is not None)
 
     def ratio(self, other: Rounds, what: Callable[[Figures], float] = lambda figures: figures.rate) -> Spread | None:
         """The ratio of one figure, round by round; both figures of a round were measured right after one another."""
-        pairs = [(what(ours), what(theirs)) for ours, theirs in zip(self.figures, other.figures, strict=False)]
-        ratios = [ours / theirs for ours, theirs in pairs if theirs]
-        return Spread(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
+        return Spread.of_ratios(map(what, self.figures), map(what, other.figures))

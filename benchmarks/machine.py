@@ -1,8 +1,10 @@
-"""The machine that a measurement ran on: how busy it was, how much of its time other guests took, and where its disks are."""
+"""The machine that a measurement ran on: its processors, how busy they were, what other guests took, where its disks are."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -65,3 +67,12 @@ def is_in_memory(folder: Path) -> bool:
         if place in mounted:
             return mounted[place] in _IN_MEMORY
     return False
+
+
+def processor_model() -> str:
+    """The name of the processors' model."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        found = None
+    return found[1].strip() if found else platform.processor() or "unknown model"

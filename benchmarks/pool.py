@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from agents import Agent, AgentError
 from callers import Callers
+from cases import rotated
 from dualwrite import DualWriteError
 from figures import Figures
 from measurement import Bench, Plan
@@ -33,7 +34,6 @@ from pool_cases import (
     PoolCase,
     kinds_here,
     obstacle,
-    rotated,
 )
 from pool_figures import Clocked, Measured, Results, summary
 from pool_report import picture, report

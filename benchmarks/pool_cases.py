@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,12 +97,6 @@ def obstacle(point: Point, alternative: str, *, most_writers: int) -> str | None
 def kinds_here() -> list[str]:
     """The kinds of callers that can be measured here."""
     return [kind for kind in KINDS if kind != UVLOOP or _is_installed("uvloop")]
-
-
-def rotated(names: Sequence[str], by: int) -> Iterator[str]:
-    """The names in turn, starting with a different one each time, so that none is always measured first."""
-    for place in range(len(names)):
-        yield names[(place + by) % len(names)]
 
 
 def _is_installed(package: str) -> bool:

@@ -6,16 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from figures import Figures, Rounds, Spread
+from figures import Figures, Rounds, Spread, processor_seconds
 from phases import PHASES, Phases
 from pool_cases import ALTERNATIVES, OUTBOX, PLAIN, Point
-
-
-def processor_seconds(figures: Figures) -> float:
-    """Processor seconds per unit of all participants but the consumer; unknown ones count as 0."""
-    parts = (figures.cpu_writers, figures.cpu_relay, figures.cpu_database, figures.cpu_kafka)
-    return sum(part or 0.0 for part in parts)
-
 
 FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
     "rate": lambda figures: figures.rate,

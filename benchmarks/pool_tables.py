@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from figures import Rounds, Spread
+from figures import Rounds
 from phases import PHASES, WAITING
 from pool_cases import TITLES, Point
 from pool_figures import FIGURES, Clocked, Results
-from tables import table
+from tables import NONE, median, range_of, table
 
 _MILLI: Final = 1e3
 _MICRO: Final = 1e6
 _PERCENT: Final = 100
-_NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
 _NAMES: Final = 4
 
 
@@ -28,8 +27,8 @@ def rates(results: Results) -> str:
             [
                 *_place(point, name),
                 _median(rounds, "rate", 1, 0),
-                _number(ratio, 2),
-                _NONE if ratio is None else f"{ratio.least:.2f} … {ratio.greatest:.2f}",
+                median(ratio, 2),
+                range_of(ratio, 2),
                 *(_median(rounds, what, _MILLI, 1) for what in ("call p50", "call p99", "visible p50", "visible p99")),
             ]
         )
@@ -53,7 +52,7 @@ def costs(results: Results) -> str:
         [
             *_place(point, name),
             _median(rounds, "log", 1, 0),
-            _number(results.log_of_outbox(point, name), 2),
+            median(results.log_of_outbox(point, name), 2),
             _median(rounds, "database transactions", 1, 2),
             *(_median(rounds, part, _MICRO, 0) for part in parts),
             _median(rounds, "busy", _PERCENT, 0),
@@ -113,8 +112,4 @@ def _place(point: Point, name: str) -> list[str]:
 
 def _median(rounds: Rounds, what: str, unit: float, digits: int) -> str:
     spread = rounds.spread(FIGURES[what])
-    return _NONE if spread is None else f"{spread.median * unit:,.{digits}f}"
-
-
-def _number(spread: Spread | None, digits: int) -> str:
-    return _NONE if spread is None else f"{spread.median:,.{digits}f}"
+    return NONE if spread is None else f"{spread.median * unit:,.{digits}f}"

@@ -6,37 +6,46 @@ import argparse
 import gc
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice
 from typing import Final, Protocol
 from uuid import uuid4
 
 import psutil
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from brokers import WARM_UP_SECONDS, own_broker
+from brokers import WARM_UP_SECONDS, describe, describe_own, own_broker
+from cases import rotated
+from committed import committed
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.producer import NativeProducer
+from figures import Spread, percentile
+from options import count, positive, seconds
+from progress import show_progress
+from records import SIZE, VerificationError, check_records, records
+from surroundings import line, without_database
+from tables import with_range
 
-VALUE: Final = b"x" * 200
 TIMEOUT: Final = 60.0
 WARM_UP: Final = 30
+WARM_UP_SECONDS_OF_A_MEASUREMENT: Final = 1.0
 CONFLUENT: Final = "confluent-kafka"
 PLAIN: Final = "native, plain"
 TWO_PHASE: Final = "native, 2PC"
 MANY: Final = "native, 2PC, send_many"
 PRODUCERS: Final = (CONFLUENT, PLAIN, TWO_PHASE)
+_POLL_EVERY: Final = 1000
 
 
 class Client(Protocol):
     """A producer, as this benchmark uses it."""
 
-    def transaction(self, topic: str, messages: int) -> None:
+    def transaction(self, topic: str, values: Iterable[bytes]) -> None:
         """Commit one transaction."""
 
     def close(self) -> None:
@@ -52,14 +61,15 @@ class Confluent:
         self._producer = Producer(settings)
         self._producer.init_transactions(TIMEOUT)
 
-    def transaction(self, topic: str, messages: int) -> None:
+    def transaction(self, topic: str, values: Iterable[bytes]) -> None:
         """Commit one transaction."""
         producer = self._producer
         producer.begin_transaction()
-        for number in range(messages):
-            producer.produce(topic, VALUE)
-            if not number % 1000:
-                producer.poll(0)
+        remaining = iter(values)
+        while some := list(islice(remaining, _POLL_EVERY)):
+            for value in some:
+                producer.produce(topic, value)
+            producer.poll(0)
         producer.commit_transaction(TIMEOUT)
 
     def close(self) -> None:
@@ -76,15 +86,15 @@ class Native:
         self._producer = NativeProducer(KafkaConfig.of(servers), transactional_id, two_phase=two_phase)
         self._producer.init_transactions(timeout=TIMEOUT)
 
-    def transaction(self, topic: str, messages: int) -> None:
+    def transaction(self, topic: str, values: Iterable[bytes]) -> None:
         """Commit one transaction."""
         producer = self._producer
         producer.begin_transaction()
         if self._many:
-            producer.send_many(topic, repeat(VALUE, messages))
+            producer.send_many(topic, values)
         else:
-            for _ in range(messages):
-                producer.send(topic, VALUE)
+            for value in values:
+                producer.send(topic, value)
         producer.prepare_transaction(timeout=TIMEOUT)
         producer.commit_transaction(timeout=TIMEOUT)
 
@@ -99,11 +109,9 @@ class Place:
 
     Args:
         servers: Kafka.
-        poll: The maximum number of seconds that one poll waits when messages are counted.
     """
 
     servers: str
-    poll: float
 
     def client(self, name: str, *, bulk: bool = False) -> Client:
         """A producer with its own transactional id."""
@@ -119,39 +127,17 @@ class Place:
         admin.create_topics([NewTopic(name, partitions)])[name].result(TIMEOUT)
         return name
 
-    def committed(self, topic: str) -> int:
-        """How many messages a read_committed consumer sees."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": topic,
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        try:
-            waiting = set(consumer.list_topics(topic, timeout=TIMEOUT).topics[topic].partitions)
-            consumer.assign([TopicPartition(topic, partition, 0) for partition in waiting])
-            seen = 0
-            while waiting:
-                for message in consumer.consume(10_000, timeout=self.poll):
-                    if message.error() is None:
-                        seen += 1
-                    else:
-                        waiting.discard(message.partition())
-            return seen
-        finally:
-            consumer.close()
+    def values(self, topic: str) -> Iterator[bytes]:
+        """What a `read_committed` consumer gets."""
+        return (message.value() or b"" for message in committed({"bootstrap.servers": self.servers}, topic))
 
 
 @contextmanager
-def clients(place: Place, name: str, count: int) -> Iterator[list[Client]]:
+def clients(place: Place, name: str, number: int) -> Iterator[list[Client]]:
     """Several producers, each with its own transactional id; closed at the end."""
     with ExitStack() as opened:
         made = []
-        for _ in range(count):
+        for _ in range(number):
             client = place.client(name)
             opened.callback(client.close)
             made.append(client)
@@ -172,119 +158,122 @@ class Latencies:
 
     def at(self, share: float) -> float:
         """A quantile, in milliseconds."""
-        return sorted(self.each)[min(int(len(self.each) * share), len(self.each) - 1)] * 1000
+        return (percentile(self.each, share) or 0.0) * 1000
 
 
-def in_turn(place: Place, name: str, ids: int, seconds: float) -> Latencies:
+def in_turn(place: Place, name: str, ids: int, duration: float) -> Latencies:
     """One caller that uses the ids in turn."""
-    topic = place.topic(1)
+    topic, values = place.topic(1), records(0)
     with clients(place, name, ids) as made:
         for number in range(max(WARM_UP, ids)):
-            made[number % ids].transaction(topic, 1)
+            made[number % ids].transaction(topic, [next(values)])
         each: list[float] = []
         began = last = time.perf_counter()
-        while last - began < seconds:
-            made[len(each) % ids].transaction(topic, 1)
+        while last - began < duration:
+            made[len(each) % ids].transaction(topic, [next(values)])
             now = time.perf_counter()
             each.append(now - last)
             last = now
-    verify(place, topic, len(each) + max(WARM_UP, ids))
+    check_records(name, "messages", {0: max(WARM_UP, ids) + len(each)}, place.values(topic))
     return Latencies(each, last - began)
 
 
-def at_once(place: Place, name: str, ids: int, seconds: float) -> Latencies:
+def at_once(place: Place, name: str, ids: int, duration: float) -> Latencies:
     """One thread per id."""
     topic = place.topic(ids)
     with clients(place, name, ids) as made:
-        for client in made:
-            client.transaction(topic, 1)
-        lists: list[list[float]] = [[] for _ in made]
-        stop = time.perf_counter() + seconds
+        for number, client in enumerate(made):
+            client.transaction(topic, islice(records(number), 1))
+        stop = time.perf_counter() + duration
 
-        def work(client: Client, each: list[float]) -> None:
+        def work(number: int) -> list[float]:
+            client, values = made[number], records(number, 1)
+            each = []
             while (began := time.perf_counter()) < stop:
-                client.transaction(topic, 1)
+                client.transaction(topic, [next(values)])
                 each.append(time.perf_counter() - began)
+            return each
 
-        threads = [threading.Thread(target=work, args=pair) for pair in zip(made, lists, strict=True)]
-        began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        elapsed = time.perf_counter() - began
-    each = [latency for some in lists for latency in some]
-    verify(place, topic, len(each) + ids)
-    return Latencies(each, elapsed)
+        with ThreadPoolExecutor(ids) as threads:
+            began = time.perf_counter()
+            lists = [running.result() for running in [threads.submit(work, number) for number in range(ids)]]
+            elapsed = time.perf_counter() - began
+    written = {number: 1 + len(each) for number, each in enumerate(lists)}
+    check_records(name, "messages", written, place.values(topic))
+    return Latencies([latency for each in lists for latency in each], elapsed)
 
 
 def bulk(place: Place, name: str, messages: int, transactions: int) -> float:
     """Messages per second in large transactions."""
-    topic = place.topic(3)
+    topic, values = place.topic(3), records(0)
     client = place.client(name, bulk=True)
     try:
-        client.transaction(topic, 1000)
+        client.transaction(topic, islice(values, 1000))
+        prepared = [list(islice(values, messages)) for _ in range(transactions)]  # to make them is no part of the measurement
         began = time.perf_counter()
-        for _ in range(transactions):
-            client.transaction(topic, messages)
+        for some in prepared:
+            client.transaction(topic, some)
         elapsed = time.perf_counter() - began
     finally:
         client.close()
-    verify(place, topic, messages * transactions + 1000)
+    check_records(name, "messages", {0: 1000 + messages * transactions}, place.values(topic))
     return messages * transactions / elapsed
 
 
 def memory(place: Place, name: str, messages: int, transactions: int) -> list[float]:
     """Resident megabytes of this process after each transaction."""
-    topic = place.topic(3)
+    topic, values = place.topic(3), records(0)
     client = place.client(name, bulk=True)
     process = psutil.Process()
+    found = []
     try:
-        found = []
         for _ in range(transactions):
-            client.transaction(topic, messages)
+            client.transaction(topic, islice(values, messages))
             found.append(process.memory_info().rss / 2**20)
-        return found
     finally:
         client.close()
+    check_records(name, "messages", {0: messages * transactions}, place.values(topic))
+    return found
 
 
-def verify(place: Place, topic: str, expected: int) -> None:
-    """Exit unless every message was committed exactly once."""
-    seen = place.committed(topic)
-    if seen != expected:
-        sys.exit(f"{topic}: {seen} committed messages instead of {expected}")
-
-
-def table(title: str, measure: Callable[[str], Latencies], rounds: int) -> None:
-    """Measure every producer in each round and print medians; ratios are medians of the rounds' ratios."""
+def table(title: str, measure: Callable[[str, float], Latencies], duration: float, rounds: int) -> None:
+    """Measure every producer in each round and print medians; ratios are those of the rounds. A first round is discarded."""
     found: dict[str, list[Latencies]] = {name: [] for name in PRODUCERS}
-    for _ in range(rounds):
-        for name in PRODUCERS:
-            found[name].append(measure(name))
+    for number in range(rounds + 1):
+        for name in rotated(PRODUCERS, number):
+            show_progress(f"{title}, {f'round {number}' if number else 'warm-up'}: {name}")
+            measured = measure(name, duration if number else min(duration, WARM_UP_SECONDS_OF_A_MEASUREMENT))
+            if number:
+                found[name].append(measured)
     print(f"\n### {title}\n")
     print("| producer | tx/s | p50 ms | p99 ms | tx/s ÷ confluent | p50 ÷ confluent |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
         rate, middle, high = (
             statistics.median(of) for of in zip(*((r.rate, r.at(0.5), r.at(0.99)) for r in runs), strict=True)
         )
-        pairs = list(zip(runs, found[CONFLUENT], strict=True))
-        rates = statistics.median(ours.rate / theirs.rate for ours, theirs in pairs)
-        middles = statistics.median(ours.at(0.5) / theirs.at(0.5) for ours, theirs in pairs)
-        print(f"| {name} | {rate:,.0f} | {middle:.2f} | {high:.2f} | {rates:.2f} | {middles:.2f} |")
+        rates = Spread.of_ratios((r.rate for r in runs), (r.rate for r in found[CONFLUENT]))
+        middles = Spread.of_ratios((r.at(0.5) for r in runs), (r.at(0.5) for r in found[CONFLUENT]))
+        print(
+            f"| {name} | {rate:,.0f} | {middle:.2f} | {high:.2f} | {with_range(rates, 2)} | {with_range(middles, 2)} |",
+            flush=True,
+        )
 
 
 def bulk_table(place: Place, messages: int, transactions: int, rounds: int) -> None:
     """As `table`, for messages per second."""
-    found: dict[str, list[float]] = {name: [] for name in (*PRODUCERS, MANY)}
-    for _ in range(rounds):
-        for name, rates in found.items():
-            rates.append(bulk(place, name, messages, transactions))
-    print(f"\n### {transactions} transactions of {messages:,} of {len(VALUE)} bytes\n")
+    names = (*PRODUCERS, MANY)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        for name in rotated(names, number):
+            show_progress(f"bulk, {f'round {number}' if number else 'warm-up'}: {name}")
+            rate = bulk(place, name, messages, transactions if number else 1)
+            if number:
+                found[name].append(rate)
+    print(f"\n### {transactions} transactions of {messages:,} of {SIZE} bytes\n")
     print("| producer | messages/s | ÷ confluent |\n|---|---|---|")
     for name, rates in found.items():
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates, found[CONFLUENT], strict=True))
-        print(f"| {name} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
+        ratio = Spread.of_ratios(rates, found[CONFLUENT])
+        print(f"| {name} | {statistics.median(rates):,.0f} | {with_range(ratio, 2)} |", flush=True)
 
 
 def memory_table(place: Place, messages: int) -> None:
@@ -292,37 +281,52 @@ def memory_table(place: Place, messages: int) -> None:
     print(f"\n### Resident memory while {messages:,} messages are sent\n")
     print("| producer | after 10 % | at the end | growth |\n|---|---|---|---|")
     for name in (CONFLUENT, TWO_PHASE, MANY):
+        show_progress(f"memory: {name}")
         sizes = memory(place, name, messages // 50, 50)
-        print(f"| {name} | {sizes[4]:.0f} MiB | {sizes[-1]:.0f} MiB | {sizes[-1] - sizes[4]:+.1f} MiB |")
+        print(f"| {name} | {sizes[4]:.0f} MiB | {sizes[-1]:.0f} MiB | {sizes[-1] - sizes[4]:+.1f} MiB |", flush=True)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seconds", type=positive, default=3.0, help="duration of one measurement of single messages")
+    parser.add_argument("--rounds", type=count, default=5, help="number of rounds; each measures every producer in turn")
+    parser.add_argument("--ids", type=count, default=8, help="transactional ids in measurements with several ids")
+    parser.add_argument("--bulk", type=count, default=100_000, help="messages per large transaction")
+    parser.add_argument("--bulk-transactions", type=count, default=5, help="large transactions per measurement")
+    parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.add_argument("--broker-warm-up", type=seconds, default=WARM_UP_SECONDS, help="seconds; 0: a broker that starts fast")
+    return parser.parse_args(given)
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark with the command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="duration of one measurement of single messages")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every producer in turn")
-    parser.add_argument("--ids", type=int, default=8, help="transactional ids in measurements with several ids")
-    parser.add_argument("--bulk", type=int, default=100_000, help="messages per large transaction")
-    parser.add_argument("--bulk-transactions", type=int, default=5, help="large transactions per measurement")
-    parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
-    parser.add_argument("--poll", type=float, default=1.0, help="seconds that one poll waits when messages are verified")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
-    parser.add_argument("--broker-warm-up", type=float, default=WARM_UP_SECONDS, help="seconds; 0: a broker that starts fast")
-    chosen = parser.parse_args(given)
+    chosen = arguments(given)
     with ExitStack() as opened:
-        servers = chosen.kafka or opened.enter_context(own_broker(chosen.broker_warm_up)).bootstrap_servers
-        place = Place(servers, chosen.poll)
-        measures = {
-            "One message, one id": lambda name: in_turn(place, name, 1, chosen.seconds),
-            f"One message, {chosen.ids} ids in turn, one caller": lambda name: in_turn(place, name, chosen.ids, chosen.seconds),
-            f"One message, {chosen.ids} ids, a thread each": lambda name: at_once(place, name, chosen.ids, chosen.seconds),
+        if chosen.kafka:
+            servers, cluster = chosen.kafka, describe({"bootstrap.servers": chosen.kafka})
+        else:
+            own = opened.enter_context(own_broker(chosen.broker_warm_up))
+            servers, cluster = own.bootstrap_servers, describe_own(own, chosen.broker_warm_up)
+        print(line(without_database(cluster, chosen, {})), flush=True)
+        place = Place(servers)
+        if chosen.memory > 0:  # first: what the others have freed would hide growth
+            memory_table(place, chosen.memory)
+        measures: Mapping[str, Callable[[str, float], Latencies]] = {
+            "One message, one id": lambda name, duration: in_turn(place, name, 1, duration),
+            f"One message, {chosen.ids} ids in turn, one caller": lambda name, duration: in_turn(
+                place, name, chosen.ids, duration
+            ),
+            f"One message, {chosen.ids} ids, a thread each": lambda name, duration: at_once(place, name, chosen.ids, duration),
         }
         for title, measure in measures.items():
-            table(title, measure, chosen.rounds)
+            table(title, measure, chosen.seconds, chosen.rounds)
         bulk_table(place, chosen.bulk, chosen.bulk_transactions, chosen.rounds)
-        if chosen.memory:
-            memory_table(place, chosen.memory)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VerificationError as error:
+        sys.exit(f"VerificationError: {error}")

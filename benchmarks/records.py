@@ -48,13 +48,17 @@ def records(writer: int, first: int = 0) -> Iterator[bytes]:
         yield record(writer, number)
 
 
-def writer_of(content: bytes) -> int:
-    """The writer of a record.
+def place_of(content: bytes) -> tuple[int, int]:
+    """The writer and the number of a record.
 
     Raises:
         VerificationError: It is not a record.
     """
-    return _place(content)[0]
+    try:
+        writer, number, _ = content.split(b".", 2)
+        return int(writer), int(number)
+    except ValueError as error:
+        raise VerificationError(f"this is none of the records: {content!r}") from error
 
 
 def check_records(name: str, what: str, written: Mapping[int, int], found: Iterable[bytes]) -> int:
@@ -76,7 +80,7 @@ def check_records(name: str, what: str, written: Mapping[int, int], found: Itera
     """
     seen = {writer: bytearray(number) for writer, number in written.items()}
     for content in found:
-        writer, number = _place(content)
+        writer, number = place_of(content)
         if content != record(writer, number):
             raise VerificationError(f"{name}: one of the {what} is altered: {content!r}")
         if not 0 <= number < len(seen.get(writer, b"")):
@@ -89,11 +93,3 @@ def check_records(name: str, what: str, written: Mapping[int, int], found: Itera
         missing = sum(numbers.count(0) for numbers in seen.values())
         raise VerificationError(f"{name}: {missing} {what} are missing (the first of each writer: {lost[:_SHOWN]})")
     return sum(written.values())
-
-
-def _place(content: bytes) -> tuple[int, int]:
-    try:
-        writer, number, _ = content.split(b".", 2)
-        return int(writer), int(number)
-    except ValueError as error:
-        raise VerificationError(f"this is none of the records: {content!r}") from error

@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from brokers import own_broker
+from brokers import describe, describe_own, own_broker
 from dualwrite import migration
 from dualwrite.testing.postgres import PostgresServer
 
@@ -29,12 +29,14 @@ class Services:
         kafka: Kafka's settings, in librdkafka's names.
         brokers: Process ids of the brokers; empty if we did not start them.
         owns_database: Whether we started the database.
+        cluster: What the cluster is, for reports.
     """
 
     url: str
     kafka: Mapping[str, Any]
     brokers: frozenset[int]
     owns_database: bool
+    cluster: str
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Create a topic."""
@@ -73,8 +75,11 @@ def services(
             cluster = stack.enter_context(own_broker(warm_up, config))
             bootstrap = cluster.bootstrap_servers
             brokers = frozenset(node.pid for node in cluster.status().nodes if node.pid)
+            described = describe_own(cluster, warm_up)
+        else:
+            described = describe({"bootstrap.servers": bootstrap, **settings})
         owns_database = url is None
         if url is None:
             url = stack.enter_context(PostgresServer(settings=_POSTGRES)).url
         migration.upgrade(url)
-        yield Services(url, {"bootstrap.servers": bootstrap, **settings}, brokers, owns_database)
+        yield Services(url, {"bootstrap.servers": bootstrap, **settings}, brokers, owns_database, described)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,17 +18,48 @@ from sqlalchemy.exc import DBAPIError
 
 import dualwrite
 import workload
-from machine import is_in_memory
+from machine import is_in_memory, processor_model
 from services import Services
 
-_SETTINGS: Final = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+ROOT: Final = Path(__file__).resolve().parents[1]
 OPTIONS: Final = "options"
-
-_OWN_BROKER: Final = {True: "our own, one node, JVM options of a server, warm", False: "our own, one node, starts fast"}
+_SETTINGS: Final = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+_PACKAGES: Final = ("psycopg", "SQLAlchemy", "confluent-kafka")
 
 
 def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, machine, servers and options."""
+    """Date, versions, machine, servers and options."""
+    return without_database(servers.cluster, options, {"postgresql": _postgres(servers), **more})
+
+
+def without_database(cluster: str, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a benchmark that uses no database; `cluster` says what the Kafka cluster is."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "dualwrite": f"{dualwrite.__version__}, commit {commit(ROOT)}",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "librdkafka": confluent_kafka.libversion()[0],
+        "machine": f"{os.cpu_count()} processors, {processor_model()}, {platform.machine()}, {platform.system()}",
+        "load average before": os.getloadavg()[0],
+        **({"producer": options.producer} if "producer" in options else {}),
+        "kafka": cluster,
+        **more,
+        OPTIONS: {name: str(value) for name, value in vars(options).items()},
+    }
+
+
+def commit(checkout: Path) -> str:
+    """The commit of a checkout, with `-dirty` if files are changed."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  (the command above)
+    except (OSError, subprocess.CalledProcessError):  # no git, or not a checkout
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _postgres(servers: Services) -> dict[str, str]:
     database = workload.engine(servers.url)
     with database.connect() as connection:
         postgres = {name: str(connection.scalar(text(f"SHOW {name}"))) for name in _SETTINGS}
@@ -36,20 +70,7 @@ def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[s
     database.dispose()
     if folder is not None and servers.owns_database and is_in_memory(Path(folder)):
         postgres["data"] = "in memory"
-    return {
-        "dualwrite": dualwrite.__version__,
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} processors, {platform.machine()}, {platform.system()}",
-        "load average before": os.getloadavg()[0],
-        "producer": options.producer,
-        "librdkafka": confluent_kafka.libversion()[0],
-        "postgresql": postgres,
-        "kafka": _OWN_BROKER[bool(getattr(options, "broker_warm_up", 0))]
-        if servers.brokers
-        else servers.kafka["bootstrap.servers"],
-        **more,
-        OPTIONS: {name: str(value) for name, value in vars(options).items()},
-    }
+    return postgres
 
 
 def line(around: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from alternatives import GUARANTEES
-from figures import Figures, Rounds, Spread
+from figures import Figures, Rounds, Spread, processor_seconds
 from steps import Step
 
 TITLES: Final = {
@@ -17,7 +17,7 @@ TITLES: Final = {
     "pool": "pool (dualwrite)",
 }
 _MILLI: Final = 1000.0
-_NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
+NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
 _NAMES: Final = 2
 
 
@@ -31,8 +31,8 @@ def throughput(all_rounds: Sequence[Rounds]) -> str:
             [
                 str(rounds.writers),
                 TITLES[rounds.alternative],
-                _number(rate, 0),
-                _NONE if rate is None else f"{rate.least:,.0f} … {rate.greatest:,.0f}",
+                median(rate, 0),
+                range_of(rate, 0),
                 _ratio(rounds, "database", all_rounds),
                 _ratio(rounds, "outbox", all_rounds),
                 _milliseconds(rounds, lambda figures: figures.call.p50),
@@ -64,9 +64,9 @@ def visibility(all_rounds: Sequence[Rounds]) -> str:
             _milliseconds(rounds, lambda figures: figures.visible.p99),
             _milliseconds(rounds, lambda figures: figures.after_call.p50),
             _milliseconds(rounds, lambda figures: figures.after_call.p99),
-            _number(rounds.spread(lambda figures: figures.delivered), 0),
-            _number(rounds.spread(lambda figures: figures.backlog), 0),
-            _number(rounds.spread(lambda figures: figures.drained), 1),
+            median(rounds.spread(lambda figures: figures.delivered), 0),
+            median(rounds.spread(lambda figures: figures.backlog), 0),
+            median(rounds.spread(lambda figures: figures.drained), 1),
         ]
         for rounds in all_rounds
         if rounds.alternative != "database"
@@ -95,17 +95,14 @@ def load(all_rounds: Sequence[Rounds]) -> str:
         lambda figures: figures.cpu_kafka,
     ]
 
-    def together(figures: Figures) -> float | None:
-        return sum(each(figures) or 0.0 for each in cpu)
-
     lines = [
         [
             str(rounds.writers),
             TITLES[rounds.alternative],
-            _number(rounds.spread(lambda figures: figures.transactions), 2),
-            _number(rounds.spread(lambda figures: figures.rows), 2),
-            _number(rounds.spread(lambda figures: figures.log), 0),
-            *(_milliseconds(rounds, each) for each in [*cpu, together]),
+            median(rounds.spread(lambda figures: figures.transactions), 2),
+            median(rounds.spread(lambda figures: figures.rows), 2),
+            median(rounds.spread(lambda figures: figures.log), 0),
+            *(_milliseconds(rounds, each) for each in [*cpu, processor_seconds]),
         ]
         for rounds in all_rounds
     ]
@@ -124,17 +121,28 @@ def steps(found: Sequence[Step]) -> str:
 def _ratio(rounds: Rounds, base: str, all_rounds: Iterable[Rounds]) -> str:
     for other in all_rounds:
         if other.alternative == base and other.writers == rounds.writers:
-            return _number(rounds.ratio(other), 2)
-    return _NONE
+            return with_range(rounds.ratio(other), 2)
+    return NONE
 
 
 def _milliseconds(rounds: Rounds, what: Callable[[Figures], float | None]) -> str:
     spread = rounds.spread(what)
-    return _NONE if spread is None else f"{spread.median * _MILLI:.2f}"
+    return NONE if spread is None else f"{spread.median * _MILLI:.2f}"
 
 
-def _number(spread: Spread | None, digits: int) -> str:
-    return _NONE if spread is None else f"{spread.median:,.{digits}f}"
+def median(spread: Spread | None, digits: int) -> str:
+    """The median."""
+    return NONE if spread is None else f"{spread.median:,.{digits}f}"
+
+
+def range_of(spread: Spread | None, digits: int) -> str:
+    """The smallest and the largest value."""
+    return NONE if spread is None else f"{spread.least:,.{digits}f} … {spread.greatest:,.{digits}f}"
+
+
+def with_range(spread: Spread | None, digits: int) -> str:
+    """The median, with the smallest and the largest value: `0.95 (0.90 … 1.01)`."""
+    return NONE if spread is None else f"{median(spread, digits)} ({range_of(spread, digits)})"
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, names: int = _NAMES) -> str:

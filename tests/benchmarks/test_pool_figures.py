@@ -58,7 +58,7 @@ def point(benchmark_module: Import) -> Any:
 
 
 def test_alternatives_take_turns_at_being_first(benchmark_module: Import) -> None:
-    rotated = benchmark_module("pool_cases").rotated
+    rotated = benchmark_module("cases").rotated
 
     assert [list(rotated("abc", by)) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
 

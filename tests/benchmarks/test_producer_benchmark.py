@@ -1,14 +1,63 @@
 """The benchmark of producers runs, and verifies what it measures."""
 
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+
 import pytest
 
 from benchmarks.benchmark_process import run_benchmark
 from dualwrite.devcluster import DevCluster
 
+Import = Callable[[str], ModuleType]
+
 SHORT = (
-    *("--seconds", "0.1", "--rounds", "1", "--ids", "2", "--poll", "0.1"),
+    *("--seconds", "0.1", "--rounds", "1", "--ids", "2"),
     *("--bulk", "1000", "--bulk-transactions", "2", "--memory", "500"),
 )
+
+
+class FakePlace:
+    """Stands for Kafka: its clients keep their messages, of which `damage` is what consumers get."""
+
+    def __init__(self, damage: Callable[[list[bytes]], list[bytes]] = lambda sent: sent, fails_at: int | None = None) -> None:
+        self._sent: list[bytes] = []
+        self._damage = damage
+        self._fails_at = fails_at
+
+    def topic(self, partitions: int) -> str:
+        del partitions
+        self._sent.clear()
+        return "topic"
+
+    def client(self, name: str, *, bulk: bool = False) -> "FakePlace":
+        del name, bulk
+        return self
+
+    def transaction(self, topic: str, values: Iterable[bytes]) -> None:
+        del topic
+        if self._fails_at is not None and len(self._sent) >= self._fails_at:
+            raise ConnectionError("the broker is gone")
+        self._sent.extend(values)
+
+    def values(self, topic: str) -> Iterator[bytes]:
+        del topic
+        return iter(self._damage(self._sent))
+
+    def close(self) -> None:
+        pass
+
+
+MEASUREMENTS = {
+    "in turn": lambda producer, place: producer.in_turn(place, "x", 2, 0.01),
+    "at once": lambda producer, place: producer.at_once(place, "x", 2, 0.01),
+    "bulk": lambda producer, place: producer.bulk(place, "x", 100, 2),
+    "memory": lambda producer, place: producer.memory(place, "x", 10, 2),
+}
+DAMAGES = {
+    "lost": lambda sent: sent[:1] + sent[2:],
+    "doubled": lambda sent: [*sent, sent[1]],
+    "altered": lambda sent: [*sent[:-1], sent[-1][:-1] + b"?"],
+}
 
 
 @pytest.mark.soak  # in CI: the benchmarks of the pool and the processor
@@ -19,3 +68,50 @@ def test_every_producer_is_measured_and_verified(broker: DevCluster) -> None:
         assert title in done.stdout
     for producer in ("confluent-kafka", "native, plain", "native, 2PC", "native, 2PC, send_many"):
         assert f"| {producer} |" in done.stdout
+    for fact in ("date: ", "commit ", "release of metadata.version"):
+        assert fact in done.stdout
+
+
+@pytest.mark.parametrize("measure", MEASUREMENTS.values(), ids=list(MEASUREMENTS))
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
+def test_a_damaged_message_is_noticed(
+    benchmark_module: Import,
+    measure: Callable[[ModuleType, FakePlace], object],
+    damage: Callable[[list[bytes]], list[bytes]],
+) -> None:
+    producer = benchmark_module("producer")
+
+    measure(producer, FakePlace())
+    with pytest.raises(benchmark_module("records").VerificationError):
+        measure(producer, FakePlace(damage))
+
+
+def test_a_client_that_fails_in_its_thread_fails_the_measurement(benchmark_module: Import) -> None:
+    with pytest.raises(ConnectionError, match="broker is gone"):
+        MEASUREMENTS["at once"](benchmark_module("producer"), FakePlace(fails_at=20))
+
+
+def test_every_producer_is_first_in_some_round_and_the_first_round_is_discarded(
+    benchmark_module: Import, capsys: pytest.CaptureFixture[str]
+) -> None:
+    producer = benchmark_module("producer")
+    measured = []
+
+    def measure(name: str, duration: float) -> object:
+        measured.append((name, duration))
+        return producer.Latencies([0.001 * len(measured)], 1.0)
+
+    producer.table("title", measure, 5.0, 3)
+
+    names = [name for name, _ in measured]
+    assert {names[place] for place in (3, 6, 9)} == set(producer.PRODUCERS)
+    assert [duration for _, duration in measured] == [1.0] * 3 + [5.0] * 9
+    assert "| confluent-kafka | 1 | 8.00 | 8.00 | 1.00 (1.00 … 1.00) | 1.00 (1.00 … 1.00) |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--ids", "--bulk"])
+def test_no_rounds_are_refused(benchmark_module: Import, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        benchmark_module("producer").arguments([option, "0"])
+
+    assert "must be at least 1" in capsys.readouterr().err

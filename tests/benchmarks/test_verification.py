@@ -60,7 +60,7 @@ def test_records_have_200_bytes(benchmark_module: Import) -> None:
     records = benchmark_module("records")
 
     assert {len(content) for content in all_of(records)} == {200}
-    assert records.writer_of(records.record(7, 2)) == 7
+    assert records.place_of(records.record(7, 2)) == (7, 2)
 
 
 # --- units of work: recipe.py, tuning.py, pool.py -----------------------------------------------------------------------------
