@@ -44,10 +44,13 @@ class Arrivals:
         self._thread.start()
 
     def collect(self, expected: int, timeout: float) -> list[tuple[int, int, float]]:
-        """Wait until the expected number of messages was seen, or for `timeout` seconds; then stop.
+        """Wait until the expected number of messages was seen, then stop.
 
         Returns:
             Writer, number, and time of arrival (`time.monotonic()`) of each message.
+
+        Raises:
+            TimeoutError: Some did not arrive within `timeout` seconds: the slowest would be missing in the figures.
         """
         deadline = time.monotonic() + timeout
         while len(self._seen) < expected and time.monotonic() < deadline and self._failure is None:
@@ -57,6 +60,10 @@ class Arrivals:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
+        if len(self._seen) < expected:
+            raise TimeoutError(
+                f"only {len(self._seen)} of {expected} messages were visible {timeout:g} s after the writers had stopped"
+            )
         return [(*place_of(value), seen) for value, seen in self._seen]
 
     def _run(self, consumer: Consumer) -> None:

@@ -11,6 +11,8 @@ import statistics
 import subprocess
 import sys
 
+from options import count
+
 STATEMENTS = {
     "import sqlalchemy": "import sqlalchemy",
     "import dualwrite": "import dualwrite",
@@ -31,7 +33,7 @@ def cpu_seconds(statement: str) -> float:
 def main() -> None:
     """Measure in turns, so that a slowdown of the machine affects all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=count, default=7, help="number of rounds; each measures every statement in turn")
     rounds = parser.parse_args().rounds
     seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
     for _ in range(rounds):

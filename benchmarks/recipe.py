@@ -18,7 +18,7 @@ import tables
 import workload
 from agents import Agent, AgentError
 from alternatives import NAMES, Target
-from cases import Case
+from cases import Case, rotated
 from dualwrite import DualWriteError
 from figures import Figures, Rounds
 from measurement import WARM_UP_UNITS, Bench, Plan, Work
@@ -48,12 +48,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", action="store_true", help="run the writers as threads of one process, not as processes")
     add_servers(parser)
-    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="skip the warm-up round")
+    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="skip the warm-up round, and the broker's")
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="skip the breakdown of the recipe's time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to this file")
     chosen = parser.parse_args(given)
     if not chosen.warm_up:
-        chosen.broker_warm_up = 0.0
+        parser.set_defaults(broker_warm_up=0.0)
+        chosen = parser.parse_args(given)
     if chosen.alternatives is None:
         chosen.alternatives = [name for name in NAMES if chosen.threads or name != "pool"]
     elif "pool" in chosen.alternatives and not chosen.threads:
@@ -73,14 +74,14 @@ _WORK: Final = Work(workload.prepare, workload.clean, workload.remove, _verify)
 
 
 def measure_all(bench: Bench, options: argparse.Namespace) -> list[Figures]:
-    """Run the warm-up round, unless it is skipped, then all rounds, with the alternatives interleaved."""
+    """Run the warm-up round, unless it is skipped, then all rounds, with the alternatives in turn."""
     for name in options.alternatives if options.warm_up else ():
         show_progress(f"warm-up: {name}")
         bench.measure(_case(name, max(options.writers)), min(options.seconds, _WARM_UP_SECONDS))
     found = []
     for number in range(1, options.rounds + 1):
         for writers in options.writers:
-            for name in options.alternatives:
+            for name in rotated(options.alternatives, number - 1):
                 figures = bench.measure(_case(name, writers), options.seconds)
                 found.append(figures)
                 show_progress(f"round {number}/{options.rounds}, {writers} writers, {name}: {figures.rate:,.0f}/s")
@@ -95,7 +96,7 @@ def measure_steps(servers: Services, options: argparse.Namespace) -> list[Step]:
     servers.make_topic(topic, options.partitions)
     workload.prepare(database)
     try:
-        target = Target(servers.url, servers.kafka, topic)
+        target = Target(servers.url, servers.kafka, topic, options.producer)
         steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
         verify("recipe", database, servers.kafka, topic, done={0: done})
     finally:
@@ -112,8 +113,8 @@ def report(figures: Sequence[Figures], steps: Sequence[Step], around: dict[str, 
     rounds = [Rounds(f for f in figures if (f.writers, f.alternative) == key) for key in keys]
     parts = [
         line(around),
-        f"Medians of {len(rounds[0].figures)} rounds; a unit is one account updated, one order inserted, one message.\n\n"
-        + tables.throughput(rounds),
+        f"Medians of {len(rounds[0].figures)} rounds; ratios are those of the rounds, with their range. A unit is one account "
+        "updated, one order inserted, one message.\n\n" + tables.throughput(rounds),
         "Time until a read_committed consumer receives the message:\n\n" + tables.visibility(rounds),
         "Cost of one unit:\n\n" + tables.load(rounds),
     ]

@@ -45,21 +45,16 @@ class Relay:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self.polls = 0
 
     def start(self, url: str, kafka: Mapping[str, Any], settings: RelaySettings) -> None:
         """Start to publish."""
         self._stopping.clear()
-        self._failure, self.polls = None, 0
+        self._failure = None
         self._thread = threading.Thread(target=self._run, args=(url, kafka, settings), daemon=True)
         self._thread.start()
 
-    def drain(self) -> int:
-        """Publish the remaining rows, then stop.
-
-        Returns:
-            How many times it polled.
-        """
+    def drain(self) -> None:
+        """Publish the remaining rows, then stop."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_DRAIN_TIMEOUT)
@@ -68,14 +63,12 @@ class Relay:
             self._thread = None
         if self._failure is not None:
             raise self._failure
-        return self.polls
 
     def _run(self, url: str, kafka: Mapping[str, Any], settings: RelaySettings) -> None:
         try:
             database, delivery = engine(url), Delivery(kafka)
             while True:
                 last = self._stopping.is_set()  # read before the poll, which then finds everything committed so far
-                self.polls += 1
                 with database.begin() as connection:
                     batch = connection.execute(_DELETE, {"batch": settings.batch}).all()
                     for row in sorted(batch, key=lambda row: row.id):

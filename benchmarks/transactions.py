@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+from brokers import describe
 from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from options import count
+from surroundings import line, without_database
 
 _THREADS = 8
 
@@ -28,10 +31,11 @@ _THREADS = 8
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ids", type=int, default=10_000, help="how many transactional ids; 10000 by default")
+    parser.add_argument("--ids", type=count, default=10_000, help="how many transactional ids; 10000 by default")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; the ids are created there and remain")
     given = parser.parse_args()
     with _cluster(given.kafka) as servers:
+        print(line(without_database(describe({"bootstrap.servers": servers}), given, {})))
         prefix = f"benchmark-{secrets.token_hex(4)}-"  # the cluster may have ids of an earlier run
         names = [f"{prefix}{number}" for number in range(given.ids)]
         seconds = create(servers, names)

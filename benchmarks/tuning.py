@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,9 +12,13 @@ import tables
 import workload
 from alternatives import Target
 from brokers import WARM_UP_SECONDS
+from cases import rotated
 from measurement import WARM_UP_UNITS
+from options import count, positive
+from progress import show_progress
 from services import services
 from steps import FLUSH, KAFKA_COMMIT, WHOLE, Step, take_apart
+from surroundings import line, surroundings, warnings
 from verification import verify
 
 CANDIDATES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -30,29 +32,30 @@ CANDIDATES: Final[Mapping[str, Mapping[str, str]]] = {
 def main() -> int:
     """Measure every candidate in every round; print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="duration of one measurement")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures every setting in turn")
-    parser.add_argument("--partitions", type=int, default=4, help="partitions of each topic")
+    parser.add_argument("--seconds", type=positive, default=5.0, help="duration of one measurement")
+    parser.add_argument("--rounds", type=count, default=5, help="number of rounds; each measures every setting in turn")
+    parser.add_argument("--partitions", type=count, default=4, help="partitions of each topic")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, Step]]] = defaultdict(list)
+    found: dict[str, list[dict[str, Step]]] = {title: [] for title in CANDIDATES}
     with services(options.url, None, {}, warm_up=WARM_UP_SECONDS) as servers:
+        around = surroundings(servers, options, {})
         database = workload.engine(servers.url)
         workload.prepare(database)
         for number in range(options.rounds + 1):
-            for index, (title, settings) in enumerate(CANDIDATES.items()):
-                topic = f"tuning-{number}-{index}"
+            for place, title in enumerate(rotated(list(CANDIDATES), number)):
+                topic = f"tuning-{number}-{place}"
                 servers.make_topic(topic, options.partitions)
                 workload.clean(database)
-                target = Target(servers.url, {**servers.kafka, **settings}, topic, producer="librdkafka")
+                target = Target(servers.url, {**servers.kafka, **CANDIDATES[title]}, topic, producer="librdkafka")
                 steps, done = take_apart(target, options.seconds, warm_up=WARM_UP_UNITS)
                 verify("recipe", database, servers.kafka, topic, done={0: done})
                 if number:  # round 0 is the warm-up
                     found[title].append({step.name: step for step in steps})
-                print(f"{time.strftime('%H:%M:%S')} round {number}, {title}: {done}", file=sys.stderr, flush=True)
+                show_progress(f"round {number}, {title}: {done}")
         workload.remove(database)
         database.dispose()
-    print(_table(found))
+    print("\n\n".join([line(around), _table(found), *warnings(around)]))
     return 0
 
 

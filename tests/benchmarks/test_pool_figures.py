@@ -82,6 +82,16 @@ def test_an_order_has_200_bytes_and_the_name_of_its_caller(benchmark_module: Imp
 # --- statistics ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.01, 1), (0.5, 5), (0.51, 6), (0.9, 9), (0.99, 10), (1.0, 10)])
+def test_a_percentile_is_the_least_value_that_the_share_does_not_exceed(
+    benchmark_module: Import, share: float, expected: int
+) -> None:
+    percentile = benchmark_module("figures").percentile
+
+    assert percentile(range(10, 0, -1), share) == expected
+    assert percentile([], share) is None
+
+
 def test_ratios_are_taken_round_by_round(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
     module = benchmark_module("pool_figures")
     rates = {1: (100, 50), 2: (10, 20), 3: (200, 300)}
