@@ -17,14 +17,18 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from committed import committed
+from figures import Spread
 from options import add_servers, count, counts, positive
 from progress import show_progress
+from records import VerificationError, check_records
 from services import Services, services
-from surroundings import line, surroundings, warnings
+from surroundings import ROOT, commit, line, surroundings, warnings
+from tables import with_range
 
-HERE: Final = Path(__file__).resolve().parents[1]
 _PREPARE: Final = "import sys; from dualwrite import migration; migration.upgrade(sys.argv[1])"
 _TABLE: Final = "CREATE TABLE direct_orders (id bigserial PRIMARY KEY, item text NOT NULL)"
+_ITEMS: Final = "SELECT item FROM direct_orders"
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -64,7 +68,7 @@ class Checkout:
         source: The folder that contains `dualwrite`.
         url: The database.
         servers: For Kafka's settings.
-        topic: The topic.
+        topic: The topic; no other checkout writes to it.
         producer: The producer of `dualwrite.connect`.
         options: More arguments of `dualwrite.connect`.
     """
@@ -73,8 +77,7 @@ class Checkout:
         self, source: Path, url: str, servers: Services, topic: str, producer: str, options: Mapping[str, str]
     ) -> None:
         self._environment = {**os.environ, "PYTHONPATH": str(source), "DUALWRITE_PRODUCER": producer}
-        self._arguments = (url, json.dumps(dict(servers.kafka)))
-        self._topic = topic
+        self._url, self._kafka, self._topic = url, servers.kafka, topic
         self._options = json.dumps(dict(options))
         self._writers: list[subprocess.Popen[str]] = []
         subprocess.run([sys.executable, "-c", _PREPARE, url], env=self._environment, check=True)  # noqa: S603  (the statement above)
@@ -85,11 +88,12 @@ class Checkout:
 
     def start(self, writers: int) -> None:
         """Start this many writers, and wait until they have warmed up."""
-        command = [sys.executable, str(Path(__file__).with_name("direct_writer.py")), *self._arguments]
+        script = str(Path(__file__).with_name("direct_writer.py"))
         for number in range(len(self._writers), writers):
-            mine = [*command, f"direct-{uuid4().hex[:8]}-{number}", self._topic, self._options]
+            names = (str(number), f"direct-{uuid4().hex[:8]}-{number}", self._topic)
+            command = [sys.executable, script, self._url, json.dumps(dict(self._kafka)), *names, self._options]
             process = subprocess.Popen(  # noqa: S603  (our own script)
-                mine, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             self._writers.append(process)
             assert _line(process) == "ready"
@@ -105,15 +109,39 @@ class Checkout:
         done = sum(each["transactions"] for each in found)
         return Figures(sum(each["transactions"] / each["seconds"] for each in found), sum(each["cpu"] for each in found) / done)
 
-    def stop(self) -> None:
-        """Let the writers close, and wait until they have ended."""
+    def verify(self) -> int:
+        """Let the writers end, and check that every transaction's row and message are there, each once, and nothing else.
+
+        Returns:
+            How many there are.
+
+        Raises:
+            VerificationError: A row or a message is lost, doubled or altered.
+            SystemExit: A writer has failed.
+        """
         for process in self._writers:
             assert process.stdin is not None
             process.stdin.close()
+        written = {number: int(_line(process)) for number, process in enumerate(self._writers)}
+        failed = {number: code for number, process in enumerate(self._writers) if (code := process.wait())}
+        if failed:
+            raise SystemExit(f"writers have failed, with these exit codes: {failed}; their errors are above")
+        engine = sa.create_engine(self._url)
+        with engine.connect() as connection:
+            rows = [str(item).encode() for item in connection.scalars(sa.text(_ITEMS))]
+        engine.dispose()
+        check_records(self._topic, "rows", written, rows)
+        messages = (message.value() or b"" for message in committed(self._kafka, self._topic))
+        return check_records(self._topic, "messages", written, messages)
+
+    def close(self) -> None:
+        """End what still runs."""
         for process in self._writers:
+            process.kill()
             process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
 
 
 def _line(process: subprocess.Popen[str]) -> str:
@@ -163,13 +191,9 @@ def report(rounds: Mapping[int, Sequence[tuple[Figures, Figures]]]) -> Iterator[
     for writers, pairs in rounds.items():
         cpu = statistics.median(mine.cpu for mine, _ in pairs)
         rate = statistics.median(mine.rate for mine, _ in pairs)
-        cpu_ratios = _spread([mine.cpu / theirs.cpu for mine, theirs in pairs])
-        rates = _spread([mine.rate / theirs.rate for mine, theirs in pairs])
-        yield f"| {writers} | {cpu * 1e6:.0f} µs | {cpu_ratios} | {rate:.0f} | {rates} |"
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cpu_ratios = Spread.of(mine.cpu / theirs.cpu for mine, theirs in pairs)
+        rates = Spread.of(mine.rate / theirs.rate for mine, theirs in pairs)
+        yield f"| {writers} | {cpu * 1e6:.0f} µs | {with_range(cpu_ratios, 2)} | {rate:.0f} | {with_range(rates, 2)} |"
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -179,23 +203,28 @@ def main(given: Sequence[str] | None = None) -> None:
         servers = stack.enter_context(
             services(options.url, options.kafka, dict(options.kafka_config), warm_up=options.broker_warm_up)
         )
-        around: dict[str, Any] = surroundings(servers, options, {})
-        topic = f"direct-{uuid4().hex[:8]}"
-        servers.make_topic(topic, options.partitions)
-        stack.callback(servers.delete_topic, topic)
+        around: dict[str, Any] = surroundings(servers, options, {"other": f"commit {commit(options.other)}"})
         databases = stack.enter_context(_databases(servers, 2))
         checkouts = []
         chosen = ({"acknowledge": "decided"} if options.decided else {}, {})
-        for root, url, more in zip((HERE, options.other.resolve()), databases, chosen, strict=True):
+        for root, url, more in zip((ROOT, options.other.resolve()), databases, chosen, strict=True):
+            topic = f"direct-{uuid4().hex[:8]}"
+            servers.make_topic(topic, options.partitions)
+            stack.callback(servers.delete_topic, topic)
             checkout = Checkout(root / "src", url, servers, topic, options.producer, more)
-            stack.callback(checkout.stop)
+            stack.callback(checkout.close)
             checkouts.append(checkout)
         rounds = compare(*checkouts, options)
+        verified = sum(checkout.verify() for checkout in checkouts)
     print(line(around))
     for warning in warnings(around):
         print(warning)
     print("\n".join(report(rounds)))
+    print(f"\nVerified: {verified:,} rows and as many messages, one by one.")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VerificationError as error:
+        sys.exit(f"VerificationError: {error}")
