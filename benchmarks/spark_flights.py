@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-from pyarrow import csv, parquet
+from pyarrow import csv, json, parquet
 from sqlalchemy import Engine, text
 
+from committed import committed
 from dualwrite.demo.flights import FLIGHTS, find_archive
-from verification import VerificationError
+from records import VerificationError
 
 TABLE: Final = "dualwrite_benchmark_flights"
 _DDL: Final = {pa.int32(): "integer", pa.int64(): "bigint", pa.string(): "text", pa.timestamp("us", "UTC"): "timestamptz"}
-_NUMBERS: Final = (pa.int32(), pa.int64())
-_EVERY: Final = 199
-"""One message in this many is compared with its row, column by column."""
-_FETCH: Final = 10_000
-_PATIENCE: Final = 60.0
+_AT_ONCE: Final = 20_000
+"""Rows or messages that are compared at once."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +30,23 @@ class Frame:
     Args:
         path: A folder with one Parquet file per partition.
         rows: How many rows there are.
-        schema: The columns of the table: `id`, a number from 0, and the columns of the flights.
-        sums: For each column, how many values are not null, and the sum of the values or of their lengths.
+        flights: The flights, which are repeated in the rows.
     """
 
     path: Path
     rows: int
-    schema: pa.Schema
-    sums: Mapping[str, tuple[int, int]]
+    flights: pa.Table
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table: `id`, a number from 0, and the columns of the flights."""
+        return self.flights.schema.insert(0, pa.field("id", pa.int64()))
+
+    def rows_of(self, ids: Sequence[int]) -> pa.Table:
+        """The rows with these ids."""
+        numbers = pa.array(ids, pa.int64())
+        flights = self.flights.take(pa.array((number % len(self.flights) for number in ids), pa.int64()))
+        return flights.add_column(0, "id", numbers)
 
 
 def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = None) -> Frame:
@@ -55,21 +59,13 @@ def write_frame(path: Path, *, times: int, partitions: int, limit: int | None = 
         limit: Use only this many flights, the first ones.
     """
     flights = _flights().slice(0, limit)
-    whole = pa.concat_tables([flights] * times)
-    whole = whole.add_column(0, "id", pa.array(range(len(whole)), pa.int64()))
+    frame = Frame(path, len(flights) * times, flights)
     path.mkdir(parents=True, exist_ok=True)
-    size = -(-len(whole) // partitions)
+    size = -(-frame.rows // partitions)
     for number in range(partitions):
-        parquet.write_table(whole.slice(number * size, size), path / f"{number}.parquet")
-    sums = {
-        name: (
-            len(column) - column.null_count,
-            pc.sum(column if column.type in _NUMBERS else pc.utf8_length(column)).as_py(),
-        )
-        for name, column in zip(whole.schema.names, whole.columns, strict=True)
-        if not pa.types.is_timestamp(column.type)
-    }
-    return Frame(path, len(whole), whole.schema, sums)
+        ids = range(number * size, min((number + 1) * size, frame.rows))
+        parquet.write_table(frame.rows_of(ids), path / f"{number}.parquet")
+    return frame
 
 
 def _flights() -> pa.Table:
@@ -121,9 +117,7 @@ def remove(database: Engine) -> None:
 
 
 def verify(what: str, database: Engine, kafka: Mapping[str, Any], topic: str, frame: Frame) -> int:
-    """Compare the table with the frame, by counts and sums of every column, and the committed messages with the table.
-
-    Every row must have exactly one message; some messages are compared with their row, column by column.
+    """Compare the table and the committed messages with the frame: every row, every column.
 
     Args:
         what: What was measured, for error messages.
@@ -136,63 +130,73 @@ def verify(what: str, database: Engine, kafka: Mapping[str, Any], topic: str, fr
         How many rows and messages there are.
 
     Raises:
-        VerificationError: Anything differs.
+        VerificationError: A row or a message is lost, doubled or altered.
     """
-    with database.begin() as connection:
-        connection.execute(text("SET LOCAL timezone = 'UTC'"))
-        for name, (values, total) in frame.sums.items():
-            each = f'"{name}"' if frame.schema.field(name).type in _NUMBERS else f'length("{name}")'
-            row = connection.execute(text(f'SELECT count(*), count("{name}"), sum({each}) FROM {TABLE}')).one()
-            found = (int(row[0]), int(row[1]), int(row[2] or 0))
-            if found != (frame.rows, values, total or 0):
-                raise VerificationError(
-                    f"{what}: column {name} of the table has {found} (rows, values, sum), not {(frame.rows, values, total)}"
-                )
-        rows = connection.execute(text(f"SELECT id, row_to_json(f)::text FROM {TABLE} f WHERE id % {_EVERY} = 0")).all()
-    expected = {number: _comparable(row) for number, row in rows}
-    seen = bytearray(frame.rows)
-    for key, value in _committed(kafka, topic):
-        number = int(key)
-        if not 0 <= number < frame.rows or seen[number]:
-            raise VerificationError(f"{what}: row {number} has more than one message, or does not exist")
-        seen[number] = 1
-        if number in expected and _comparable(value) != expected[number]:
-            raise VerificationError(f"{what}: row {number} is {expected[number]}, but its message is {value!r}")
-    if sum(seen) != frame.rows:
-        raise VerificationError(f"{what}: {frame.rows - sum(seen)} of {frame.rows} rows have no message")
+    check(f"{what}, rows", stored(database, frame), frame)
+    messages = ((message.key() or b"", message.value() or b"") for message in committed(kafka, topic))
+    check(f"{what}, messages", parsed(messages, frame), frame)
     return frame.rows
 
 
-def _comparable(row: str | bytes) -> dict[str, Any]:
-    """A row parsed from JSON in a form that can be compared: without nulls, and with times parsed."""
-    columns = {name: value for name, value in json.loads(row).items() if value is not None}
-    return {**columns, "time_hour": datetime.fromisoformat(columns["time_hour"])}
+def check(what: str, found: Iterable[pa.Table], frame: Frame) -> None:
+    """Check that these are the frame's rows, each exactly once, in any order.
+
+    Raises:
+        VerificationError: They are not.
+    """
+    seen = bytearray(frame.rows)
+    for some in found:
+        ids = some["id"].to_pylist()
+        for number in ids:
+            if number is None or not 0 <= number < frame.rows:
+                raise VerificationError(f"{what}: row {number} was never written")
+            if seen[number]:
+                raise VerificationError(f"{what}: row {number} is there twice")
+            seen[number] = 1
+        expected = frame.rows_of(ids)
+        if not some.equals(expected):
+            pairs = zip(some.to_pylist(), expected.to_pylist(), strict=True)
+            altered, row = next((one, other) for one, other in pairs if one != other)
+            raise VerificationError(f"{what}: {row} was written, but {altered} is there")
+    if lost := seen.count(0):
+        raise VerificationError(f"{what}: {lost} of {frame.rows} are missing, the first is row {seen.index(0)}")
 
 
-def _committed(kafka: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the committed messages, one by one: there may be more than fit in memory."""
-    consumer = Consumer(
-        {
-            **kafka,
-            "group.id": "dualwrite-benchmark",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "log_level": 2,
-        }
+def parsed(messages: Iterator[tuple[bytes, bytes]], frame: Frame) -> Iterator[pa.Table]:
+    """The rows that messages contain, some at a time.
+
+    Args:
+        messages: Keys and values.
+        frame: What was written.
+
+    Raises:
+        VerificationError: A message is not a row's JSON, or its key is not the row's id.
+    """
+    options = json.ParseOptions(explicit_schema=frame.schema, unexpected_field_behavior="error")
+    while some := list(islice(messages, _AT_ONCE)):
+        try:
+            rows = json.read_json(pa.BufferReader(b"\n".join(value for _, value in some)), parse_options=options)
+        except pa.ArrowInvalid as error:
+            raise VerificationError(f"a message is not the JSON of a row: {error}") from error
+        keys = [b"%d" % number if number is not None else b"" for number in rows["id"].to_pylist()]
+        if keys != [key for key, _ in some]:
+            raise VerificationError(
+                f"there are messages whose key is not their row's id, or with more or less than a row: {some[0]}"
+            )
+        yield rows
+
+
+def stored(database: Engine, frame: Frame) -> Iterator[pa.Table]:
+    """The table's rows, some at a time."""
+    read = csv.ReadOptions(column_names=frame.schema.names)
+    types = {field.name: field.type for field in frame.schema}
+    convert = csv.ConvertOptions(
+        column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    try:
-        found = consumer.list_topics(topic, timeout=_PATIENCE).topics[topic].partitions
-        places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in found]
-        ends = {place.partition: consumer.get_watermark_offsets(place, timeout=_PATIENCE)[1] for place in places}
-        consumer.assign(places)
-        while any(place.offset < ends[place.partition] for place in consumer.position(places)):
-            messages = consumer.consume(_FETCH, timeout=1.0)
-            for message in messages:
-                if (error := message.error()) is not None:
-                    raise VerificationError(f"the topic can't be read: {error.str()}")
-                key, value = message.key(), message.value()
-                if key is None or value is None:
-                    raise VerificationError(f"a message of the topic has no key or no value: {key!r}, {value!r}")
-                yield key, value
-    finally:
-        consumer.close()
+    with database.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        with driver.cursor() as cursor, cursor.copy(f"COPY {TABLE} TO STDOUT (FORMAT csv)") as copy:
+            lines = (bytes(line) for line in copy)
+            while some := list(islice(lines, _AT_ONCE)):
+                yield csv.read_csv(pa.BufferReader(b"".join(some)), read_options=read, convert_options=convert)

@@ -1,10 +1,15 @@
 """The benchmarks notice a record that is lost, doubled or altered, or that nobody has written."""
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from sqlalchemy import StaticPool, create_engine, text
 
 Import = Callable[[str], ModuleType]
@@ -128,4 +133,101 @@ def test_damage_of_the_pools_orders_is_noticed(
         verify(rows)
     messages = bodies
     assert verify(bodies) == 8
+    database.dispose()
+
+
+# --- flights: spark.py --------------------------------------------------------------------------------------------------------
+
+FLIGHTS = {
+    "day": (pa.int32(), [1, 2, None]),
+    "carrier": (pa.string(), ["UA", None, ""]),
+    "time_hour": (pa.timestamp("us", "UTC"), [datetime(2013, 1, 1, hour, tzinfo=UTC) for hour in (10, 11, 12)]),
+}
+ROWS = 8
+
+
+@pytest.fixture
+def frame(benchmark_module: Import, tmp_path: Path) -> Any:
+    """Three flights, repeated up to eight rows."""
+    flights = pa.table({name: pa.array(values, kind) for name, (kind, values) in FLIGHTS.items()})
+    return benchmark_module("spark_flights").Frame(tmp_path, ROWS, flights)
+
+
+def message(number: int, **other: object) -> tuple[bytes, bytes]:
+    """Key and value as Spark writes them: without columns that are null."""
+    row: dict[str, Any] = {"id": number, **{name: values[number % 3] for name, (_, values) in FLIGHTS.items()}, **other}
+    content = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
+    return str(number).encode(), json.dumps({name: value for name, value in content.items() if value is not None}).encode()
+
+
+def test_the_messages_of_all_flights_are_right_in_any_order(benchmark_module: Import, frame: Any) -> None:
+    flights = benchmark_module("spark_flights")
+
+    flights.check("x", flights.parsed(iter([message(number) for number in reversed(range(ROWS))]), frame), frame)
+
+
+@each_damage
+@pytest.mark.parametrize(
+    "altered",
+    [
+        message(3, time_hour=datetime(2013, 1, 1, 10, 0, 1, tzinfo=UTC)),
+        message(3, time_hour=None),
+        message(3, carrier="UB"),
+        message(3, carrier=""),
+        message(3, day=None),
+        message(3, more="x"),
+        message(ROWS),
+        message(-1),
+        (b"4", message(3)[1]),
+        (b"3", b""),
+        (b"3", message(3)[1] + b"\n" + message(3)[1]),
+        (b"3", message(3)[1][:-1]),
+    ],
+)
+def test_damage_of_flights_is_noticed(
+    benchmark_module: Import, frame: Any, damage: Damage, altered: tuple[bytes, bytes]
+) -> None:
+    flights = benchmark_module("spark_flights")
+    messages = damage([message(number) for number in range(ROWS)], altered)
+
+    with pytest.raises(benchmark_module("records").VerificationError):
+        flights.check("x", flights.parsed(iter(messages), frame), frame)
+
+
+def test_the_files_for_spark_have_the_rows(benchmark_module: Import, tmp_path: Path) -> None:
+    flights = benchmark_module("spark_flights")
+
+    frame = flights.write_frame(tmp_path, times=3, partitions=2, limit=5)
+
+    read = [parquet.read_table(tmp_path / f"{number}.parquet") for number in range(2)]
+    assert (frame.rows, [len(each) for each in read]) == (15, [8, 7])
+    flights.check("x", read, frame)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE {} SET time_hour = time_hour + interval '1 ms' WHERE id = 7",
+        "UPDATE {} SET carrier = '' WHERE id = 1",
+        "DELETE FROM {} WHERE id = 7",
+        "INSERT INTO {} SELECT 8, day, carrier, time_hour FROM {} WHERE id = 2",
+    ],
+)
+def test_damage_of_a_table_of_flights_is_noticed(benchmark_module: Import, frame: Any, postgres_url: str, damage: str) -> None:
+    flights = benchmark_module("spark_flights")
+    database = create_engine(postgres_url)
+    flights.make_table(database, frame)
+    with database.begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO {flights.TABLE} VALUES (:id, :day, :carrier, :time_hour)"),
+            frame.rows_of(range(ROWS)).to_pylist(),
+        )
+    flights.check("x", flights.stored(database, frame), frame)
+
+    with database.begin() as connection:
+        connection.execute(text(damage.replace("{}", flights.TABLE)))
+
+    with pytest.raises(benchmark_module("records").VerificationError):
+        flights.check("x", flights.stored(database, frame), frame)
+    flights.remove(database)
     database.dispose()
