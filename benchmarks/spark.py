@@ -13,17 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import text
-
-import dualwrite
 import tables
-import workload
+from brokers import WARM_UP_SECONDS
 from dualwrite import DualWriteError
+from figures import Spread
+from options import count, counts, seconds, some_of
 from progress import show_progress
 from records import VerificationError
-from services import Services, services
+from services import services
 from spark_session import PackagesError, SparkError, packages, session
-from spark_sinks import JDBC_SETTINGS, NAMES, TITLES, Name
+from spark_sinks import JDBC_SETTINGS, KAFKA_SETTINGS, NAMES, TITLES
+from surroundings import line, surroundings, warnings
 
 if TYPE_CHECKING:
     from spark_bench import Bench, Measured
@@ -37,40 +37,23 @@ _INTERRUPTED: Final = 130
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--times", type=_positive, default=10, help="how often each of the 336,776 flights is written")
-    parser.add_argument("--flights", type=_positive, help="use only this many flights, the first ones")
-    parser.add_argument("--rounds", type=_positive, default=3, help="number of rounds; each measures every sink")
-    parser.add_argument("--partitions", type=_whole_numbers, default=[4, 2], help="partitions of the frame, comma-separated")
-    parser.add_argument("--topic-partitions", type=_positive, default=4, help="partitions of each topic")
-    parser.add_argument("--cores", type=_positive, default=2, help="how many tasks Spark runs at once")
+    parser.add_argument("--times", type=count, default=10, help="how often each of the 336,776 flights is written")
+    parser.add_argument("--flights", type=count, help="use only this many flights, the first ones")
+    parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every sink")
+    parser.add_argument("--partitions", type=counts, default=[4, 2], help="partitions of the frame, comma-separated")
+    parser.add_argument("--topic-partitions", type=count, default=4, help="partitions of each topic")
+    parser.add_argument("--cores", type=count, default=2, help="how many tasks Spark runs at once")
     parser.add_argument("--memory", default="4g", help="memory of Spark's JVM")
-    parser.add_argument("--sinks", type=_names, default=list(NAMES), help="what to measure, comma-separated")
+    parser.add_argument("--sinks", type=some_of(NAMES), default=list(NAMES), help="what to measure, comma-separated")
     parser.add_argument("--producer", default="auto", help="this sink's option producer")
     parser.add_argument("--packages", help="spark.jars.packages for Spark's own sinks; default: those of this PySpark version")
     parser.add_argument("--jars", help="files to use instead of packages, comma-separated")
     parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
+    parser.add_argument("--broker-warm-up", type=seconds, default=WARM_UP_SECONDS, help="see recipe.py")
     parser.add_argument("--no-parts", dest="parts", action="store_false", help="skip the breakdown of this sink's time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     return parser.parse_args(given)
-
-
-def _positive(given: str) -> int:
-    number = int(given)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {given}")
-    return number
-
-
-def _whole_numbers(given: str) -> list[int]:
-    return [_positive(part) for part in given.split(",")]
-
-
-def _names(given: str) -> list[Name]:
-    unknown = set(given.split(",")) - set(NAMES)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
-    return [name for name in NAMES if name in given.split(",")]
 
 
 def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measured], dict[int, list[Part]]]:
@@ -81,7 +64,7 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measure
     for name in options.sinks:
         show_progress(f"warm-up: {TITLES[name]}")
         bench.measure(0, name, small, options.partitions[0])
-    frames = {count: bench.frame(count, times=options.times, limit=options.flights) for count in options.partitions}
+    frames = {number: bench.frame(number, times=options.times, limit=options.flights) for number in options.partitions}
     found = []
     for number in range(1, options.rounds + 1):
         for partitions, frame in frames.items():
@@ -99,35 +82,13 @@ def measure_all(bench: Bench, options: argparse.Namespace) -> tuple[list[Measure
     return found, parts
 
 
-def surroundings(servers: Services, options: argparse.Namespace, versions: Mapping[str, str]) -> dict[str, Any]:
-    """The environment that the figures depend on."""
-    database = workload.engine(servers.url)
-    with database.connect() as connection:
-        names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
-        postgres = {name: str(connection.scalar(text(f"SHOW {name}"))) for name in names}
-    database.dispose()
-    return {
-        "dualwrite": dualwrite.__version__,
-        **versions,
-        "machine": f"{os.cpu_count()} processors",
-        "load average before": os.getloadavg()[0],
-        "producer": options.producer,
-        "postgresql": postgres,
-        "kafka": "a development cluster of our own, one node" if servers.brokers else servers.kafka["bootstrap.servers"],
-        "Spark's sinks": f"{options.jars or options.packages or packages()}; JDBC with {dict(JDBC_SETTINGS)} and "
-        "reWriteBatchedInserts=true, Kafka with its defaults",
-        "options": {name: str(value) for name, value in vars(options).items()},
-    }
-
-
 # --- the report ---------------------------------------------------------------------------------------------------------------
 
 
 def report(found: Sequence[Measured], parts: Mapping[int, Sequence[Part]], around: Mapping[str, Any]) -> str:
     """The complete report as text."""
-    shown = "; ".join(f"{name}: {value}" for name, value in around.items() if name != "options")
     rounds = len({measured.number for measured in found})
-    sections = [shown, f"{found[0].rows:,} rows; medians of {rounds} rounds:\n\n" + _times(found)]
+    sections = [line(around), f"{found[0].rows:,} rows; medians of {rounds} rounds:\n\n" + _times(found)]
     for partitions, listed in parts.items():
         lines = [[part.phase, part.name, f"{part.seconds:.2f}", f"{part.share:.0%}"] for part in listed]
         table = tables.table(["phase", "part", "seconds", "of the whole"], lines)
@@ -136,10 +97,8 @@ def report(found: Sequence[Measured], parts: Mapping[int, Sequence[Part]], aroun
             f"averaged over the tasks; parts overlap):\n\n{table}"
         )
     verified = sum(measured.rows for measured in found if measured.name != "read")
-    sections.append(f"Verified: {verified:,} rows against the frame, and their messages against them.")
-    if "off" in (around["postgresql"]["fsync"], around["postgresql"]["synchronous_commit"]):
-        sections.append("WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable.")
-    return "\n\n".join(sections)
+    sections.append(f"Verified: {verified:,} rows and as many messages, each with the frame.")
+    return "\n\n".join([*sections, *warnings(around)])
 
 
 def _times(found: Sequence[Measured]) -> str:
@@ -173,10 +132,8 @@ def _ratio(here: Sequence[Measured], what: Callable[[Measured], float]) -> str:
     ours, theirs = (
         {measured.number: what(measured) for measured in here if measured.name == name} for name in ("dualwrite", "spark")
     )
-    ratios = [value / theirs[number] for number, value in ours.items() if number in theirs]
-    if not ratios:
-        return ""
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+    ratio = Spread.of(value / theirs[number] for number, value in ours.items() if number in theirs)
+    return "" if ratio is None else tables.with_range(ratio, 2)
 
 
 def main() -> int:
@@ -195,8 +152,12 @@ def main() -> int:
             with session(place, cores=options.cores, memory=options.memory, packages=chosen, jars=options.jars) as spark:
                 register(spark)
                 show_progress("starting the servers")
-                with services(options.url, options.kafka, {}) as servers:
-                    around = surroundings(servers, options, {"pyspark": spark.version})
+                with services(options.url, options.kafka, {}, warm_up=options.broker_warm_up) as servers:
+                    sinks = (
+                        f"{options.jars or options.packages or packages()}; JDBC with {JDBC_SETTINGS} and "
+                        f"reWriteBatchedInserts=true, Kafka with {KAFKA_SETTINGS}"
+                    )
+                    around = surroundings(servers, options, {"pyspark": spark.version, "Spark's sinks": sinks})
                     settings = {"topic_partitions": options.topic_partitions, "producer": options.producer}
                     with Bench(servers, spark, place, **settings) as bench:
                         found, parts = measure_all(bench, options)

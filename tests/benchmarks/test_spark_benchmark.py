@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks.benchmark_process import environment_without_settings, run_benchmark
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.native.settings import NativeSettings
 from spark.session import NOT_OURS, SUBMITTED
 
 NO_PACKAGES = 3
@@ -79,3 +81,10 @@ def test_unknown_sinks_are_refused(benchmark_module: Callable[[str], ModuleType]
         benchmark_module("spark").arguments(["--sinks", "dualwrite,magic"])
 
     assert "magic: choose from" in capsys.readouterr().err
+
+
+def test_sparks_own_kafka_sink_has_batches_as_large_as_ours(benchmark_module: Callable[[str], ModuleType]) -> None:
+    sinks = benchmark_module("spark_sinks")
+
+    assert NativeSettings.of(KafkaConfig.of("127.0.0.1:9092")).batch_bytes == int(sinks.KAFKA_SETTINGS["kafka.batch.size"])
+    assert benchmark_module("spark").arguments([]).broker_warm_up > 0
