@@ -69,6 +69,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="two_phase of dualwrite.create_pool; by default if the cluster supports it; without it there is no pool-decided",
     )
+    parser.add_argument(
+        "--plain-connections",
+        type=counts,
+        help="numbers of connections for plain commits, comma-separated; the best of a round counts (default: one per caller)",
+    )
     parser.add_argument("--pool-size", type=count, default=2, help="the number of the pool's writers")
     parser.add_argument("--most-writers", type=count, default=32, help="measure a writer per caller up to this many callers")
     parser.add_argument("--no-phases", dest="phases", action="store_false", help="skip the phases of the pool's groups")
@@ -113,6 +118,21 @@ def _points(options: argparse.Namespace) -> Iterator[Point]:
         yield Point(kind, handle, callers)
 
 
+def warm_ups(points: Sequence[tuple[Point, list[str]]]) -> list[tuple[Point, str]]:
+    """Every alternative with each handle and kind of callers, at the largest number of callers with which it is measured."""
+    largest: dict[tuple[str, str, str], Point] = {}
+    for point, names in sorted(points, key=lambda each: each[0].callers):
+        largest |= {(point.kind, point.handle, name): point for name in names}
+    return [(point, name) for (_, _, name), point in largest.items()]
+
+
+def connections_of(point: Point, name: str, chosen: Sequence[int] | None) -> list[int]:
+    """With how many connections an alternative is measured at a point; `chosen` is for plain commits."""
+    if name != PLAIN or chosen is None:
+        return [point.callers]
+    return sorted({min(number, point.callers) for number in chosen})
+
+
 class Schedule:
     """Runs measurements, and reports how many remain and how long they will take.
 
@@ -131,7 +151,8 @@ class Schedule:
     @property
     def _total(self) -> int:
         rounds: int = self._options.rounds
-        return rounds * sum(len(names) for _, names in self._points) + len(self._clocked_points)
+        cases = sum(len(self._cases(point, name)) for point, names in self._points for name in names)
+        return rounds * cases + len(self._clocked_points)
 
     @property
     def _clocked_points(self) -> list[Point]:
@@ -139,12 +160,9 @@ class Schedule:
 
     def warm_up(self) -> None:
         """Measure every alternative once with each handle and kind of callers; the figures are discarded."""
-        for point, names in self._points:
-            if point.callers != max(self._options.callers):
-                continue
-            for name in names:
-                show_progress(f"warm-up: {point}, {TITLES[name]}")
-                self._bench.measure(self._case(point, name), min(self._options.seconds, _WARM_UP_SECONDS))
+        for point, name in warm_ups(self._points):
+            show_progress(f"warm-up: {point}, {TITLES[name]}")
+            self._bench.measure(self._cases(point, name)[-1], min(self._options.seconds, _WARM_UP_SECONDS))
         self._began = time.monotonic()
 
     def rounds(self) -> list[Measured]:
@@ -153,8 +171,10 @@ class Schedule:
         for number in range(1, self._options.rounds + 1):
             for place, (point, names) in enumerate(self._points):
                 for name in rotated(names, number - 1 + place):
-                    figures = self._measure(f"round {number}/{self._options.rounds}, {point}", self._case(point, name))
-                    found.append(Measured(number, point, figures))
+                    what = f"round {number}/{self._options.rounds}, {point}"
+                    each = [(self._measure(what, case), case.connections) for case in self._cases(point, name)]
+                    figures, connections = max(each, key=lambda one: one[0].rate)
+                    found.append(Measured(number, point, figures, connections if name == PLAIN else None))
         return found
 
     def phases(self) -> list[Clocked]:
@@ -167,8 +187,12 @@ class Schedule:
             found.append(Clocked(point, callers.call("phases"), figures, os.cpu_count() or 1))
         return found
 
-    def _case(self, point: Point, name: str) -> PoolCase:
-        return PoolCase.of(point, name, pool_size=self._options.pool_size)
+    def _cases(self, point: Point, name: str) -> list[PoolCase]:
+        """The case of an alternative; several for plain commits, if several numbers of connections were given."""
+        return [
+            PoolCase.of(point, name, pool_size=self._options.pool_size, connections=number)
+            for number in connections_of(point, name, self._options.plain_connections)
+        ]
 
     def _measure(self, what: str, case: PoolCase) -> Figures:
         figures = self._bench.measure(case, self._options.seconds)
@@ -190,6 +214,19 @@ def _left_out(options: argparse.Namespace) -> Iterator[str]:
                 places.setdefault(f"{TITLES[name]} ({reason})", []).append(str(point))
     for what, points in places.items():
         yield f"Not measured: {what}: {'; '.join(points)}."
+
+
+def _connections(results: Results, options: argparse.Namespace) -> Iterator[str]:
+    if options.plain_connections is None:
+        yield "Plain commits, commit-then-produce and the outbox had a connection to PostgreSQL for each caller."
+        return
+    yield (
+        f"Plain commits were measured with {', '.join(map(str, options.plain_connections))} connections to PostgreSQL, but not "
+        "more than callers; the best of a round counts. Commit-then-produce and the outbox had a connection for each caller."
+    )
+    for point in results.points:
+        if found := results.connections(point):
+            yield f"Connections of the best plain commits, round by round, {point}: {', '.join(map(str, found))}."
 
 
 def main() -> int:
@@ -216,7 +253,7 @@ def main() -> int:
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print(report(results, clocked, around, notes=list(_left_out(options))))
+    print(report(results, clocked, around, notes=[*_connections(results, options), *_left_out(options)]))
     if options.json is not None:
         content = {
             "surroundings": around,

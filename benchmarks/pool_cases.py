@@ -61,15 +61,19 @@ class PoolCase(Case):
         point: The point.
         pool_size: The number of the pool's writers.
         has_clocks: Whether the phases of the pool's groups are recorded.
+        connections: How many connections to the database share the plain commits, commit-then-produce, or the outbox's.
     """
 
     point: Point
     pool_size: int
     has_clocks: bool
+    connections: int
 
     @classmethod
-    def of(cls, point: Point, alternative: str, *, pool_size: int, has_clocks: bool = False) -> PoolCase:
-        """The case; one agent has all the callers."""
+    def of(
+        cls, point: Point, alternative: str, *, pool_size: int, has_clocks: bool = False, connections: int | None = None
+    ) -> PoolCase:
+        """The case; one agent has all the callers. By default each caller has a connection."""
         return cls(
             alternative=alternative,
             writers=point.callers,
@@ -79,6 +83,7 @@ class PoolCase(Case):
             point=point,
             pool_size=pool_size,
             has_clocks=has_clocks,
+            connections=connections or point.callers,
         )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from figures import Figures, Rounds, Spread, processor_seconds
 from phases import PHASES, Phases
-from pool_cases import ALTERNATIVES, OUTBOX, PLAIN, Point
+from pool_cases import ALTERNATIVES, OUTBOX, PLAIN, THREADS, Point
 
 FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
     "rate": lambda figures: figures.rate,
@@ -40,11 +40,13 @@ class Measured:
         number: The round.
         point: The point.
         figures: The figures.
+        connections: How many connections to the database plain commits shared.
     """
 
     number: int
     point: Point
     figures: Figures
+    connections: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,25 @@ class Results:
 
     def of_plain(self, point: Point, alternative: str) -> Spread | None:
         """The rate relative to one plain commit per request through the same handle, round by round."""
-        ours, plain = self.at(point, alternative), self.at(point, PLAIN)
+        return self._ratio(point, alternative, point)
+
+    def _ratio(self, point: Point, alternative: str, of: Point) -> Spread | None:
+        ours, plain = self.at(point, alternative), self.at(of, PLAIN)
         return None if ours is None or plain is None else ours.ratio(plain)
+
+    def of_threads_plain(self, point: Point, alternative: str) -> Spread | None:
+        """For callers that are tasks: the rate relative to the plain commits of as many threads, round by round."""
+        return None if point.kind == THREADS else self._ratio(point, alternative, replace(point, kind=THREADS))
 
     def log_of_outbox(self, point: Point, alternative: str) -> Spread | None:
         """The write-ahead log of a unit relative to the outbox's, round by round."""
         ours, outbox = self.at(point, alternative), self.at(point, OUTBOX)
         return None if ours is None or outbox is None else ours.ratio(outbox, lambda figures: figures.log)
+
+    def connections(self, point: Point) -> list[int]:
+        """How many connections the best plain commits of each round had."""
+        found = [each for each in self.measured if (each.point, each.figures.alternative) == (point, PLAIN)]
+        return [each.connections for each in found if each.connections is not None]
 
     def conditions(self) -> tuple[float, float, float]:
         """Of all measurements: the median and the largest share of processor time stolen, and the largest load average."""
@@ -155,7 +169,11 @@ def _summary_of(results: Results, point: Point, name: str) -> dict[str, Any]:
     rounds = results.at(point, name)
     assert rounds is not None
     spreads = {title: rounds.spread(what) for title, what in FIGURES.items()}
-    ratios = {"of plain": results.of_plain(point, name), "log of outbox": results.log_of_outbox(point, name)}
+    ratios = {
+        "of plain": results.of_plain(point, name),
+        "of threads' plain": results.of_threads_plain(point, name),
+        "log of outbox": results.log_of_outbox(point, name),
+    }
     return {
         **asdict(point),
         "alternative": name,

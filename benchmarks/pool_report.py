@@ -15,8 +15,10 @@ from surroundings import line, warnings
 _HANDLES: Final = {CORE: "SQLAlchemy Core", PSYCOPG: "psycopg"}
 _RATES: Final = """\
 {origin}. A unit is one order of 200 bytes inserted and one message of 200 bytes. "of plain" is the rate relative to one
-commit per request through the same handle, of the same round; e2e is from the request's start until a read_committed
-consumer has its message:"""
+commit per request through the same handle, of the same round. For threads, these plain commits run on psycopg's Connections or
+SQLAlchemy's Engine; for tasks, on psycopg's AsyncConnections or SQLAlchemy's AsyncEngine. The pool's units always run on
+synchronous connections in threads, so tasks are also compared with the plain commits of as many threads ("of threads' plain").
+e2e is from the request's start until a read_committed consumer has its message:"""
 _PHASES: Final = """\
 Where the time of the pool's groups goes, in a separate measurement: means per group. The shares of the time in which a group
 was running its SQL, the writers had a group, the client used a processor, and the machine's processors were busy:"""

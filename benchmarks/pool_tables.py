@@ -9,7 +9,7 @@ from figures import Rounds
 from phases import PHASES, WAITING
 from pool_cases import TITLES, Point
 from pool_figures import FIGURES, Clocked, Results
-from tables import NONE, median, range_of, table
+from tables import NONE, median, range_of, table, with_range
 
 _MILLI: Final = 1e3
 _MICRO: Final = 1e6
@@ -18,8 +18,8 @@ _NAMES: Final = 4
 
 
 def rates(results: Results) -> str:
-    """Rates, the ratio to a plain commit, and latencies."""
-    head = [*_PLACE, "tx/s", "of plain", "min … max", "call p50 ms", "p99", "e2e p50 ms", "p99"]
+    """Rates, the ratios to plain commits, and latencies."""
+    head = [*_PLACE, "tx/s", "of plain", "min … max", "of threads' plain", "call p50 ms", "p99", "e2e p50 ms", "p99"]
     lines = []
     for point, name, rounds in _all(results):
         ratio = results.of_plain(point, name)
@@ -29,6 +29,7 @@ def rates(results: Results) -> str:
                 _median(rounds, "rate", 1, 0),
                 median(ratio, 2),
                 range_of(ratio, 2),
+                with_range(results.of_threads_plain(point, name), 2),
                 *(_median(rounds, what, _MILLI, 1) for what in ("call p50", "call p99", "visible p50", "visible p99")),
             ]
         )

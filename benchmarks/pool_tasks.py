@@ -34,7 +34,7 @@ class AsyncAlternative(Protocol):
 
 
 class AsyncCommits(Protocol):
-    """One commit per request; there are as many connections as callers."""
+    """One commit per request; the callers share the connections."""
 
     async def open(self) -> None:
         """Connect."""
@@ -52,16 +52,16 @@ class AsyncCommits(Protocol):
 class AsyncCoreCommits:
     """Through SQLAlchemy Core: an AsyncEngine."""
 
-    def __init__(self, url: str, callers: int) -> None:
+    def __init__(self, url: str, connections: int) -> None:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415  (needs greenlet)
 
-        self._engine = create_async_engine(url, pool_size=callers, max_overflow=0)
-        self._callers = callers
+        self._engine = create_async_engine(url, pool_size=connections, max_overflow=0)
+        self._connections = connections
 
     async def open(self) -> None:
         """See AsyncCommits."""
         async with AsyncExitStack() as all_at_once:
-            for _ in range(self._callers):
+            for _ in range(self._connections):
                 await all_at_once.enter_async_context(self._engine.connect())
 
     async def commit(self, order: Order, outbox_topic: str | None = None) -> None:
@@ -79,8 +79,8 @@ class AsyncCoreCommits:
 class AsyncPsycopgCommits:
     """Through psycopg: psycopg_pool's pool of AsyncConnections."""
 
-    def __init__(self, url: str, callers: int) -> None:
-        self._pool = AsyncConnectionPool(conninfo(url), min_size=callers, max_size=callers, open=False)
+    def __init__(self, url: str, connections: int) -> None:
+        self._pool = AsyncConnectionPool(conninfo(url), min_size=connections, max_size=connections, open=False)
 
     async def open(self) -> None:
         """See AsyncCommits."""
@@ -181,7 +181,7 @@ async def make(case: PoolCase, target: Target, recorder: Recorder | None) -> Asy
     if case.alternative in (POOL, DECIDED):
         return await _pool(case, target, recorder)
     made = AsyncCoreCommits if case.point.handle == CORE else AsyncPsycopgCommits
-    commits: AsyncCommits = made(target.url, case.point.callers)
+    commits: AsyncCommits = made(target.url, case.connections)
     await commits.open()
     if case.alternative == NAIVE:
         return AsyncNaive(commits, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 import psycopg
@@ -35,9 +36,9 @@ class Alternative(Protocol):
 
 
 class Commits(Protocol):
-    """One commit per request; every caller has a connection."""
+    """One commit per request; the callers share the connections."""
 
-    def commit(self, caller: int, order: Order, outbox_topic: str | None = None) -> None:
+    def commit(self, order: Order, outbox_topic: str | None = None) -> None:
         """Commit an order, with a row in the outbox if a topic is given."""
         ...
 
@@ -47,17 +48,16 @@ class Commits(Protocol):
 
 
 class CoreCommits:
-    """Through SQLAlchemy Core: an engine whose pool has a connection for each caller."""
+    """Through SQLAlchemy Core: an engine whose pool has this many connections."""
 
-    def __init__(self, url: str, callers: int) -> None:
-        self._engine = create_engine(url, pool_size=callers, max_overflow=0)
+    def __init__(self, url: str, connections: int) -> None:
+        self._engine = create_engine(url, pool_size=connections, max_overflow=0)
         with ExitStack() as all_at_once:
-            for _ in range(callers):
+            for _ in range(connections):
                 all_at_once.enter_context(self._engine.connect())
 
-    def commit(self, caller: int, order: Order, outbox_topic: str | None = None) -> None:
+    def commit(self, order: Order, outbox_topic: str | None = None) -> None:
         """See Commits."""
-        del caller
         with self._engine.begin() as connection:
             connection.execute(INSERT, {"body": order.body})
             if outbox_topic is not None:
@@ -69,20 +69,25 @@ class CoreCommits:
 
 
 class PsycopgCommits:
-    """Through psycopg: a connection for each caller."""
+    """Through psycopg: this many connections; a caller takes a free one."""
 
-    def __init__(self, url: str, callers: int) -> None:
+    def __init__(self, url: str, connections: int) -> None:
+        self._free: SimpleQueue[psycopg.Connection[Any]] = SimpleQueue()
         with ExitStack() as opened:
-            self._connections = [opened.enter_context(psycopg.connect(conninfo(url))) for _ in range(callers)]
+            for _ in range(connections):
+                self._free.put(opened.enter_context(psycopg.connect(conninfo(url))))
             self._opened = opened.pop_all()
 
-    def commit(self, caller: int, order: Order, outbox_topic: str | None = None) -> None:
+    def commit(self, order: Order, outbox_topic: str | None = None) -> None:
         """See Commits."""
-        connection = self._connections[caller]
-        connection.execute(INSERT_SQL, (order.body,))
-        if outbox_topic is not None:
-            connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(outbox_topic).values()))
-        connection.commit()
+        connection = self._free.get()
+        try:
+            connection.execute(INSERT_SQL, (order.body,))
+            if outbox_topic is not None:
+                connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(outbox_topic).values()))
+            connection.commit()
+        finally:
+            self._free.put(connection)
 
     def close(self) -> None:
         """See Commits."""
@@ -96,7 +101,7 @@ def conninfo(url: str) -> str:
 
 def _commits(case: PoolCase, url: str) -> Commits:
     made = CoreCommits if case.point.handle == CORE else PsycopgCommits
-    return made(url, case.point.callers)
+    return made(url, case.connections)
 
 
 class Plain:
@@ -107,7 +112,8 @@ class Plain:
 
     def write(self, caller: int, order: Order) -> None:
         """See Alternative."""
-        self._commits.commit(caller, order)
+        del caller
+        self._commits.commit(order)
 
     def close(self) -> None:
         """See Alternative."""
@@ -124,7 +130,7 @@ class Naive(Plain):
 
     def write(self, caller: int, order: Order) -> None:
         """See Alternative."""
-        self._commits.commit(caller, order)
+        super().write(caller, order)
         self._delivery.send(self._topic, order.body, order.key).result(DELIVERY_TIMEOUT)
 
     def close(self) -> None:
@@ -142,7 +148,8 @@ class Outbox(Plain):
 
     def write(self, caller: int, order: Order) -> None:
         """See Alternative."""
-        self._commits.commit(caller, order, self._topic)
+        del caller
+        self._commits.commit(order, self._topic)
 
 
 # --- dualwrite ----------------------------------------------------------------------------------------------------------------

@@ -51,11 +51,12 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
 def test_tasks_can_be_callers_too(broker: DevCluster, postgres_url: str, handles: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
 
-    measured = ("--alternatives", "plain,naive,outbox,pool", "--no-two-phase")
+    measured = ("--alternatives", "plain,naive,outbox,pool", "--plain-connections", "1,2", "--no-two-phase")
     done = run(*SHORT, "--handles", handles, "--callers-kind", "asyncio", *measured, *servers)
 
     assert done.returncode == 0, done.stderr
     assert "two-phase commit: not used" in done.stdout
+    assert "Plain commits were measured with 1, 2 connections" in done.stdout
     for handle in handles.split(","):
         assert re.search(rf"\| asyncio +\| {handle} +\| 2 +\| pool", done.stdout)
 

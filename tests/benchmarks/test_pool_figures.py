@@ -79,6 +79,48 @@ def test_an_order_has_200_bytes_and_the_name_of_its_caller(benchmark_module: Imp
     assert benchmark_module("workload").place_of(order.body.encode()) == (17, 12345)
 
 
+def test_plain_commits_have_a_connection_per_caller_or_some_numbers_of_connections(
+    benchmark_module: Import, point: Any
+) -> None:
+    connections_of = benchmark_module("pool").connections_of
+
+    assert connections_of(point, "plain", None) == [8]
+    assert connections_of(point, "plain", [16, 2, 8]) == [2, 8]
+    assert connections_of(point, "pool", [2]) == [8]
+
+
+def test_the_best_plain_commits_of_a_round_count(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
+    pool = benchmark_module("pool")
+    place = ("--callers", "8", "--callers-kind", "threads", "--handles", "psycopg")
+    options = pool.arguments(
+        [*place, "--alternatives", "plain,pool", "--plain-connections", "2,4,8", "--no-phases", "--rounds", "2"]
+    )
+    rates = {2: 100.0, 4: 300.0, 8: 200.0}
+    measured = []
+
+    class Bench:
+        def measure(self, case: Any, seconds: float) -> Any:
+            del seconds
+            measured.append((case.alternative, case.connections))
+            return figures(case.alternative, rate=rates[case.connections])
+
+    results = benchmark_module("pool_figures").Results(pool.Schedule(Bench(), options).rounds())
+
+    assert len(measured) == 2 * 4
+    assert results.at(point, "plain").spread(lambda each: each.rate).median == 300
+    assert results.connections(point) == [4, 4]
+    assert results.of_plain(point, "pool").median == 200 / 300
+
+
+def test_every_alternative_is_warmed_up_where_it_has_most_callers(benchmark_module: Import, point: Any) -> None:
+    pool = benchmark_module("pool")
+    options = pool.arguments(["--callers", "8,128,32", "--callers-kind", "threads", "--handles", "psycopg"])
+
+    found = {name: point.callers for point, name in pool.warm_ups(list(pool.cases(options)))}
+
+    assert found == {**dict.fromkeys(options.alternatives, 128), "writers": 32}
+
+
 # --- statistics ---------------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +149,23 @@ def test_ratios_are_taken_round_by_round(benchmark_module: Import, figures: Call
     assert results.alternatives(point) == ["plain", "pool"]
     assert (results.rounds, results.are_few, results.verified) == (3, False, 30)
     assert results.log_of_outbox(point, "pool") is None, "there was no outbox"
+
+
+def test_tasks_are_also_compared_with_the_plain_commits_of_threads(
+    benchmark_module: Import, figures: Callable[..., Any], point: Any
+) -> None:
+    module = benchmark_module("pool_figures")
+    tasks = replace(point, kind="asyncio")
+    rates = {(point, "plain"): 1000, (point, "pool"): 800, (tasks, "plain"): 500, (tasks, "pool"): 900}
+    results = module.Results(module.Measured(1, at, figures(name, rate=rate)) for (at, name), rate in rates.items())
+
+    assert results.of_plain(tasks, "pool").median == 1.8
+    assert results.of_threads_plain(tasks, "pool").median == 0.9
+    assert results.of_threads_plain(point, "pool") is None
+    text = benchmark_module("pool_report").report(results, [], AROUND, notes=[])
+    assert "900 |     1.80 | 1.80 … 1.80 | 0.90 (0.90 … 0.90) |" in text
+    for baseline in ("AsyncConnections", "AsyncEngine", "synchronous connections"):
+        assert baseline in text.replace("\n", " ")
 
 
 def test_the_log_is_compared_with_that_of_the_outbox(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
@@ -223,7 +282,7 @@ def test_the_report_has_every_alternative_and_its_warnings(
 
     text = benchmark_module("pool_report").report(module.Results(measured), [], around, notes=["Not measured: x."])
 
-    assert "| threads     | psycopg | 8       | pool         | 1,100 |     1.10 | 1.10 … 1.10 |" in text
+    assert "| threads     | psycopg | 8       | pool         | 1,100 |     1.10 | 1.10 … 1.10 | –" in text  # noqa: RUF001  (no value)
     for expected in ("fewer than 3 rounds", "not durable", "load average up to 1.5", "1.0% at most", "Not measured: x."):
         assert expected in text
     assert "secret" not in text
