@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from options import count
+from surroundings import line, without_servers
 
 STATEMENTS = {
     "import sqlalchemy": "import sqlalchemy",
@@ -34,9 +35,10 @@ def main() -> None:
     """Measure in turns, so that a slowdown of the machine affects all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=count, default=7, help="number of rounds; each measures every statement in turn")
-    rounds = parser.parse_args().rounds
+    options = parser.parse_args()
+    print(line(without_servers(options, {})))
     seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for name, statement in STATEMENTS.items():
             seconds[name].append(cpu_seconds(statement))
     medians = {name: statistics.median(found) for name, found in seconds.items()}

@@ -57,7 +57,7 @@ def picture(results: Results, around: Mapping[str, Any]) -> str:
         f"fsync {postgres['fsync']}; {around['machine']}. {results.origin}",
         axis="By number of callers",
         series={name: TITLES[name] for name in names},
-        baseline="one commit per request through the same handle, without a message",
+        baseline="one commit per request through the same handle (tasks: asynchronous), no message",
         panels=panels,
     ).svg()
 

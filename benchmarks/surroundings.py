@@ -34,6 +34,11 @@ def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[s
 
 def without_database(cluster: str, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a benchmark that uses no database; `cluster` says what the Kafka cluster is."""
+    return without_servers(options, {"kafka": cluster, **more})
+
+
+def without_servers(options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a benchmark that uses no servers."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "dualwrite": f"{dualwrite.__version__}, commit {commit(ROOT)}",
@@ -43,7 +48,6 @@ def without_database(cluster: str, options: argparse.Namespace, more: Mapping[st
         "machine": f"{os.cpu_count()} processors, {processor_model()}, {platform.machine()}, {platform.system()}",
         "load average before": os.getloadavg()[0],
         **({"producer": options.producer} if "producer" in options else {}),
-        "kafka": cluster,
         **more,
         OPTIONS: {name: str(value) for name, value in vars(options).items()},
     }

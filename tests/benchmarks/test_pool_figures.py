@@ -1,8 +1,11 @@
 """The pure parts of the pool's benchmark: statistics, phases, the order of measurements, the picture."""
 
 import math
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -10,6 +13,8 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from benchmarks.benchmark_process import ROOT
 
 Import = Callable[[str], ModuleType]
 
@@ -262,6 +267,25 @@ def test_the_bottleneck_is_named(
     )
 
     assert binds in clocked.binds
+
+
+# --- the surroundings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_surroundings_have_what_figures_depend_on(benchmark_module: Import) -> None:
+    module = benchmark_module("surroundings")
+
+    around = module.without_database("4.2.2, our own", Namespace(rounds=3), {"other": "x"})
+
+    assert datetime.fromisoformat(around["date"]).tzinfo == UTC
+    assert around["dualwrite"].endswith(f"commit {module.commit(ROOT)}")
+    assert {"psycopg", "SQLAlchemy", "confluent-kafka", "librdkafka", "machine", "kafka", "other"} <= set(around)
+    assert "producer" not in around
+    assert "rounds" not in module.line(around)
+
+
+def test_a_folder_that_is_no_checkout_has_no_commit(benchmark_module: Import, tmp_path: Path) -> None:
+    assert benchmark_module("surroundings").commit(tmp_path) == "unknown"
 
 
 # --- the report and the picture -----------------------------------------------------------------------------------------------
