@@ -102,6 +102,35 @@ def test_the_clock_ends_with_the_commit_of_the_last_message(benchmark_module: Im
     assert clock.rate == 6 / (clock.ended - began)
 
 
+def test_a_batch_of_a_processor_counts_once_it_has_been_committed(
+    benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler runs before the commit, and again if the transaction is repeated."""
+    processor = benchmark_module("processor")
+    messages = [SimpleNamespace(partition=lambda: 0, offset=lambda n=n: n, value=lambda: b"x") for n in range(8)]
+    counted, stopped = [], threading.Event()
+    monkeypatch.setattr(processor, "write", lambda *_: None)
+
+    class FakeProcessor:
+        def __init__(self, *_: object, handle_batch: Callable[..., None], **__: object) -> None:
+            self._handle = handle_batch
+            self.stop = stopped.set
+
+        def run(self) -> None:
+            tx = SimpleNamespace(db=None, send_many=lambda *_: None)
+            for first in (0, 2, 2, 4, 6):
+                self._handle(messages[first : first + 2], tx)
+                counted.append(stopped.is_set())
+
+    monkeypatch.setattr(processor, "DualProcessor", FakeProcessor)
+    place = SimpleNamespace(topic=lambda: "target", servers="", source="source", batches=[])
+
+    clock = processor.process(place, ["runner"], 2, 4)
+
+    assert counted == [False, False, False, True, True], "four are committed when the fifth is handled"
+    assert clock.after == {0: 6}, "whether the last batch was committed is unknown"
+
+
 def test_a_member_that_fails_stops_the_others(benchmark_module: Import) -> None:
     stopped = threading.Event()
 
