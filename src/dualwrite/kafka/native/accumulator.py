@@ -73,9 +73,9 @@ class RecordAccumulator:
         headers: Sequence[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int,
-        limit: float | Patience,
+        limit: float | Deadline | Patience,
     ) -> None:
-        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (in seconds, or shared).
+        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (a number is in seconds).
 
         Raises:
             InvalidMessageError: The topic name or the partition number is invalid; nothing was added.

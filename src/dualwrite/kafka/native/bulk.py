@@ -53,21 +53,21 @@ class BulkSender:
         timestamp_ms: int,
     ) -> None:
         """See `NativeProducer.send_many`."""
-        self._send_many(topic, values, keys, partition, timestamp_ms, self.patience())
+        self._send_many(topic, values, keys, partition, timestamp_ms, self._patience())
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """See `NativeProducer.send_messages`."""
-        patience = self.patience()
+        patience = self._patience()
         is_first = not self._sender.has_sent
         if is_first:
-            self.begin(patience)
+            self._begin(patience)
         now = time.time_ns() // 1_000_000
         append = self._accumulator.append
         try:
             for topic, value, key, headers, partition, timestamp in messages:
                 append(topic, key, value, headers, partition, now if timestamp is None else timestamp, patience)
             if is_first:
-                self.push(patience)
+                self._push(patience)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
@@ -80,7 +80,7 @@ class BulkSender:
 
         if keys is not None and len(keys) != len(values):
             raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
-        now, patience = time.time_ns() // 1_000_000, self.patience()
+        now, patience = time.time_ns() // 1_000_000, self._patience()
         if not self._sender.has_sent:
             self._send_rows(topic, values[:1], None if keys is None else keys[:1], partition, now, patience)
             values, keys = values[1:], None if keys is None else keys[1:]
@@ -89,23 +89,6 @@ class BulkSender:
         columns = RecordColumns.of(values, keys)
         if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, patience):
             self._send_rows(topic, values, keys, partition, now, patience)
-
-    # --- the first message, and the limit of a call; also for `NativeProducer.send` ------------------------------------------
-
-    def patience(self) -> Patience:
-        """The time limit of a call that adds messages."""
-        return Patience(self._delivery_timeout, lambda: self._sender.stored)
-
-    def begin(self, patience: Patience) -> None:
-        """Called before the first message of the transaction is added."""
-        with patience as limit:
-            self._markers.wait(limit)
-        self._budget.start()
-
-    def push(self, patience: Patience) -> None:
-        """Send the messages that were added, without waiting for responses."""
-        with patience as limit:
-            self._accumulator.push(limit)
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -148,12 +131,27 @@ class BulkSender:
         patience: Patience,
     ) -> None:
         key, value = as_bytes("key", key), as_bytes("value", value)
-        self.begin(patience)
+        self._begin(patience)
         try:
             self._accumulator.append(topic, key, value, None, partition, now, patience)
-            self.push(patience)
+            self._push(patience)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
             self._sender.interrupted()
             raise
+
+    def _patience(self) -> Patience:
+        """The time limit of a call that adds messages."""
+        return Patience(self._delivery_timeout, lambda: self._sender.stored)
+
+    def _begin(self, patience: Patience) -> None:
+        """Called before the first message of the transaction is added."""
+        with patience as limit:
+            self._markers.wait(limit)
+        self._budget.start()
+
+    def _push(self, patience: Patience) -> None:
+        """Send the messages that were added, without waiting for responses."""
+        with patience as limit:
+            self._accumulator.push(limit)

@@ -28,9 +28,9 @@ class Patience:
         self._seen = stored()
 
     @classmethod
-    def of(cls, limit: float | Patience) -> Patience:
-        """The patience itself, or one for a single message, in seconds, whose limit does not start again."""
-        return limit if isinstance(limit, Patience) else cls(limit, lambda: 0)
+    def of(cls, limit: float | Deadline | Patience) -> Patience:
+        """The patience itself; or, for a single message, one that ends at a deadline, or so many seconds from now."""
+        return limit if isinstance(limit, Patience) else _Until(Deadline.of(limit))
 
     def __enter__(self) -> Deadline:
         self._deadline = Deadline.after(self._left)
@@ -41,3 +41,18 @@ class Patience:
         stored = self._stored()
         self._left = self._deadline.left if stored == self._seen else self._seconds
         self._seen = stored
+
+
+class _Until(Patience):
+    """A limit that does not start again: a deadline."""
+
+    __slots__ = ()
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def __enter__(self) -> Deadline:
+        return self._deadline
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        pass

@@ -31,7 +31,6 @@ from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.ending import TransactionEnd
 from dualwrite.kafka.native.markers import MarkerWait
-from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.registration import Identity, Registrar
 from dualwrite.kafka.native.retry_policy import failure
 from dualwrite.kafka.native.sender import Sender
@@ -229,18 +228,20 @@ class NativeProducer:
         sender = self._sender
         if sender.failure is not None:
             raise sender.failure
-        limit: float | Patience = self._delivery_timeout
-        if not sender.has_sent:
-            limit = self._bulk.patience()
-            self._bulk.begin(limit)
+        limit: float | Deadline = self._delivery_timeout
+        is_first = not sender.has_sent
+        if is_first:
+            limit = Deadline.after(self._delivery_timeout)
+            self._markers.wait(limit)
+            self._budget.start()
         key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
         content = value if type(value) is bytes else as_bytes("value", value)
         listed = None if headers is None else header_list(headers)
         sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         try:
             self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, limit)
-            if isinstance(limit, Patience):
-                self._bulk.push(limit)
+            if isinstance(limit, Deadline):
+                self._accumulator.push(limit)
         except DualWriteError:
             raise
         except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
