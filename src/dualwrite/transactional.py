@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -79,9 +79,9 @@ def check_has_run(result: object, name: str) -> None:
     if isinstance(result, Coroutine):
         result.close()
         raise UsageError(
-            f"{name} returned a coroutine, which a thread can't run.",
-            next_step="make it a plain function; or use dualwrite.aio and pass the `async def` function itself: "
-            "`await pool.run(function)`, or AsyncDualProcessor",
+            f"{name} returned a coroutine, which has not run.",
+            next_step="make it a plain function; or use dualwrite.aio and pass the `async def` function itself (`await "
+            "pool.run(function)`, AsyncDualProcessor); in an `async def` function, await what it returns",
         )
     if isinstance(result, Generator | AsyncGenerator):
         kind = "a generator" if isinstance(result, Generator) else "an async generator"
@@ -89,6 +89,24 @@ def check_has_run(result: object, name: str) -> None:
             f"{name} returned {kind}, which runs only after the transaction.",
             next_step="run its loop inside the function, and return a list",
         )
+
+
+def awaitable(result: Awaitable[T], name: str) -> Awaitable[T]:
+    """Check that an `async` function was given, and return what it returned.
+
+    Args:
+        result: What the function returned.
+        name: The function's name.
+
+    Raises:
+        UsageError: It can't be awaited.
+    """
+    if not isinstance(result, Awaitable):
+        raise UsageError(
+            f"{name} returned {type(result).__qualname__}, which can't be awaited.",
+            next_step="make it an `async def` function without `yield`",
+        )
+    return result
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +262,31 @@ def test_a_program_that_exits_while_a_coroutine_is_notified_ends(loop: Loop, pla
         await asyncio.sleep(0)
         loop.exits.add(place)
         notifier.notify(future)
+        await asyncio.sleep(LIMIT)
+
+    waiting: list[asyncio.Future[None]] = []
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(main())
+    ends_although_cancelled(loop, waiting[0])
+
+
+def test_a_coroutine_that_waits_only_after_such_an_exit_ends(loop: Loop) -> None:
+    """It gets no second cancellation: it waits in what it does after its first."""
+
+    async def cleaning(notifier: LoopNotifier) -> None:
+        try:
+            await asyncio.sleep(LIMIT)
+        finally:
+            job: Future[None] = Future()
+            threading.Timer(0.05, job.set_result, [None]).start()
+            await notifier.until_done(job)
+
+    async def main() -> None:
+        notifier = LoopNotifier(loop)
+        waiting.append(asyncio.ensure_future(cleaning(notifier)))
+        await asyncio.sleep(0)
+        loop.exits.add("as it begins")
+        notifier.notify(loop.create_future())
         await asyncio.sleep(LIMIT)
 
     waiting: list[asyncio.Future[None]] = []

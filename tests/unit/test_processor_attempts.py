@@ -13,6 +13,7 @@ import pytest
 from dualwrite import Topic, WriterPool
 from dualwrite.errors import BrokerUnavailableError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition
+from dualwrite.processor import aio
 from dualwrite.processor.aio import _LoopRunner
 from dualwrite.processor.attempts import Attempts, Reading
 from dualwrite.processor.kafka_writer import KafkaRunner
@@ -279,3 +280,30 @@ def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(kind:
     """Otherwise every message would count as processed."""
     with pytest.raises(UsageError, match=f"{handle.__name__} returned a {handle.__name__}"):
         run(PLAIN[kind](_each(handle) if each else handle), whole())
+
+
+def not_async(_messages: Any, _tx: Any) -> None:
+    pass
+
+
+async def without_await(messages: Any, tx: Any) -> Any:
+    return coroutine(messages, tx)
+
+
+async def async_generator(_messages: Any, _tx: Any) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["a unit", "a transaction"])
+@pytest.mark.parametrize("handle", [not_async, without_await, async_generator])
+@pytest.mark.parametrize("each", [False, True], ids=["handle_batch", "handle"])
+def test_a_handler_of_coroutines_that_has_not_run_is_refused(handle: Any, alone: bool, each: bool) -> None:
+    """Otherwise every message would count as processed, or become a dead letter."""
+
+    async def main() -> bool:
+        chosen = aio._each(handle) if each else handle
+        runner = _LoopRunner(AsyncWriter(), chosen, asyncio.get_running_loop(), alone=alone)  # type: ignore[arg-type]
+        return await asyncio.to_thread(run, runner, whole())
+
+    with pytest.raises(UsageError, match=f"{handle.__name__} returned"):
+        asyncio.run(main())

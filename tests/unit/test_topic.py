@@ -6,13 +6,14 @@ import errno
 import json
 import pickle
 import socket
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 import pytest
 from confluent_kafka.serialization import IntegerSerializer, MessageField, SerializationContext, StringDeserializer
 from pydantic import AliasChoices, AliasPath
 from pydantic.alias_generators import to_camel
+from typing_extensions import TypeAliasType, TypedDict
 
 import dualwrite
 from dualwrite import Topic
@@ -275,15 +276,76 @@ class OnlyRead(pydantic.BaseModel):
     first_name: str = pydantic.Field("", validation_alias=AliasPath("names", 0))
 
 
+Several = TypeAliasType("Several", list[Written])
+
+
+class OfAlias(pydantic.BaseModel):
+    people: Several = []
+
+
+@pydantic.dataclasses.dataclass
+class Data:
+    first_name: str = pydantic.Field("", serialization_alias="firstName")
+
+
+class OfDataclass(pydantic.BaseModel):
+    data: Data | None = None
+
+
+class Keys(TypedDict, total=False):
+    first_name: Annotated[str, pydantic.Field(serialization_alias="firstName")]
+
+
+class OfTypedDict(pydantic.BaseModel):
+    keys: Keys | None = None
+
+
+class NotWritten(pydantic.BaseModel):
+    person: Written | None = pydantic.Field(None, exclude=True)
+    kind: type[Written] | None = None
+
+
 class Nested(pydantic.BaseModel):
     itself: Nested | None = None
     people: dict[str, list[Written]] = {}
 
 
-@pytest.mark.parametrize(("model", "of"), [(Written, "Written"), (OnlyRead, "OnlyRead"), (Nested, "Written")])
+@pytest.mark.parametrize(
+    ("model", "of"),
+    [
+        (Written, "Written"),
+        (OnlyRead, "OnlyRead"),
+        (Nested, "Written"),
+        (OfAlias, "Written"),
+        (OfDataclass, "Data"),
+        (OfTypedDict, "Keys"),
+    ],
+)
 def test_models_that_write_another_name_than_they_read_are_refused(model: type[pydantic.BaseModel], of: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{of}\.first_name .*alias="):
         Topic.of_models("people", model)
+
+
+def test_models_that_are_not_written_may_have_any_names() -> None:
+    assert Topic.of_models("people", NotWritten).name == "people"
+
+
+class Early(pydantic.BaseModel):
+    people: list[Later] = []
+
+
+early = Topic.of_models("people", Early)
+
+
+class Later(pydantic.BaseModel):
+    first_name: str = pydantic.Field("", serialization_alias="firstName")
+
+
+def test_a_model_that_names_a_later_one_is_checked_when_it_is_written(tx: Sent) -> None:
+    Early.model_rebuild()
+    with pytest.raises(SerializationError, match=r"Later\.first_name is written as 'firstName'"):
+        early.send(tx, Early(people=[Later(first_name="Ada")]))
+    assert tx.messages == []
 
 
 @pytest.mark.parametrize("name", ["", "a b", ".", "x" * 250, 3])

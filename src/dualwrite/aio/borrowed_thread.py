@@ -141,7 +141,7 @@ class BorrowedThread:
             ConcurrentUseError: Called in a thread other than the event loop's.
         """
         self.check()
-        call = _Call(functools.partial(function, *args, **kwargs), self._notifier.loop.create_future())
+        call = _Call(functools.partial(function, *args, **kwargs), self._notifier.new_future())
         self._tasks.put(call)
         if not self.is_open:  # since the check
             self._refuse_remaining()

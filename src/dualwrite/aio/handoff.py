@@ -33,7 +33,7 @@ class Handoff:
         self._notifier = notifier
         self._pool = pool
         self._close_timeout = close_timeout
-        self._ready: asyncio.Future[None] = notifier.loop.create_future()
+        self._ready: asyncio.Future[None] = notifier.new_future()
         self._offered: tuple[BorrowedThread, AsyncTransaction[Any]] | None = None
         self._thread: BorrowedThread | None = None
         self._body: asyncio.Timeout | None = None
@@ -75,7 +75,7 @@ class Handoff:
     async def receive(self, job: Future[Any]) -> AsyncTransaction[Any] | None:
         """Wait for a transaction; None if the job that should hand it over has ended."""
         while self._offered is None and not job.done():
-            self._ready = self._notifier.loop.create_future()
+            self._ready = self._notifier.new_future()
             if self._offered is None and not job.done():  # since the new future was made
                 await self._ready
         if self._offered is None or job.done():

@@ -42,9 +42,16 @@ class LoopNotifier:
 
     def end_of(self, job: Future[Any]) -> asyncio.Future[None]:
         """A future that is resolved when a job has ended, whatever its outcome."""
-        future: asyncio.Future[None] = self.loop.create_future()
+        future = self.new_future()
         job.add_done_callback(lambda _: self.notify(future))
         return future
+
+    def new_future(self) -> asyncio.Future[None]:
+        """A future for `notify`; called in the event loop's thread."""
+        self._is_scheduled = False  # an exit right at the beginning of `_resolve` has left it set, with nothing scheduled
+        if self._ready:
+            self._schedule()
+        return self.loop.create_future()
 
     async def through_cancellation(self, future: asyncio.Future[None]) -> None:
         """Wait for something that can't be stopped; a cancellation is raised only when it is done.

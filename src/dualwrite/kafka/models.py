@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from dualwrite.errors import ConfigurationError
 
@@ -36,8 +37,26 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
             field with a default would lose its value without an error.
     """
     by_alias = _config_of(model).get("validate_by_alias") is not False
-    for each in _models_in(model, set()):
-        for name, field in each.model_fields.items():
+    rebuild: Callable[..., object] = getattr(model, "model_rebuild")  # noqa: B009  (of Pydantic, not of our protocol)
+    rebuild(raise_errors=False)
+    is_checked = _is_complete(model)
+    if is_checked:
+        _check(model, by_alias=by_alias)
+
+    def serialize(content: M, context: SerializationContext) -> str:
+        nonlocal is_checked
+        del context
+        if not is_checked:  # a class that it names had not been defined yet
+            _check(model, by_alias=by_alias)
+            is_checked = True
+        return content.model_dump_json(by_alias=by_alias)
+
+    return serialize
+
+
+def _check(model: Any, *, by_alias: bool) -> None:
+    for each in _kinds_in(model, set()):
+        for name, field in _fields_of(each).items():
             written = (by_alias and field.serialization_alias) or name
             if not field.exclude and written not in _names_read(name, field, _config_of(each)):
                 raise ConfigurationError(
@@ -46,12 +65,6 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
                     next_step=f"set only alias=, which is both; or let validation accept {written!r}, too (AliasChoices, "
                     "validate_by_name); or give Topic a serializer and a deserializer of your own",
                 )
-
-    def serialize(content: M, context: SerializationContext) -> str:
-        del context
-        return content.model_dump_json(by_alias=by_alias)
-
-    return serialize
 
 
 def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext], M]:
@@ -68,15 +81,44 @@ def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext]
     return deserialize
 
 
-def _models_in(kind: Any, seen: set[Any]) -> Iterator[Any]:
-    """The models in a type that are not in `seen`, with those in the types of their fields."""
-    if isinstance(kind, type) and hasattr(kind, "model_fields") and kind not in seen:
+def _is_complete(model: Any) -> bool:
+    complete: bool = getattr(model, "__pydantic_complete__", True)
+    return complete
+
+
+def _kinds_in(kind: Any, seen: set[Any]) -> Iterator[Any]:
+    """The classes with fields in a type that are not in `seen`, with those in the types of their fields that are written."""
+    if get_origin(kind) is type:
+        return
+    aliased = getattr(kind, "__value__", None)  # `type Names = …`
+    if aliased is not None:
+        yield from _kinds_in(aliased, seen)
+    if isinstance(kind, type) and kind not in seen:
         seen.add(kind)
-        yield kind
-        for field in kind.model_fields.values():
-            yield from _models_in(field.annotation, seen)
+        fields = _fields_of(kind)
+        if fields:
+            yield kind
+        for field in fields.values():
+            if not field.exclude:
+                yield from _kinds_in(field.annotation, seen)
     for part in get_args(kind):
-        yield from _models_in(part, seen)
+        yield from _kinds_in(part, seen)
+
+
+def _fields_of(kind: Any) -> Mapping[str, Any]:
+    """The fields of a model, of a dataclass, a TypedDict or a NamedTuple, as Pydantic's FieldInfo."""
+    for own in ("__pydantic_fields__", "model_fields"):
+        if isinstance(found := getattr(kind, own, None), Mapping):
+            return found
+    if not (is_dataclass(kind) or hasattr(kind, "__total__") or hasattr(kind, "_field_defaults")):
+        return {}
+    from pydantic.fields import FieldInfo  # noqa: PLC0415  (there are models, so it is installed)
+
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # a class that is not defined here: what it has can't be seen
+        return {}
+    return {name: FieldInfo.from_annotation(hint) for name, hint in hints.items()}
 
 
 def _names_read(name: str, field: Any, config: Mapping[str, Any]) -> set[str]:

@@ -18,8 +18,9 @@ from dualwrite.processor.runners import Runner, is_transient_in, log_failed_list
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
+from dualwrite.transactional import awaitable, check_has_run, name_of
 
-AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[None]]
+AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[object]]
 
 
 class AsyncDualProcessor:
@@ -45,7 +46,7 @@ class AsyncDualProcessor:
         consumer: Mapping[str, Any],
         topics: Sequence[str | Topic[Any, Any]],
         *,
-        handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[None]] | None = None,
+        handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None = None,
         handle_batch: AsyncHandle | None = None,
         options: ProcessorOptions | None = None,
     ) -> None:
@@ -145,7 +146,8 @@ class _LoopRunner(Runner):
     async def _run_here(self, messages: Sequence[Any], finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if messages:
-                await self._handle(list(messages), tx)
+                name = name_of(self._handle)
+                check_has_run(await awaitable(self._handle(list(messages), tx), name), name)
             await tx.run_sync(finish)
 
         if not self._alone:
@@ -158,11 +160,13 @@ class _LoopRunner(Runner):
             log_failed_listener(error, tx.after_commit_error)
 
 
-def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[None]] | None) -> AsyncHandle:
+def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None) -> AsyncHandle:
     assert handle is not None
+
+    name = name_of(handle)
 
     async def all_of(messages: Sequence[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            await handle(message, tx)
+            check_has_run(await awaitable(handle(message, tx), name), name)
 
     return all_of

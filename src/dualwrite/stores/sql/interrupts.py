@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from asyncio import CancelledError
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+_NOT_INTERRUPTS: Final = (Exception, GeneratorExit, CancelledError)
+"""GeneratorExit only closes a generator; asyncio's CancelledError is behind the TimeoutError of an `asyncio.timeout`."""
 
 
 class InterruptsFirst:
@@ -23,6 +27,6 @@ class InterruptsFirst:
             return
         behind = error.__context__
         while behind is not None and behind is not self._outside:
-            if not isinstance(behind, Exception | GeneratorExit):  # GeneratorExit only closes a generator
+            if not isinstance(behind, _NOT_INTERRUPTS):
                 raise behind
             behind = behind.__context__
