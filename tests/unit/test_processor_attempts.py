@@ -52,6 +52,15 @@ class Read:
     def offset(self) -> int:
         return self._at
 
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes:
+        return b"%d" % self._at
+
+    def headers(self) -> None:
+        return None
+
 
 class Tx:
     """A transaction, of a thread or of a coroutine."""
@@ -133,17 +142,17 @@ class Progress:
         pass
 
 
-def attempts(runner: Runner) -> Attempts:
-    return Attempts("group", {}, {}, runner, Progress(), QUICK, Reading(most=10), StopFlag())  # type: ignore[arg-type]
+def attempts(runner: Runner, decoding: Mapping[str, Topic[Any, Any]]) -> Attempts:
+    return Attempts("group", {}, decoding, runner, Progress(), QUICK, Reading(most=10), StopFlag())  # type: ignore[arg-type]
 
 
 def whole() -> Batch:
     return Batch(tuple(map(Read, range(3))), {ORDERS: object()})
 
 
-def run(runner: Runner, batch: Batch) -> bool:
+def run(runner: Runner, batch: Batch, decoding: Mapping[str, Topic[Any, Any]] | None = None) -> bool:
     consumer: Any = SimpleNamespace(owned=lambda: batch.terms)
-    return attempts(runner).run(consumer, batch, lambda _: lambda _tx: None, handled=True)
+    return attempts(runner, decoding or {}).run(consumer, batch, lambda _: lambda _tx: None, handled=True)
 
 
 class Consumes:
@@ -178,6 +187,19 @@ def test_a_further_attempt_gets_all_messages_again(kind: str) -> None:
     assert run(PLAIN[kind](handler), batch)
     assert handler.seen == [[0, 1, 2], [0, 1, 2]]
     assert len(batch.messages) == 3
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_further_attempt_gets_new_objects(kind: str) -> None:
+    """A handler that empties what a message was deserialized to finds it whole again."""
+
+    def handle(messages: list[Any], _tx: Any) -> None:
+        seen.append([message.value().pop() for message in messages])
+
+    seen: list[list[bytes]] = []
+    decoding = {ORDERS[0]: Topic(ORDERS[0], value_deserializer=lambda content, _: [content])}
+    assert run(PLAIN[kind](handle), whole(), decoding)
+    assert seen == [[b"0", b"1", b"2"], [b"0", b"1", b"2"]]
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["a unit", "a transaction"])

@@ -14,7 +14,7 @@ from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import Topic
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
-from dualwrite.processor.runners import Runner, is_transient_in, log_failed_listener
+from dualwrite.processor.runners import Content, Runner, is_transient_in, log_failed_listener
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
@@ -115,10 +115,10 @@ class _LoopRunner(Runner):
         """Forget an earlier cancellation."""
         self._is_cancelled = False
 
-    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+    def run(self, content: Content | None, finish: Finish) -> None:
         """See Runner."""
         try:
-            asyncio.run_coroutine_threadsafe(self._run(messages, finish), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._run(content, finish), self._loop).result()
         except CancelledError:  # the coroutine has ended by then
             if self._is_cancelled:
                 raise StoppedError from None
@@ -134,20 +134,20 @@ class _LoopRunner(Runner):
         """See Runner."""
         return isinstance(error, FencedError) or is_transient_in(self._pool.store, error)  # a pool uses another id
 
-    async def _run(self, messages: Sequence[Any], finish: Finish) -> None:
+    async def _run(self, content: Content | None, finish: Finish) -> None:
         if self._is_cancelled:
             raise asyncio.CancelledError
         self._current = asyncio.current_task()
         try:
-            await self._run_here(messages, finish)
+            await self._run_here(content, finish)
         finally:
             self._current = None
 
-    async def _run_here(self, messages: Sequence[Any], finish: Finish) -> None:
+    async def _run_here(self, content: Content | None, finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
-            if messages:
+            if content is not None:
                 name = name_of(self._handle)
-                check_has_run(await awaitable(self._handle(list(messages), tx), name), name)
+                check_has_run(await awaitable(self._handle(content(), tx), name), name)
             await tx.run_sync(finish)
 
         if not self._alone:

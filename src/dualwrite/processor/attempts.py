@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from dualwrite.kafka.topic import Topic
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
-from dualwrite.processor.runners import Runner
+from dualwrite.processor.runners import Content, Runner
 from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
@@ -105,7 +105,7 @@ class Attempts:
         while batch.messages:
             began = time.monotonic()
             try:
-                self._runner.run(self._messages(batch) if handled else (), finish_of(batch))
+                self._runner.run(self._content(batch) if handled else None, finish_of(batch))
             except PositionMovedError as error:
                 left = self._caught_up(consumer, batch)
                 if len(left.messages) < len(batch.messages):
@@ -210,8 +210,14 @@ class Attempts:
                 **where(message, self._times_too_slow),
             ) from error
 
-    def _messages(self, batch: Batch) -> Sequence[Any]:
-        return decoded(batch.messages, self._decoding) if self._decoding else batch.messages
+    def _content(self, batch: Batch) -> Content:
+        """The messages for each call of the handler; those of the first are made now, before the transaction holds locks."""
+
+        def made() -> list[Any]:
+            return decoded(batch.messages, self._decoding) if self._decoding else list(batch.messages)
+
+        ready = [made()]
+        return lambda: ready.pop() if ready else made()
 
     def _is_transient(self, error: BaseException) -> bool:
         return self._runner.is_transient(error) or self._progress.is_transient(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, cast
@@ -23,7 +23,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
-from dualwrite.processor.runners import Handle, Runner
+from dualwrite.processor.runners import Content, Handle, Runner
 from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.base import StoreTransaction
@@ -252,11 +252,11 @@ class KafkaRunner(Runner):
         self._writer = writer
         self._handle = handle
 
-    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+    def run(self, content: Content | None, finish: Finish) -> None:
         """See Runner."""
         with self._writer.transaction() as tx:
-            if messages:
-                check_has_run(self._handle(list(messages), tx), name_of(self._handle))
+            if content is not None:
+                check_has_run(self._handle(content(), tx), name_of(self._handle))
             finish(tx)
 
     def is_transient(self, error: BaseException) -> bool:

@@ -19,18 +19,20 @@ from dualwrite.writer import DualWriter
 log = logging.getLogger(__name__)
 
 Handle = Callable[[Sequence[Any], Transaction[Any]], object]
+Content = Callable[[], Sequence[Any]]
+"""Returns the messages for a handler: with each call a list of its own, with new objects if they were deserialized."""
 
 
 class Runner(ABC):
     """Runs transactions, one at a time."""
 
     @abstractmethod
-    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+    def run(self, content: Content | None, finish: Finish) -> None:
         """Run one transaction; when it returns, it has committed. If a listener of the commit has failed, that is logged.
 
         Args:
-            messages: The messages for the handler, which gets a list of its own each time it is called; empty for a
-                transaction that does not call it.
+            content: Called for the handler's messages each time the handler is called; None for a transaction that does not
+                call it.
             finish: Called after the handler.
 
         Raises:
@@ -58,12 +60,12 @@ class ThreadRunner(Runner):
         self._handle = handle
         self._alone = alone
 
-    def run(self, messages: Sequence[Any], finish: Finish) -> None:
+    def run(self, content: Content | None, finish: Finish) -> None:
         """See Runner."""
 
         def work(tx: Transaction[Any]) -> None:
-            if messages:
-                check_has_run(self._handle(list(messages), tx), name_of(self._handle))
+            if content is not None:
+                check_has_run(self._handle(content(), tx), name_of(self._handle))
             finish(tx)
 
         if isinstance(self._runner, WriterPool) and not self._alone:
