@@ -64,6 +64,16 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
     return run
 
 
+def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:
+    """What each attempt may change: the first is made now, before a transaction holds locks, the others when they are needed.
+
+    Args:
+        make: Makes one.
+    """
+    ready = [make()]
+    return lambda: ready.pop() if ready else make()
+
+
 def check_has_run(result: object, name: str) -> None:
     """Check that a function has run, since one that returned a coroutine or a generator has not done its work yet.
 

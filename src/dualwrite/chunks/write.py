@@ -25,7 +25,7 @@ from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPl
 from dualwrite.chunks.registry import markers_of
 from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
 from dualwrite.transaction import Transaction
-from dualwrite.transactional import check_has_run, name_of
+from dualwrite.transactional import check_has_run, made_for_each_attempt, name_of
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
@@ -204,11 +204,11 @@ class _Attempt:
     # --- chunks that were not ---------------------------------------------------------------------------------------------
 
     def _write(self, number: int, chunk: Chunk[T], fn: Callable[[Transaction, T], object]) -> None:
-        ready = [chunk.content()]  # of the first attempt: made before its transaction, which holds locks
+        content = made_for_each_attempt(chunk.content)
         marker = ChunkMarker(number, chunk.rows, chunk.digest)
 
         def write(transaction: Transaction) -> None:
-            check_has_run(fn(transaction, ready.pop() if ready else chunk.content()), name_of(fn))
+            check_has_run(fn(transaction, content()), name_of(fn))
             # last: with its lock held, a later attempt would have to wait for one that was paused during `fn`
             self.markers.write(transaction, self.plan.job_id, self.partition, marker)
 

@@ -19,6 +19,10 @@ class Model(Protocol):
         """The model as JSON."""
 
     @classmethod
+    def model_rebuild(cls, *, raise_errors: bool) -> bool | None:
+        """Look again for the classes that the model names."""
+
+    @classmethod
     def model_validate_json(cls, json_data: str | bytes) -> Self:
         """A model parsed from JSON."""
 
@@ -37,9 +41,8 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
             field with a default would lose its value without an error.
     """
     by_alias = _config_of(model).get("validate_by_alias") is not False
-    rebuild: Callable[..., object] = getattr(model, "model_rebuild")  # noqa: B009  (of Pydantic, not of our protocol)
-    rebuild(raise_errors=False)
-    is_checked = _is_complete(model)
+    model.model_rebuild(raise_errors=False)
+    is_checked: bool = getattr(model, "__pydantic_complete__", True)
     if is_checked:
         _check(model, by_alias=by_alias)
 
@@ -79,11 +82,6 @@ def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext]
         return model.model_validate_json(content)
 
     return deserialize
-
-
-def _is_complete(model: Any) -> bool:
-    complete: bool = getattr(model, "__pydantic_complete__", True)
-    return complete
 
 
 def _kinds_in(kind: Any, seen: set[Any]) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition
+from dualwrite.transactional import made_for_each_attempt
 
 log = logging.getLogger(__name__)
 
@@ -211,13 +212,10 @@ class Attempts:
             ) from error
 
     def _content(self, batch: Batch) -> Content:
-        """The messages for each call of the handler; those of the first are made now, before the transaction holds locks."""
-
-        def made() -> list[Any]:
+        def make() -> list[Any]:
             return decoded(batch.messages, self._decoding) if self._decoding else list(batch.messages)
 
-        ready = [made()]
-        return lambda: ready.pop() if ready else made()
+        return made_for_each_attempt(make)
 
     def _is_transient(self, error: BaseException) -> bool:
         return self._runner.is_transient(error) or self._progress.is_transient(error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dualwrite.errors import DualWriteError
@@ -63,16 +64,11 @@ class BulkSender:
             self._begin(patience)
         now = time.time_ns() // 1_000_000
         append = self._accumulator.append
-        try:
+        with self._whole():
             for topic, value, key, headers, partition, timestamp in messages:
                 append(topic, key, value, headers, partition, now if timestamp is None else timestamp, patience)
             if is_first:
                 self._push(patience)
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            self._sender.interrupted()
-            raise
 
     def send_columns(self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None) -> None:
         """See `NativeProducer.send_columns`."""
@@ -132,12 +128,18 @@ class BulkSender:
     ) -> None:
         key, value = as_bytes("key", key), as_bytes("value", value)
         self._begin(patience)
-        try:
+        with self._whole():
             self._accumulator.append(topic, key, value, None, partition, now, patience)
             self._push(patience)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Tell the sender of an interrupt while messages are added: otherwise a half-closed batch could be sent twice."""
+        try:
+            yield
         except DualWriteError:
             raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+        except BaseException:  # KeyboardInterrupt
             self._sender.interrupted()
             raise
 
