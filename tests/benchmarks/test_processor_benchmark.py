@@ -25,12 +25,11 @@ DAMAGES: dict[str, Callable[[list[Any], Any], list[Any]]] = {
 
 @pytest.mark.slow
 def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres_url: str) -> None:
-    short = ("--messages", "200", "--batches", "1,100", "--members", "2", "--rounds", "1")
+    short = ("--messages", "200", "--batches", "100", "--members", "2", "--rounds", "1")
     done = run_benchmark("processor.py", *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url)
     assert done.returncode == 0, done.stderr
     assert "'fsync': 'o" in done.stdout
-    for batch in ("Batches of 1: 200 messages", "Batches of 100: 200 messages"):
-        assert f"{batch}, 2 members" in done.stdout
+    assert "Batches of 100: 200 messages, 2 members" in done.stdout
     for alternative in (
         "DualProcessor",
         "DualProcessor, decided",
@@ -38,7 +37,7 @@ def test_every_alternative_is_measured_and_verified(broker: DevCluster, postgres
         "database, then offsets",
         "consume-transform-produce",
     ):
-        assert done.stdout.count(f"| {alternative} |") == 2
+        assert done.stdout.count(f"| {alternative} |") == 1
 
 
 def written(benchmark_module: Import) -> list[bytes]:

@@ -139,6 +139,7 @@ def test_kafka_by_itself_commits_without_the_marker(forgetful: DevCluster, scene
         assert admin.stuck(topic=scene.topic).partitions == ()
 
 
+@pytest.mark.soak
 def test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back(databases: Databases) -> None:
     """Kafka's own behaviour, without dualwrite's check of the leaders."""
     with started(nodes=3) as cluster:

@@ -296,7 +296,8 @@ def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: JobScene) -> None:
+def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
     scene.site = replace(scene.site, lease_timeout=limit(6))
     one, gate = scene.run(job_id="one", keeps_lease=False), threading.Event()
     first = scene.task(one, 0, [1])
@@ -317,7 +318,8 @@ def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: J
 
 
 @pytest.mark.slow
-def test_a_write_whose_task_cleans_up_keeps_its_prefix(scene: JobScene) -> None:
+def test_a_write_whose_task_cleans_up_keeps_its_prefix(postgres_scene: JobScene) -> None:
+    scene = postgres_scene
     scene.site = replace(scene.site, lease_timeout=limit(6))
     one, two = (scene.run(job_id=job, keeps_lease=False) for job in ("one", "two"))
 

@@ -143,7 +143,7 @@ def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(sc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"]))
+@pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql"]))
 def test_kills_at_random_moments(scene: Scene, database: str) -> None:
     """The next process uses other ids while the leases last: `dualwrite recover` resolves what the ones before have left."""
     del database

@@ -19,6 +19,7 @@ from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until, until_received
+from fixtures.tiers import thinned
 from processor.ledger import booked, make_ledger
 from processor.offsets_worker import BATCH, consuming
 
@@ -53,7 +54,7 @@ def next_number(consumer: Consumer) -> int:
     return int(message.value() or b"")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", thinned(PROTOCOLS, kept=["consumer"]))
 def test_a_prepared_transaction_keeps_the_group_waiting_until_recovery(
     brisk: DevCluster, url: str, source: str, new_name: NewName, protocol: str
 ) -> None:

@@ -27,6 +27,7 @@ from dualwrite.processor.stored import StoredProgress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received
+from fixtures.tiers import thinned
 from processor.ledger import booked, make_ledger
 
 NewName = Callable[[str], str]
@@ -66,7 +67,7 @@ def test_a_processor_can_be_stopped_while_positions_cannot_be_read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", thinned(["classic", "consumer"], kept=["consumer"]))
 def test_an_assignment_waits_for_the_database_beyond_the_poll_interval(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

@@ -16,16 +16,16 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("arguments", "cores", "expected"),
     [
-        (["tests"], 2, 3),
-        (["tests"], 1, 2),
-        (["tests"], 8, 9),
+        (["tests"], 2, 4),
+        (["tests"], 1, 3),
+        (["tests"], 8, 10),
         (["tests/unit", "tests/model"], 2, 0),
         (["tests/unit/test_state.py"], 2, 0),
         (["tests/kafka/test_probe.py"], 2, 0),
         (["tests/kafka/test_probe.py::test_a", "tests/kafka/test_probe.py::test_b"], 2, 0),
         (["tests/kafka/test_probe.py", "tests/stores/test_isolation.py"], 2, 2),
         (["tests/kafka/test_probe.py", "tests/unit"], 2, 0),
-        (["tests/kafka"], 2, 3),
+        (["tests/kafka"], 2, 4),
     ],
 )
 def test_processes_are_started_for_several_files_with_servers(arguments: list[str], cores: int, expected: int) -> None:
