@@ -15,6 +15,7 @@ from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit
+from fixtures.tiers import thinned
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
 
@@ -295,9 +296,14 @@ def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.
     scene.assert_holds([3, 4])
 
 
+mostly_postgresql = pytest.mark.parametrize(
+    "database_url", thinned(["sqlite", "postgresql", "mariadb"], kept=["postgresql"]), indirect=True
+)
+
+
 @pytest.mark.slow
-def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
+@mostly_postgresql
+def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(scene: JobScene) -> None:
     scene.site = replace(scene.site, lease_timeout=limit(6))
     one, gate = scene.run(job_id="one", keeps_lease=False), threading.Event()
     first = scene.task(one, 0, [1])
@@ -318,8 +324,8 @@ def test_a_write_whose_tasks_wait_for_their_first_rows_keeps_its_prefix(postgres
 
 
 @pytest.mark.slow
-def test_a_write_whose_task_cleans_up_keeps_its_prefix(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
+@mostly_postgresql
+def test_a_write_whose_task_cleans_up_keeps_its_prefix(scene: JobScene) -> None:
     scene.site = replace(scene.site, lease_timeout=limit(6))
     one, two = (scene.run(job_id=job, keeps_lease=False) for job in ("one", "two"))
 
