@@ -101,22 +101,25 @@ def check_has_run(result: object, name: str) -> None:
         )
 
 
-def awaitable(result: Awaitable[T], name: str) -> Awaitable[T]:
-    """Check that an `async` function was given, and return what it returned.
+async def awaited(result: Awaitable[T], name: str) -> T:
+    """Await what an `async` function returned, and check that all of it has run.
 
     Args:
         result: What the function returned.
         name: The function's name.
 
     Raises:
-        UsageError: It can't be awaited.
+        UsageError: It can't be awaited, or its own result is a coroutine or a generator, which has not run.
+        BaseException: As raised by the function.
     """
     if not isinstance(result, Awaitable):
         raise UsageError(
             f"{name} returned {type(result).__qualname__}, which can't be awaited.",
             next_step="make it an `async def` function without `yield`",
         )
-    return result
+    value = await result
+    check_has_run(value, name)
+    return value
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -2,46 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupState
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, TopicPartition
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.librdkafka.batch import Partition
-from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.consumer import Begin, GroupConsumer
 from fixtures.broker import make_topic
-from fixtures.pace import LIMIT, until
+from fixtures.fork_server import ForkedProcess
+from fixtures.pace import ended, limit
+from processor.closing_worker import PROTOCOLS, wait_until_assigned
 
 NewName = Callable[[str], str]
 
+TIMES = 300
+
+
+class Observed(GroupConsumer):
+    """Notes when librdkafka's close() begins, and when callbacks run."""
+
+    def __init__(self, settings: Mapping[str, Any], topics: Sequence[str], begin: Begin) -> None:
+        super().__init__(settings, topics, begin)
+        self.seen: list[str] = []
+        self._consumer = Noting(self._consumer, self.seen)  # type: ignore[assignment]
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.seen.append("assigned")
+        super()._assigned(consumer, partitions)
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.seen.append("revoked")
+        super()._revoked(consumer, partitions)
+
+
+class Noting:
+    """confluent-kafka's consumer, whose methods can't be replaced."""
+
+    def __init__(self, consumer: Consumer, seen: list[str]) -> None:
+        self._consumer = consumer
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def close(self) -> None:
+        self._seen.append("close")
+        self._consumer.close()
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_an_assignment_that_comes_while_it_closes_begins_nothing(brisk: DevCluster, new_name: NewName, strategy: str) -> None:
-    """librdkafka delivers the callback in its close(), where offsets can't be read any more."""
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_assignment_that_comes_while_it_closes_begins_nothing(brisk: DevCluster, new_name: NewName, protocol: str) -> None:
+    """And no callback is left for librdkafka's close(), in which the answer to it can wait forever."""
     topic, group = new_name("source"), new_name("group")
     make_topic(brisk, topic, partitions=2)
-    admin = AdminClient({"bootstrap.servers": brisk.bootstrap_servers})
-
-    def is_assigned() -> bool:
-        found = admin.describe_consumer_groups([group])[group].result(LIMIT)
-        return found.state == ConsumerGroupState.STABLE and bool(found.members[0].assignment.topic_partitions)
-
     begun: list[Partition] = []
 
     def begin(partitions: list[Partition]) -> dict[Partition, int]:
         begun.extend(partitions)
         return dict.fromkeys(partitions, 0) | consumer.offsets.committed(partitions, 5)
 
-    settings = {
-        "bootstrap.servers": brisk.bootstrap_servers,
-        "group.id": group,
-        "partition.assignment.strategy": strategy,
-    }
-    consumer = GroupConsumer(settings, [topic], begin)
-    until(is_assigned, "the coordinator has assigned the partitions", pause=0.02)
+    settings = {"bootstrap.servers": brisk.bootstrap_servers, "group.id": group, **PROTOCOLS[protocol]}
+    consumer = Observed(settings, [topic], begin)
+    wait_until_assigned(brisk.bootstrap_servers, group)
     consumer.close()
     assert begun == []
     assert consumer.owned() == {}
+    assert consumer.seen == ["assigned", "revoked", "close"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_process_goes_on_after_closing_members_just_when_they_are_assigned_partitions(
+    brisk: DevCluster, new_name: NewName, protocol: str
+) -> None:
+    """Several processes at once, since the wait that never ends needs other threads to come first."""
+    topic = new_name("source")
+    make_topic(brisk, topic, partitions=2)
+    arguments = [brisk.bootstrap_servers, topic, protocol, str(TIMES), str(limit(30))]
+    with ExitStack() as running:
+        processes = [running.enter_context(ForkedProcess("processor.closing_worker", arguments)) for _ in range(6)]
+        for process in processes:
+            running.callback(process.kill)
+        assert [ended(process, seconds=limit(250)) for process in processes] == [0] * 6

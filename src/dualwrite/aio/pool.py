@@ -25,7 +25,7 @@ from dualwrite.pool.bound_pool import BoundPool
 from dualwrite.pool.pool import WriterPool
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction
-from dualwrite.transactional import check_has_run, name_of
+from dualwrite.transactional import awaited, name_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -244,8 +244,7 @@ class AsyncWriterPool(Generic[H]):
             while tx is not None:
                 with suppress(Exception), _inside(self._pool, handoff):  # the thread gets its error, and the job the outcome
                     async with handoff.body():
-                        result = await unit(tx, *args, **kwargs)
-                        check_has_run(result, name_of(unit))
+                        result = await awaited(unit(tx, *args, **kwargs), name_of(unit))
                 tx = await handoff.receive(job)
         except BaseException:
             if not job.cancel():

@@ -18,7 +18,7 @@ from dualwrite.processor.runners import Content, Runner, is_transient_in, log_fa
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
-from dualwrite.transactional import awaitable, check_has_run, name_of
+from dualwrite.transactional import awaited, name_of
 
 AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[object]]
 
@@ -146,8 +146,7 @@ class _LoopRunner(Runner):
     async def _run_here(self, content: Content | None, finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if content is not None:
-                name = name_of(self._handle)
-                check_has_run(await awaitable(self._handle(content(), tx), name), name)
+                await awaited(self._handle(content(), tx), name_of(self._handle))
             await tx.run_sync(finish)
 
         if not self._alone:
@@ -162,11 +161,10 @@ class _LoopRunner(Runner):
 
 def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None) -> AsyncHandle:
     assert handle is not None
-
     name = name_of(handle)
 
     async def all_of(messages: Sequence[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            check_has_run(await awaitable(handle(message, tx), name), name)
+            await awaited(handle(message, tx), name)
 
     return all_of

@@ -37,6 +37,7 @@ _INTERNAL: Final = {"enable.partition.eof": True}
 """Settings whose effect is visible only in this class."""
 
 _STEP: Final = 0.1
+_MOMENT: Final = 0.005
 _UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
 _WARNING_INTERVAL: Final = 60.0
 
@@ -46,6 +47,9 @@ _TRUNCATION: Final = "truncation"
 
 _CLOSING: Final = 10.0
 """Seconds that `close` waits; librdkafka itself would wait for a coordinator that is down for `session.timeout.ms`."""
+
+_REVOKING: Final = 5.0
+"""Seconds of them for a rebalance in progress: it ends once every member has joined again."""
 
 
 class GroupConsumer:
@@ -208,10 +212,25 @@ class GroupConsumer:
             )
 
     def _close(self) -> None:
-        try:
-            self._consumer.close()  # waits for the commit
-        except Exception as error:  # noqa: BLE001  (nothing depends on it any more)
-            log.warning("%s: leaving the group: %s", self.group_id, error)
+        for step in (self._unsubscribe, self._consumer.close):  # close waits for the commit
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001  (nothing depends on it any more)
+                log.warning("%s: leaving the group: %s", self.group_id, error)
+
+    def _unsubscribe(self) -> None:
+        """Give up the assignment, and run the rebalance callbacks that are left, so that librdkafka's close() has none to run.
+
+        What a callback calls there can wait forever for a part of librdkafka that has ended meanwhile (librdkafka issue 4884).
+        confluent-kafka holds the interpreter's lock during that wait, so that the whole process would stand still.
+        """
+        self._consumer.unsubscribe()
+        deadline = time.monotonic() + _REVOKING
+        while time.monotonic() < deadline:
+            if self._consumer.poll(0) is None:
+                if not self._consumer.assignment():
+                    return
+                time.sleep(_MOMENT)  # a rebalance is in progress: the callback that revokes the rest comes at its end
 
     # --- rebalances -------------------------------------------------------------------------------------------------------
 
