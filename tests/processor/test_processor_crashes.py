@@ -100,7 +100,11 @@ class Crashing:
                 consumer.poll(0.1)
                 return GroupMetadata.from_librdkafka(consumer.consumer_group_metadata()).generation_id
 
-            return until(lambda: max(generation(), 0), "a member of the group")
+            found = until(lambda: max(generation(), 0), "a member of the group")
+            consumer.unsubscribe()
+            while consumer.poll(0) is not None:  # as `GroupConsumer.close`: its assignment may be on the way
+                pass
+            return found
 
     def shown(self) -> int:
         """The sum of the group's offsets at Kafka."""
