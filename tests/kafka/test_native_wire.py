@@ -22,6 +22,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.opening import Opening
+from dualwrite.kafka.native.markers import AT_FIRST
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.states import ProducerState
@@ -189,21 +190,23 @@ def test_a_coordinator_with_slow_markers_is_asked_a_dozen_times_at_most() -> Non
         producer.close()
 
 
-def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction() -> None:
-    """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
+def test_after_a_pause_a_transaction_is_two_requests() -> None:
+    """Its markers have been written meanwhile, so the coordinator is not asked (shorter pauses: unit/test_marker_wait.py)."""
     epochs = iter(range(1, 1000))
     finished = lambda request: described_as("CompleteCommit", request)  # noqa: E731
     ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
     with WireServer({DescribeTransactionsRequest: finished, EndTxnRequest: ended}) as server:
         producer = on_server(server)
         producer.init_transactions(timeout=LIMIT)
-        for _ in range(100):
+        prepare_one(producer)
+        producer.commit_transaction(timeout=LIMIT)
+        before = len(server.requests)
+        for _ in range(20):
+            time.sleep(2 * AT_FIRST)
             prepare_one(producer)
             producer.commit_transaction(timeout=LIMIT)
-        looks = len(server.received(DescribeTransactionsRequest))
-        assert len(server.received(EndTxnRequest)) == 100
+        assert [type(request) for request in server.requests[before:]] == 20 * [ProduceRequest, EndTxnRequest]
         producer.close()
-    assert looks < 80
 
 
 def test_a_coordinator_that_is_slow_to_describe_keeps_its_connection() -> None:
