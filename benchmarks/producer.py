@@ -179,7 +179,7 @@ def in_turn(place: Place, name: str, ids: int, duration: float) -> Latencies:
 
 
 def at_once(place: Place, name: str, ids: int, duration: float) -> Latencies:
-    """One thread per id."""
+    """One thread per id; each makes at least one transaction."""
     topic = place.topic(ids)
     with clients(place, name, ids) as made:
         for number, client in enumerate(made):
@@ -189,7 +189,7 @@ def at_once(place: Place, name: str, ids: int, duration: float) -> Latencies:
         def work(number: int) -> list[float]:
             client, values = made[number], records(number, 1)
             each = []
-            while (began := time.perf_counter()) < stop:
+            while (began := time.perf_counter()) < stop or not each:
                 client.transaction(topic, [next(values)])
                 each.append(time.perf_counter() - began)
             return each

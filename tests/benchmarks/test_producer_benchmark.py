@@ -87,8 +87,14 @@ def test_a_damaged_message_is_noticed(
 
 
 def test_a_client_that_fails_in_its_thread_fails_the_measurement(benchmark_module: Import) -> None:
+    producer = benchmark_module("producer")
     with pytest.raises(ConnectionError, match="broker is gone"):
-        MEASUREMENTS["at once"](benchmark_module("producer"), FakePlace(fails_at=20))
+        producer.at_once(FakePlace(fails_at=2), "x", 2, 0.01)  # the first messages of both threads are sent outside of them
+
+
+def test_a_measurement_without_time_makes_one_transaction_in_each_thread(benchmark_module: Import) -> None:
+    measured = benchmark_module("producer").at_once(FakePlace(), "x", 2, 0.0)
+    assert len(measured.each) == 2
 
 
 def test_every_producer_is_first_in_some_round_and_the_first_round_is_discarded(
