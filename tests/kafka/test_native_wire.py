@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.opening import Opening
-from dualwrite.kafka.native.markers import AT_FIRST
+from dualwrite.kafka.native import markers
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.states import ProducerState
@@ -190,8 +191,11 @@ def test_a_coordinator_with_slow_markers_is_asked_a_dozen_times_at_most() -> Non
         producer.close()
 
 
-def test_after_a_pause_a_transaction_is_two_requests() -> None:
-    """Its markers have been written meanwhile, so the coordinator is not asked (shorter pauses: unit/test_marker_wait.py)."""
+def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
+    now = [1000.0]
+    monkeypatch.setattr(markers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(markers, "_SLOW", LIMIT)  # how long a message takes here says nothing about markers
     epochs = iter(range(1, 1000))
     finished = lambda request: described_as("CompleteCommit", request)  # noqa: E731
     ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
@@ -201,11 +205,12 @@ def test_after_a_pause_a_transaction_is_two_requests() -> None:
         prepare_one(producer)
         producer.commit_transaction(timeout=LIMIT)
         before = len(server.requests)
-        for _ in range(20):
-            time.sleep(2 * AT_FIRST)
+        for pause in (0.005, *(50 * [0.006])):
+            now[0] += pause
             prepare_one(producer)
             producer.commit_transaction(timeout=LIMIT)
-        assert [type(request) for request in server.requests[before:]] == 20 * [ProduceRequest, EndTxnRequest]
+        found = [type(request) for request in server.requests[before:]]
+        assert found == [DescribeTransactionsRequest, *(51 * [ProduceRequest, EndTxnRequest])]
         producer.close()
 
 

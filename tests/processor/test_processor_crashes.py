@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.librdkafka.consumer import BEGINNING, GroupConsumer
 from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
@@ -93,18 +94,13 @@ class Crashing:
         """The group's generation, or epoch: it has changed so often, the last time since this joins."""
         settings = {"bootstrap.servers": self.servers, "group.id": self.group, **dict(text.split("=", 1) for text in more)}
         settings = {key: value for key, value in settings.items() if value and key != "offsets"}
-        with closing(Consumer({**settings, "enable.auto.commit": "false"})) as consumer:
-            consumer.subscribe([self.source])
+        with closing(GroupConsumer(settings, [self.source], lambda keys: dict.fromkeys(keys, BEGINNING))) as consumer:
 
             def generation() -> int:
-                consumer.poll(0.1)
-                return GroupMetadata.from_librdkafka(consumer.consumer_group_metadata()).generation_id
+                consumer.poll(1, 0.1)
+                return GroupMetadata.from_librdkafka(consumer.member.consumer_group_metadata()).generation_id
 
-            found = until(lambda: max(generation(), 0), "a member of the group")
-            consumer.unsubscribe()
-            while consumer.poll(0) is not None:  # as `GroupConsumer.close`: its assignment may be on the way
-                pass
-            return found
+            return until(lambda: max(generation(), 0), "a member of the group")
 
     def shown(self) -> int:
         """The sum of the group's offsets at Kafka."""
