@@ -11,42 +11,35 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 from fixtures.pace import LIMIT, TimeLimitError
+from fixtures.producing import producing
 
 _KEY: Final = struct.Struct(">hh")  # version, length of the id that follows
 _STATE: Final = struct.Struct(">hqh")  # version, producer id, epoch; the rest is not changed
 _LISTED: Final = 0  # versions of the key that name an id
+_MAY_WRITE: Final = {"client.id": "__admin_client", "acks": "all"}
+"""The only client id that may write to Kafka's internal topics."""
 
 
 def set_epochs(cluster: DevCluster, epochs: Mapping[str, int]) -> None:
     """Give transactional ids without an open transaction another epoch, and restart the cluster's single broker."""
     newest = _newest_states(cluster)
-    client = Producer(
-        {
-            "bootstrap.servers": cluster.bootstrap_servers,
-            "client.id": "__admin_client",  # the only client id that may write to Kafka's internal topics
-            "acks": "all",
-        }
-    )
-    refused: list[object] = []
-    for kafka_id, epoch in epochs.items():
-        found = newest[kafka_id]
-        value = found.value()
-        assert value is not None, f"{kafka_id} has expired"
-        version, producer_id, _ = _STATE.unpack_from(value)
-        client.produce(
-            TRANSACTION_STATE_TOPIC,
-            key=found.key(),
-            value=_STATE.pack(version, producer_id, epoch) + value[_STATE.size :],
-            partition=found.partition(),
-            on_delivery=lambda error, _: refused.append(error) if error else None,
-        )
-    assert client.flush(LIMIT) == 0
-    assert not refused
+    with producing(cluster.bootstrap_servers, _MAY_WRITE) as produce:
+        for kafka_id, epoch in epochs.items():
+            found = newest[kafka_id]
+            value = found.value()
+            assert value is not None, f"{kafka_id} has expired"
+            version, producer_id, _ = _STATE.unpack_from(value)
+            produce(
+                TRANSACTION_STATE_TOPIC,
+                key=found.key(),
+                value=_STATE.pack(version, producer_id, epoch) + value[_STATE.size :],
+                partition=found.partition(),
+            )
     cluster.kill(1)  # an orderly stop would write what it has in memory
     cluster.start(1, timeout=LIMIT)
 

@@ -32,7 +32,7 @@ from fixtures.tiers import thinned
 
 FORGETFUL = {
     **PROMPT_TIMEOUTS,
-    "transactional.id.expiration.ms": "2000",
+    "transactional.id.expiration.ms": str(round(limit(2.0) * 1000)),  # an id must not expire inside a block
     "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
 }
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Producer
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic, read_topic, started
-from fixtures.pace import LIMIT, ended, until_received, until_recorded
+from fixtures.pace import ended, until_received, until_recorded
+from fixtures.producing import producing
 
 pytestmark = pytest.mark.slow
 
@@ -81,28 +81,25 @@ def paid(cluster: DevCluster) -> Counter[str]:
 def test_each_order_is_counted_once(url: str, cluster: DevCluster) -> None:
     expected = Counter[str]()
     bad = {b"not JSON", b'{"customer": "ann", "amount": 12.5}', b'{"customer": "ann", "amount": true}', b'{"customer": "ann"}'}
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
 
-    def order(number: int) -> None:
-        customer = CUSTOMERS[number % len(CUSTOMERS)]
-        expected[customer] += number
-        producer.produce("orders", json.dumps({"customer": customer, "amount": number}), key=customer)
+    def order(numbers: range, *more: bytes) -> None:
+        with producing(cluster.bootstrap_servers) as produce:
+            for number in numbers:
+                customer = CUSTOMERS[number % len(CUSTOMERS)]
+                expected[customer] += number
+                produce("orders", json.dumps({"customer": customer, "amount": number}), key=customer)
+            for text in more:
+                produce("orders", text, key="ann")
 
     with ExitStack() as processes:
         killed = processes.enter_context(pipeline(url, cluster))
         other = processes.enter_context(pipeline(url, cluster))
-        for number in range(ORDERS):
-            order(number)
-        for text in bad:
-            producer.produce("orders", text, key="ann")
-        assert producer.flush(LIMIT) == 0
+        order(range(ORDERS), *bad)
         until_received(lambda: list(booked(url)), "the first are booked")
         killed.kill()
         ended(killed)
         third = processes.enter_context(pipeline(url, cluster))
-        for number in range(ORDERS, 2 * ORDERS):
-            order(number)
-        assert producer.flush(LIMIT) == 0
+        order(range(ORDERS, 2 * ORDERS))
         until_recorded(lambda: booked(url), expected, "in the database", pause=0.2)
         until_recorded(lambda: paid(cluster), expected, "a live process recovers what the killed one had prepared", pause=0.5)
         for process in (other, third):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
@@ -30,6 +30,7 @@ from fixtures import pace
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.logins import LOGINS, settings_for
 from fixtures.pace import LIMIT
+from fixtures.producing import producing
 
 S = TransactionStatus
 NewName = Callable[[str], str]
@@ -476,10 +477,9 @@ def test_both_producers_send_a_key_to_the_same_partition(
     topic = new_name("topic")
     make_topic(broker, topic, 7)
     keys = [b"key %d" % n for n in range(30)] + ["schlüssel".encode(), b"\0", b"\xff" * 40]
-    theirs = Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": partitioner})
-    for key in keys:
-        theirs.produce(topic, b"theirs", key)
-    assert theirs.flush(LIMIT) == 0
+    with producing(broker.bootstrap_servers, {"partitioner": partitioner}) as produce:
+        for key in keys:
+            produce(topic, b"theirs", key)
     ours = ready(new_native(partitioner=partitioner))
     ours.begin_transaction()
     for key in keys:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
@@ -31,6 +31,7 @@ from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until, until_received
+from fixtures.producing import producing
 from fixtures.raw_producer import send_offset_behind_the_coordinator, write_behind_the_coordinator
 
 NewName = Callable[[str], str]
@@ -67,10 +68,9 @@ def only(search: StuckSearch) -> StuckPartition:
 def test_nothing_is_stuck_without_an_open_transaction(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
-    producer = Producer({"bootstrap.servers": servers})
-    for _ in range(3):
-        producer.produce(topic, b"v")
-    assert producer.flush(LIMIT) == 0
+    with producing(servers) as produce:
+        for _ in range(3):
+            produce(topic, b"v")
     left_open(servers, new_name("id"), topic).commit_transaction(LIMIT)
     wait_for_markers(servers)
     found = admin.stuck(topic=topic)
@@ -221,9 +221,8 @@ def test_groups_that_store_their_positions_elsewhere(
 def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     """KIP-447: positions that were sent in a transaction hold the group's members back."""
     group = new_name("group")
-    plain = Producer({"bootstrap.servers": servers})
-    plain.produce(topic, b"v")
-    assert plain.flush(LIMIT) == 0
+    with producing(servers) as produce:
+        produce(topic, b"v")
     name = new_name("id")
     with consuming(servers, group, topic, 1) as consumer:
         producer = left_open(servers, name, new_name("results"))
@@ -241,9 +240,8 @@ def test_a_group_whose_offsets_are_pending(servers: str, admin: TransactionAdmin
 def test_hanging_offsets_are_found_and_aborted(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
     """A position that was sent without the coordinator's knowledge: the group's members wait forever."""
     group = new_name("group")
-    plain = Producer({"bootstrap.servers": servers})
-    plain.produce(topic, b"v")
-    assert plain.flush(LIMIT) == 0
+    with producing(servers) as produce:
+        produce(topic, b"v")
     with consuming(servers, group, topic, 1):
         pass
     send_offset_behind_the_coordinator(servers, group, topic, 4_000_001, 0, offset=1)

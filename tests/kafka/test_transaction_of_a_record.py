@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dualwrite.admin import Ending, Reason, TransactionAdmin, records
@@ -17,6 +17,7 @@ from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, limit
+from fixtures.producing import producing
 from fixtures.raw_producer import write_behind_the_coordinator
 
 NewName = Callable[[str], str]
@@ -24,9 +25,8 @@ NewName = Callable[[str], str]
 
 @pytest.mark.slow
 def test_each_record_of_a_partition(servers: str, admin: TransactionAdmin, topic: str, new_name: NewName) -> None:
-    plain = Producer({"bootstrap.servers": servers, "enable.idempotence": False})
-    plain.produce(topic, b"v")  # 0
-    assert plain.flush(LIMIT) == 0
+    with producing(servers, {"enable.idempotence": False}) as produce:
+        produce(topic, b"v")  # 0
     name = new_name("id")
     left_open(servers, name, topic, messages=3).commit_transaction(LIMIT)  # 1, 2, 3, its marker at 4
     wait_for_markers(servers)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 import dualwrite
 from crash.events import Events
@@ -16,6 +16,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT, until_recorded
+from fixtures.producing import producing
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,9 @@ class ProcessorScene:
         make_topic(broker, self.target, PARTITIONS)
 
     def produce(self, numbers: Sequence[int]) -> None:
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers})
-        for number in numbers:
-            producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
-        assert producer.flush(LIMIT) == 0
+        with producing(self.broker.bootstrap_servers) as produce:
+            for number in numbers:
+                produce(self.source, b"%d" % number, partition=number % PARTITIONS)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         every = {"bootstrap.servers": self.broker.bootstrap_servers, "group.id": self.group, **GENTLE, **more}

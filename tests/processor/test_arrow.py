@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Producer
 from processor_scene import ProcessorScene
 
 import dualwrite
 from dualwrite import Topic
 from dualwrite.errors import MissingDependencyError
 from dualwrite.processor import DualProcessor, ProcessorOptions, to_arrow, to_pandas
-from fixtures.pace import LIMIT
+from fixtures.producing import producing
 
 pa = pytest.importorskip("pyarrow")
 
@@ -43,18 +42,17 @@ def processed(scene: ProcessorScene, topic: str | Topic[Any, Any], look: Callabl
 
 
 def produce(scene: ProcessorScene, values: list[bytes | None]) -> None:
-    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
     headers: list[tuple[str, bytes | None]] = [("a", b"1"), ("a", None)]
-    for number, value in enumerate(values):
-        producer.produce(
-            scene.source,
-            value,
-            key=None if number == 0 else b"key",
-            partition=2,
-            timestamp=int(WHEN.timestamp() * 1000) + number,
-            headers=headers if number == 2 else [],
-        )
-    assert producer.flush(LIMIT) == 0
+    with producing(scene.broker.bootstrap_servers) as produce:
+        for number, value in enumerate(values):
+            produce(
+                scene.source,
+                value,
+                key=None if number == 0 else b"key",
+                partition=2,
+                timestamp=int(WHEN.timestamp() * 1000) + number,
+                headers=headers if number == 2 else [],
+            )
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from fixtures.broker import make_topic
 from fixtures.pace import LIMIT, until, until_received
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -172,9 +173,12 @@ def test_an_added_partition_begins_at_its_first_message(
         produced = produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
         admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
         admin.create_partitions([NewPartitions(scene.source, PARTITIONS + 1)])[scene.source].result(LIMIT)
-        producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
-        producer.produce(scene.source, b"1001", partition=PARTITIONS)
-        assert producer.flush(LIMIT) == 0
+        until(
+            lambda: PARTITIONS in admin.list_topics(scene.source, timeout=LIMIT).topics[scene.source].partitions,
+            "the broker knows the new partition",
+        )
+        with producing(scene.broker.bootstrap_servers) as produce:
+            produce(scene.source, b"1001", partition=PARTITIONS)
         numbers = scene.events.numbers
         until_received(lambda: [one for one in numbers(scene.group) if one == 1001], "the first message of the new partition")
     done = scene.agree()

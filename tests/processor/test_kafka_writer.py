@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from processor_scene import GENTLE, PARTITIONS, Running
 
 import dualwrite
@@ -30,6 +29,7 @@ from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_recorded
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.kafka_worker import answer
 
@@ -51,10 +51,9 @@ class KafkaScene:
         make_topic(broker, self.target, PARTITIONS)
 
     def produce(self, numbers: range) -> None:
-        producer = Producer({"bootstrap.servers": self.servers})
-        for number in numbers:
-            producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
-        assert producer.flush(LIMIT) == 0
+        with producing(self.servers) as produce:
+            for number in numbers:
+                produce(self.source, b"%d" % number, partition=number % PARTITIONS)
 
     def processor(
         self, writer: KafkaWriter, handle: Any = None, pace: Mapping[str, Any] = GENTLE, **more: Any

@@ -8,20 +8,21 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import PositionMovedError
-from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql.positions import SqlPositions
 from fixtures.broker import make_topic
 from fixtures.command import output_of
 from fixtures.pace import LIMIT, until
+from fixtures.producing import producing
 
 NewName = Callable[[str], str]
 Run = Callable[..., tuple[int, str, str]]
@@ -37,10 +38,9 @@ def topic(broker: DevCluster, new_name: NewName) -> str:
     """Two partitions with five messages each."""
     name = new_name("topic")
     make_topic(broker, name, 2)
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
-    for number in range(10):
-        producer.produce(name, b"v", partition=number % 2)
-    assert producer.flush(LIMIT) == 0
+    with producing(broker.bootstrap_servers) as produce:
+        for number in range(10):
+            produce(name, b"v", partition=number % 2)
     return name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import dualwrite
 from dualwrite.admin import TransactionAdmin
@@ -19,6 +19,7 @@ from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until, until_received
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.ledger import booked, make_ledger
 from processor.offsets_worker import BATCH, consuming
@@ -41,10 +42,9 @@ def source(brisk: DevCluster, new_name: NewName) -> str:
     """A topic of ten numbers."""
     name = new_name("source")
     make_topic(brisk, name)
-    producer = Producer({"bootstrap.servers": brisk.bootstrap_servers})
-    for number in range(2 * BATCH):
-        producer.produce(name, b"%d" % number)
-    assert producer.flush(LIMIT) == 0
+    with producing(brisk.bootstrap_servers) as produce:
+        for number in range(2 * BATCH):
+            produce(name, b"%d" % number)
     return name
 
 

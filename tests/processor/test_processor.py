@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from processor_scene import PARTITIONS, ProcessorScene
 from sqlalchemy.orm import sessionmaker
@@ -33,6 +32,7 @@ from dualwrite.processor.stored import StoredProgress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until, until_received, until_recorded
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -186,9 +186,8 @@ def test_a_message_that_cannot_be_processed_stops_the_processor(scene: Processor
 def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
     dead = new_name("dead")
     make_topic(scene.broker, dead)
-    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
-    producer.produce(scene.source, b"bad", key=b"k", partition=1, headers={"origin": b"test"})
-    assert producer.flush(LIMIT) == 0
+    with producing(scene.broker.bootstrap_servers) as produce:
+        produce(scene.source, b"bad", key=b"k", partition=1, headers={"origin": b"test"})
     scene.produce(range(8))
     with scene.running(options=ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)):
         scene.wait_for(range(8))
@@ -207,9 +206,8 @@ def test_a_refused_dead_letter_stops_the_processor(scene: ProcessorScene, new_na
     small, dead = new_name("small"), new_name("dead")
     make_topic(scene.broker, small, max_message_bytes="100")
     make_topic(scene.broker, dead)
-    producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers})
-    producer.produce(scene.source, b"bad", partition=1)
-    assert producer.flush(LIMIT) == 0
+    with producing(scene.broker.bootstrap_servers) as produce:
+        produce(scene.source, b"bad", partition=1)
     options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=small)
     with scene.running(options=options) as running:
         error = running.ended()

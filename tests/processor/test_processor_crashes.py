@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from itertools import product
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 import dualwrite
 from crash.cases import WRITER_POINTS
@@ -24,6 +24,7 @@ from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.conftest import BRISK
 from processor.ledger import booked, make_ledger
@@ -53,10 +54,9 @@ class Crashing:
         self._processes = ExitStack()
 
     def produce(self, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
-        for number in range(self.produced, self.produced + count):
-            producer.produce(self.source, b"%d" % number, partition=number % PARTITIONS)
-        assert producer.flush(LIMIT) == 0
+        with producing(self.servers, {"linger.ms": 5}) as produce:
+            for number in range(self.produced, self.produced + count):
+                produce(self.source, b"%d" % number, partition=number % PARTITIONS)
         self.produced += count
 
     def start(self, name: str = "1", failpoints: str = "", batch: int = BATCH, *more: str) -> ForkedProcess:
@@ -231,9 +231,8 @@ def test_a_kill_between_two_attempts(
     scene, dead = crashing("postgresql"), new_name("dead")
     make_topic(brisk, dead)
     scene.produce(6)
-    producer = Producer({"bootstrap.servers": scene.servers})
-    producer.produce(scene.source, b"bad", partition=0)
-    assert producer.flush(LIMIT) == 0
+    with producing(scene.servers) as produce:
+        produce(scene.source, b"bad", partition=0)
     scene.produce(6)
     more = (*more, f"dead_letter_topic={dead}")
     with_pauses = scene.start("1", "", BATCH, *more, "attempts=1000000")

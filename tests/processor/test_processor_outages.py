@@ -1,10 +1,10 @@
-"""The broker is down between the two commits for longer than the writer waits: the outcome is unknown until it restarts."""
+"""The broker is down: between the two commits, where the outcome is unknown until it restarts; at an assignment; at the end."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,9 @@ import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.processor.progress import Progress
 from dualwrite.recipe.phases import Phase
+from dualwrite.stores.positions import Partition
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
@@ -72,7 +74,32 @@ def test_the_broker_is_killed_between_the_two_commits(
     assert "the outcome on Kafka's side is unknown" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_the_broker_is_killed_while_it_assigns_partitions(
+    databases: Databases, brisk: DevCluster, new_name: NewName, monkeypatch: pytest.MonkeyPatch, offsets: Any
+) -> None:
+    """librdkafka then reports errors in the `poll` whose callback has looked up where to begin; that aborted the process."""
+    scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)
+    scene.produce(range(8))
+    back = threading.Timer(AWAY, brisk.start)
+    begin = Progress.begin
+
+    def begin_and_die(progress: Progress, *args: Any) -> Mapping[Partition, int]:
+        found = begin(progress, *args)
+        if not back.ident:
+            brisk.kill()
+            back.start()
+        return found
+
+    monkeypatch.setattr(Progress, "begin", begin_and_die)
+    with scene.running(options=replace(OPTIONS, offsets=offsets, start="latest"), **BRIEF):
+        until(lambda: back.ident, "the partitions are assigned")
+        back.join(LIMIT)
+        scene.produce(range(8, 16))
+        scene.wait_for(range(8, 16))
+    assert scene.agree() == list(range(8, 16))
+
+
 @pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
 def test_stop_does_not_wait_for_a_coordinator_that_is_down(
     databases: Databases, brisk: DevCluster, new_name: NewName, offsets: Any

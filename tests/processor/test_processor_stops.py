@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from processor_scene import PARTITIONS, ProcessorScene
 
 import dualwrite
@@ -27,6 +26,7 @@ from dualwrite.processor.stored import StoredProgress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received
+from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.ledger import booked, make_ledger
 
@@ -108,10 +108,9 @@ def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_
     group, source, target = new_name("group"), new_name("source"), new_name("target")
     for topic in (source, target):
         make_topic(brisk, topic)
-    producer = Producer({"bootstrap.servers": brisk.bootstrap_servers})
-    for value in (b"0", b"not a number"):
-        producer.produce(source, value)
-    assert producer.flush(LIMIT) == 0
+    with producing(brisk.bootstrap_servers) as produce:
+        for value in (b"0", b"not a number"):
+            produce(source, value)
     arguments = [url, brisk.bootstrap_servers, group, source, target, new_name("id"), "1", "attempts=1000000"]
     with ForkedProcess("processor.processor_worker", arguments) as process:
         until_received(lambda: booked(url, group), "the message before it is booked", pause=0.2)

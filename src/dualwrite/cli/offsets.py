@@ -27,7 +27,7 @@ from dualwrite.cli.options import (
 )
 from dualwrite.cli.positions import TIMEOUT, Shown, commit_to_kafka, read_shown, with_kafka
 from dualwrite.errors import BrokerError, PositionMovedError
-from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Position, Positions

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dualwrite.admin import PartitionEnd, TransactionAdmin
 from dualwrite.cli.options import refuse, show_table
 from dualwrite.errors import StateTableMissingError
-from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.kafka.librdkafka.idle_group import IdleGroup
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore

@@ -18,6 +18,7 @@ from dualwrite.errors import (
     StateTableMissingError,
 )
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.inspect.topic_metadata import TopicMetadata
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.offsets import GroupMetadata
@@ -94,18 +95,17 @@ class GroupProgress(Progress):
         consumer: GroupConsumer,
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
-        ids: Mapping[Partition, str],
+        topics: Mapping[str, TopicMetadata],
         timeout: float,
     ) -> bool:
         """See Progress. The member that reads partition 0 commits all ends, in one request; the others wait for it.
 
         Kafka commits offsets unconditionally: a second member could move positions back that the first has already advanced.
         """
-        del ids
         ours = {*partitions, *consumer.owned()}
         changed = False
         for topic in sorted({key[0] for key in partitions if key not in stored}):
-            keys = {*consumer.offsets.partitions_of(topic, timeout), *(key for key in partitions if key[0] == topic)}
+            keys = {*((topic, n) for n in topics[topic].partitions), *(key for key in partitions if key[0] == topic)}
             if consumer.offsets.committed(keys, timeout):
                 continue  # the group has read the topic, or another member has committed its ends
             if (topic, 0) not in ours:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dualwrite.errors import BrokerUnavailableError, PositionForgottenError, TopicReplacedError
-from dualwrite.kafka.inspect.topic_ids import topic_ids
+from dualwrite.kafka.inspect.topic_metadata import TopicMetadata, topic_ids, topic_metadata
 from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
@@ -91,13 +91,14 @@ class Progress(ABC):
         """
         refused = refused or {}
         stored = self.read(consumer, partitions, timeout)
-        ids = self._ids_of(partitions, timeout)
+        topics = self._topics_of(partitions, timeout)
+        ids = {key: topics[key[0]].id for key in partitions}
         for key in partitions:
             position = stored.get(key)
             if position is None or position.topic_id != ids[key]:
                 self._check_replaced(key, ids[key])
             self._check_not_forgotten(key, position)
-        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, ids, timeout):
+        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics, timeout):
             stored = self.read(consumer, partitions, timeout)
         seen = self._seen(consumer, partitions, stored, ids, refused, timeout)
         found: dict[Partition, int] = {}
@@ -120,7 +121,7 @@ class Progress(ABC):
         consumer: GroupConsumer,
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
-        ids: Mapping[Partition, str],
+        topics: Mapping[str, TopicMetadata],
         timeout: float,
     ) -> bool:
         """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
@@ -264,15 +265,17 @@ class Progress(ABC):
                 topic=key[0],
             )
 
-    def _ids_of(self, partitions: Sequence[Partition], timeout: float) -> dict[Partition, str]:
-        found = topic_ids(self._kafka, {topic for topic, _ in partitions}, timeout=timeout)
-        for topic in {topic for topic, _ in partitions} - found.keys():  # or a new topic could pass for the old one
+    def _topics_of(self, partitions: Sequence[Partition], timeout: float) -> dict[str, TopicMetadata]:
+        """The topics of these partitions; not by `list_topics`, which must not be called here: see GroupConsumer."""
+        names = {topic for topic, _ in partitions}
+        found = topic_metadata(self._kafka, names, timeout=timeout)
+        for topic in names - found.keys():  # or a new topic could pass for the old one
             raise BrokerUnavailableError(
                 f"The brokers don't know the topic {topic!r} of an assigned partition.",
                 cause="it was just created or deleted",
                 next_step="retry",
             )
-        return {key: found[key[0]] for key in partitions}
+        return found
 
     def _seen(
         self,

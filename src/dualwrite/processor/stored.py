@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from dualwrite.errors import ConfigurationError, PositionMovedError
+from dualwrite.kafka.inspect.topic_metadata import TopicMetadata
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor.options import ProcessorOptions
@@ -62,18 +63,17 @@ class StoredProgress(Progress):
         consumer: GroupConsumer,
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
-        ids: Mapping[Partition, str],
+        topics: Mapping[str, TopicMetadata],
         timeout: float,
     ) -> bool:
         """See Progress. If several members start at once, one of them stores all ends; the others continue from there."""
-        topics = topics_without(partitions, stored)
-        keys = {key for topic in topics for key in consumer.offsets.partitions_of(topic, timeout)}
-        keys |= {key for key in partitions if key[0] in topics}
+        unread = topics_without(partitions, stored)
+        keys = {(topic, number) for topic in unread for number in topics[topic].partitions}
+        keys |= {key for key in partitions if key[0] in unread}
         if not keys:
             return False
-        of_topic = {topic: identity for (topic, _), identity in ids.items()}
         begin = {**consumer.offsets.end_offsets(keys, timeout), **consumer.offsets.committed(keys, timeout)}
-        moves = [Move(None, Position(*key, offset, of_topic[key[0]])) for key, offset in begin.items()]
+        moves = [Move(None, Position(*key, offset, topics[key[0]].id)) for key, offset in begin.items()]
         with suppress(PositionMovedError):
             self._positions.reset(self._group, moves)
         return True

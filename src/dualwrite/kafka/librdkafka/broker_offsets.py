@@ -79,20 +79,6 @@ class BrokerOffsets:
         """
         return self._listed(partitions, _LATEST, "last stable", timeout)
 
-    def partitions_of(self, topic: str, timeout: float) -> list[Partition]:
-        """The partitions of a topic.
-
-        Raises:
-            BrokerError: No broker responds.
-        """
-        try:
-            found = self._consumer.list_topics(topic, timeout=timeout).topics[topic]
-        except KafkaException as error:
-            raise broker_error(error, None, f"reading the partitions of {topic!r}") from error
-        if found.error is not None:
-            raise broker_error(found.error, None, f"reading the partitions of {topic!r}")
-        return [(topic, number) for number in sorted(found.partitions)]
-
     def _listed(self, partitions: Iterable[Partition], timestamp: int, name: str, timeout: float) -> dict[Partition, int]:
         wanted = [TopicPartition(*key, timestamp) for key in partitions]
         try:

@@ -58,7 +58,9 @@ class GroupConsumer:
     Args:
         settings: For confluent-kafka's Consumer, with `group.id`. It reads committed messages only.
         topics: The topics.
-        begin: Called with the partitions that were assigned; returns the offset to begin at, or BEGINNING, for each.
+        begin: Called with the partitions that were assigned; returns the offset to begin at, or BEGINNING, for each. It runs
+            inside `poll`, and must not call the consumer's `list_topics`, which ends confluent-kafka's record of the call in
+            progress: the next error that librdkafka reports in the same `poll` would abort the process.
 
     Raises:
         ConfigurationError: A setting is missing, unknown, or must not be changed.
