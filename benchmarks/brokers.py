@@ -14,13 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from dualwrite.devcluster import SERVER_JAVA_OPTIONS, DevCluster
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka import KafkaConfig, NativeProducer
 from dualwrite.kafka.inspect.capabilities import probe
+from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
 from progress import show_progress
 
 WARM_UP_SECONDS: Final = 60.0
@@ -55,8 +53,8 @@ def describe(kafka: Mapping[str, Any]) -> str:
 def _warm_up(servers: str, seconds: float) -> None:
     """Run transactions of one message and of many, under two-phase commit."""
     topic = f"warm-up-{secrets.token_hex(4)}"
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
-    admin.create_topics([NewTopic(topic, 4)])[topic].result(_LIMIT)
+    kafka = {"bootstrap.servers": servers, "log_level": 2}
+    create_topic(kafka, topic, 4, timeout=_LIMIT)
     with ExitStack() as opened:
         producers = []
         for number in range(_IDS):
@@ -75,4 +73,4 @@ def _warm_up(servers: str, seconds: float) -> None:
             producer.prepare_transaction(timeout=_LIMIT)
             producer.commit_transaction(timeout=_LIMIT)
             done += 1
-    admin.delete_topics([topic])[topic].result(_LIMIT)
+    delete_topic(kafka, topic, timeout=_LIMIT)

@@ -17,13 +17,13 @@ from typing import Any, Final
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String, Table, create_engine, insert, select
 
 import dualwrite
 from brokers import WARM_UP_SECONDS
 from cases import rotated
 from committed import committed
+from dualwrite.kafka.librdkafka.admin import create_topic
 from dualwrite.pool.options import PoolOptions
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.settings import Acknowledge
@@ -317,8 +317,7 @@ ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], Clock]]] = {
 def new_topic(servers: str) -> str:
     """A new topic."""
     name = f"bench-{uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(TIMEOUT)
+    create_topic({"bootstrap.servers": servers}, name, PARTITIONS, timeout=TIMEOUT)
     return name
 
 

@@ -17,12 +17,12 @@ from uuid import uuid4
 
 import psutil
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from brokers import WARM_UP_SECONDS, describe, describe_own, own_broker
 from cases import rotated
 from committed import committed
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.admin import create_topic
 from dualwrite.kafka.native.producer import NativeProducer
 from figures import Spread, percentile
 from options import count, positive, seconds
@@ -123,8 +123,7 @@ class Place:
     def topic(self, partitions: int) -> str:
         """Create a new topic."""
         name = f"bench-{uuid4().hex[:12]}"
-        admin = AdminClient({"bootstrap.servers": self.servers})
-        admin.create_topics([NewTopic(name, partitions)])[name].result(TIMEOUT)
+        create_topic({"bootstrap.servers": self.servers}, name, partitions, timeout=TIMEOUT)
         return name
 
     def values(self, topic: str) -> Iterator[bytes]:

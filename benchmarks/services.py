@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from brokers import describe, describe_own, own_broker
 from dualwrite import migration
+from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
 from dualwrite.testing.postgres import PostgresServer
 
 _ADMIN_TIMEOUT: Final = 30.0
@@ -40,15 +37,15 @@ class Services:
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Create a topic."""
-        self._admin.create_topics([NewTopic(topic, partitions)])[topic].result(_ADMIN_TIMEOUT)
+        create_topic(self._quiet, topic, partitions, timeout=_ADMIN_TIMEOUT)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        self._admin.delete_topics([topic])[topic].result(_ADMIN_TIMEOUT)
+        delete_topic(self._quiet, topic, timeout=_ADMIN_TIMEOUT)
 
-    @functools.cached_property
-    def _admin(self) -> AdminClient:
-        return AdminClient({**self.kafka, "log_level": 2})  # don't report that our own broker stops at the end
+    @property
+    def _quiet(self) -> Mapping[str, Any]:
+        return {**self.kafka, "log_level": 2}  # don't report that our own broker stops at the end
 
 
 @contextmanager

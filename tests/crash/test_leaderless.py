@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 import dualwrite
 from crash import worker
@@ -25,6 +25,7 @@ from dualwrite.errors import BrokerUnavailableError, RepairRefusedError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.topics import describe_topics
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
@@ -56,7 +57,7 @@ def make_topics_apart(cluster: DevCluster, *scenes: Scene) -> int:
     """Make the topics of one or two scenes with one replica, on a node that coordinates none of their ids; return that node."""
     coordinators = {coordinator_of(scene.bootstrap, scene.kafka_id()) for scene in scenes}
     node = next(number for number in (1, 2, 3) if number not in coordinators)
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": cluster.bootstrap_servers})
     topics = [NewTopic(scene.topic, 1, replica_assignment=[[node]]) for scene in scenes]
     for made in admin.create_topics(topics).values():
         made.result(LIMIT)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
@@ -26,6 +26,7 @@ from dualwrite.errors import (
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.topics import describe_topics
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState
@@ -463,7 +464,7 @@ def test_a_partition_that_has_lost_its_leader_does_not_stop_messages_to_the_othe
     producer = new_native(three_brokers)
     coordinator = coordinator_of(servers, producer.kafka_transactional_id)
     lost = next(node for node in (1, 2, 3) if node != coordinator)
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = admin_client({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(topic, 2, replica_assignment=[[coordinator], [lost]])])[topic].result(LIMIT)
 
     def commit_next(value: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import NewPartitions
 from processor_scene import PARTITIONS, ProcessorScene, Running
 
 import dualwrite
@@ -24,6 +24,7 @@ from dualwrite.errors import (
     PositionForgottenError,
     TopicReplacedError,
 )
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -67,14 +68,14 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[Partition, int]
 
 def delete_until(scene: ProcessorScene, offset: int, *partitions: int) -> None:
     """As retention does."""
-    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
     wanted = [TopicPartition(scene.source, number, offset) for number in partitions or range(PARTITIONS)]
     for done in admin.delete_records(wanted).values():
         done.result(LIMIT)
 
 
 def make_again(scene: ProcessorScene) -> None:
-    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
     admin.delete_topics([scene.source])[scene.source].result(LIMIT)
     until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(scene.broker, scene.source, PARTITIONS)
@@ -171,7 +172,7 @@ def test_an_added_partition_begins_at_its_first_message(
     settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
     with scene.running(options=replace(FAST, offsets=offsets, start="latest"), **settings):
         produced = produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
-        admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+        admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
         admin.create_partitions([NewPartitions(scene.source, PARTITIONS + 1)])[scene.source].result(LIMIT)
         until(
             lambda: PARTITIONS in admin.list_topics(scene.source, timeout=LIMIT).topics[scene.source].partitions,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import PositionMovedError
 from dualwrite.kafka.inspect.topic_metadata import topic_ids
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql.positions import SqlPositions
@@ -105,7 +105,7 @@ def test_status_of_a_database_of_an_earlier_release(tmp_path: Path, capsys: pyte
 
 
 def test_list_shows_a_recreated_topic(stored: str, run: Run, broker: DevCluster) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers})
     admin.delete_topics([stored])[stored].result(LIMIT)
     until(lambda: stored not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(broker, stored, 2)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka.admin import AdminClient
 from processor_scene import PARTITIONS, ProcessorScene
 from sqlalchemy.orm import sessionmaker
 
@@ -25,6 +24,7 @@ from dualwrite.errors import (
     StoreUnavailableError,
     TopicReplacedError,
 )
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import DualProcessor, ProcessorOptions
@@ -266,7 +266,7 @@ def test_a_recreated_topic_is_detected(scene: ProcessorScene) -> None:
     scene.produce(range(8))
     with scene.running(options=FAST):
         scene.wait_for(range(8))
-    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
     admin.delete_topics([scene.source])[scene.source].result(LIMIT)
     until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(scene.broker, scene.source, PARTITIONS)

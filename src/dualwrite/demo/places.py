@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import make_url
 
 import dualwrite
@@ -22,6 +19,7 @@ from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
 from dualwrite.errors import BrokerError, DualWriteError, NotResolvedError
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
 from dualwrite.recovery.recoverer import forget
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import TransactionalId
@@ -186,11 +184,9 @@ def _forget_ids(places: Places) -> None:
 
 @contextmanager
 def _topic(places: Places) -> Iterator[None]:
-    admin = AdminClient({**places.kafka, "log_level": 4})  # at 6 it logs that it was closed with unread events
-    wanted = NewTopic(places.topic, PARTITIONS)
     try:
-        admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()
-    except KafkaException as error:
+        create_topic(places.kafka, places.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
+    except BrokerError as error:
         raise BrokerError(
             f"The topic {places.topic!r} can't be created on {KafkaConfig.of(places.kafka).servers}.",
             cause=str(error),
@@ -200,8 +196,8 @@ def _topic(places: Places) -> Iterator[None]:
         yield
     finally:
         if not places.keep:
-            with suppress(KafkaException):  # a leftover topic does no harm
-                admin.delete_topics([places.topic], request_timeout=_ADMIN_TIMEOUT)[places.topic].result()
+            with suppress(BrokerError):  # a leftover topic does no harm
+                delete_topic(places.kafka, places.topic, timeout=_ADMIN_TIMEOUT)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
+from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.librdkafka.batch import Partition
 from dualwrite.kafka.librdkafka.errors import broker_error
 
@@ -25,7 +25,7 @@ class IdleGroup:
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
         self._group = group_id
         self._timeout = timeout
-        self._admin = AdminClient({**settings, "log_level": 4})  # at 6 it logs that it was closed with unread events
+        self._admin = admin_client(settings)
         self._consumer = Consumer({**settings, "group.id": group_id, "enable.auto.commit": False})
 
     def members(self) -> int:
