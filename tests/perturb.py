@@ -30,15 +30,15 @@ def main(command: list[str]) -> int:
     except PermissionError:
         sys.exit("This process may not set real-time priorities: run it as root, or with CAP_SYS_NICE.")
     for core in os.sched_getaffinity(0):
-        multiprocessing.Process(target=_take, args=(core,), daemon=True).start()
+        multiprocessing.Process(target=_take, args=(core, os.getpid()), daemon=True).start()
     return subprocess.run(command, env={"DUALWRITE_TEST_PACE": _PACE, **os.environ}, check=False).returncode
 
 
-def _take(core: int) -> None:
+def _take(core: int, parent: int) -> None:
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     chosen = random.Random()
-    while True:
+    while os.getppid() == parent:  # it may have been killed
         end = time.monotonic() + chosen.choice(_TAKEN)
         while time.monotonic() < end:
             pass

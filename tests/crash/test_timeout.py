@@ -21,6 +21,7 @@ from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.time_budget import reserve_for
 from dualwrite.state import TransactionStatus
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned
@@ -216,4 +217,4 @@ def test_a_block_that_is_suspended_past_the_timeout_is_rolled_back_on_both_sides
 def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
     with writer.transaction() as tx:
         tx.send(scene.topic, "1")
-        time.sleep(0.85 * TIMEOUT)  # 20 % are reserved for committing
+        time.sleep(TIMEOUT - 0.75 * reserve_for(TIMEOUT))  # into the time that is reserved for committing

@@ -67,14 +67,12 @@ def create_topic(
         try:
             admin.create_topics([topic], request_timeout=max(deadline.left, _PAUSE))[name].result()
         except KafkaException as error:
-            inner = kafka_error(error)
-            code = None if inner is None else inner.code()
-            if may_exist and code == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
             failed = _creation_error(error, name)
-            if deadline.expired or not (failed.retriable or code == _DROPPED):
+            if may_exist and failed.code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if deadline.expired or not (failed.retriable or failed.code == _DROPPED):
                 raise failed from error
-            may_exist = may_exist or code != KafkaError.INVALID_REPLICATION_FACTOR
+            may_exist = may_exist or failed.code != KafkaError.INVALID_REPLICATION_FACTOR
             time.sleep(_PAUSE)
         else:
             return
@@ -106,5 +104,7 @@ def _creation_error(error: KafkaException, name: str) -> BrokerError:
             f"Kafka error during {doing}: {inner.str()}",
             cause="the brokers are just starting, or too busy to send heartbeats to the controller",
             next_step="retry",
+            code=inner.code(),
+            name=inner.name(),
         )
     return broker_error(error, None, doing)
