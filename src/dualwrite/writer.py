@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     ConcurrentUseError,
     ConfigurationError,
@@ -36,6 +37,11 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_PATIENCE: Final = 120.0
+"""Seconds that a call waits for the thread of `recipe.idle`, which limits each of its steps to a few seconds."""
+
+_PAUSE: Final = 0.002
 
 
 class DualWriter(Generic[H]):
@@ -245,7 +251,7 @@ class DualWriter(Generic[H]):
             LostTransactionError: The database committed, but Kafka's side had been aborted: by a timeout (without two-phase
                 commit), or by someone else. It is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
-            ConcurrentUseError: Another thread is using the writer.
+            ConcurrentUseError: Another thread is using the writer, or the thread for idle writers has been for two minutes.
             WriterClosedError: The writer is closed, or was never opened.
         """
         return self._transaction_of(is_group=False)
@@ -316,6 +322,7 @@ class DualWriter(Generic[H]):
 
     def _forget_abandoned_transaction(self) -> None:
         """End the transaction of a block interrupted between its last line and our code: only the traceback refers to it."""
+        self._wait_for_idle_thread("leaving the writer")
         with self._mutex:
             if self._user == threading.get_ident():
                 self._forget_transaction()
@@ -387,6 +394,7 @@ class DualWriter(Generic[H]):
         """Reserve the writer for this thread; the caller sets `_user` to None at its end."""
         me = threading.get_ident()
         self._check_process(what)
+        self._wait_for_idle_thread(what)
         with self._mutex:
             if self._user == me and self._lanes.in_transaction:
                 raise NestedTransactionError(
@@ -403,3 +411,23 @@ class DualWriter(Generic[H]):
                     next_step="open one writer per thread, each with its own transactional id",
                 )
             self._user = me
+
+    def _wait_for_idle_thread(self, what: str) -> None:
+        """Wait until the thread of `recipe.idle` has released the mutex, but not forever.
+
+        Raises:
+            ConcurrentUseError: It has not. It may wait for a lock of the connection pool: SQLAlchemy's stays locked if a
+                KeyboardInterrupt is raised inside `Condition.__enter__`, and then only the interrupted thread can use the pool.
+        """
+        if not self._mutex.locked():
+            return
+        deadline = Deadline.after(_PATIENCE)
+        while self._mutex.locked():
+            if deadline.expired:
+                raise ConcurrentUseError(
+                    f"{what}: for {_PATIENCE:g} s the thread that looks after idle writers has been using the writer.",
+                    transactional_id=self._id,
+                    cause="its database does not answer; or an earlier KeyboardInterrupt has left the connection pool locked",
+                    next_step="restart the process; opening the id again, or recovery, resolves what is in doubt",
+                )
+            deadline.sleep(_PAUSE)

@@ -248,11 +248,7 @@ PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit
     ),
 )
 def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) -> None:
-    """Others recover its ids, or use them. When it resumes it is fenced; it leases ids again, and continues.
-
-    Both points are followed by a request to Kafka: a process with threads is not stopped at once, and must not get as far as
-    to lock its row.
-    """
+    """Others recover its ids, or use them. When it resumes it is fenced; it leases ids again, and continues."""
     units = 200
     sleeper = pool_worker(scene, 0, units, f"{point}#5=stop", LEASE="1", SIZE="1")
     (own,) = sleeper.wait_for("open").split()[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -174,6 +175,21 @@ def process(armed: str | None, *, switch: str | None = "1", code: str = HITS) ->
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+IN_A_THREAD = """
+import os, threading
+from dualwrite import failpoints
+
+def hits():
+    for _ in range(30):
+        failpoints.hit("after_begin")
+        os.write(1, b"x")
+
+other = threading.Thread(target=hits)
+other.start()
+other.join()
+"""
+
+
 @pytest.mark.parametrize(
     ("armed", "code", "printed"),
     [
@@ -222,3 +238,17 @@ def test_a_stopped_process_continues_after_sigcont(tmp_path: Path) -> None:
         other.send_signal(signal.SIGCONT)
         output, _ = other.communicate(timeout=LIMIT)
     assert (other.returncode, output) == (0, "alive\nstill alive\n")
+
+
+def test_a_thread_that_stops_its_process_goes_no_further() -> None:
+    """A signal to the process may be received by another thread, while this one runs on."""
+    with process("after_begin=stop", code=IN_A_THREAD) as other:
+        assert other.stdout is not None
+        try:
+            for _ in range(30):
+                assert os.waitpid(other.pid, os.WUNTRACED)[1] == 0x7F | signal.SIGSTOP << 8
+                assert not select.select([other.stdout], [], [], 0)[0], "it went on"
+                other.send_signal(signal.SIGCONT)
+                assert os.read(other.stdout.fileno(), 1) == b"x"
+        finally:
+            other.kill()

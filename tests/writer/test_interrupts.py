@@ -44,7 +44,10 @@ RECOVERY_POINTS = [
 TESTS = Path(__file__).parents[1]
 INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
 EVERY_DAY = [(20, 1, LIBRDKAFKA, SQLITE), (20, 3, NATIVE, POSTGRESQL)]
-WATCHDOG = limit(60 + INTERRUPTS)
+SILENCE = limit(120)
+"""Seconds without a line after which the process hangs: longer than a delay, and all its own time limits after it."""
+
+LONGEST_DELAY = limit(20)
 KINDS = [KeyboardInterrupt, RuntimeError]
 LEFT = ["before_kafka_commit", "after_prepare"]
 LANES = [1, 3]
@@ -281,7 +284,7 @@ class Process:
     def __init__(self, scene: Scene, interrupts: int) -> None:
         arguments = [scene.url, scene.servers, scene.transactional_id, scene.topic, str(interrupts)]
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "writer.interrupted", *arguments],
+            [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "writer.interrupted", *arguments],
             env={**os.environ, "PYTHONPATH": str(TESTS)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -298,13 +301,15 @@ class Process:
     def rain(self, chance: random.Random, wait: Callable[[random.Random, float], float]) -> dict[str, Any]:
         """Interrupt it whenever it is ready, after a delay that suits its pace; return its final report."""
         assert self.process.stdout is not None
-        watchdog = threading.Timer(WATCHDOG, self.process.kill)
-        watchdog.start()
+        watchdog = self._watchdog()
         report: dict[str, Any] | None = None
         stop = threading.Event()
         pace = 0.0
+        line = ""
         try:
             for line in self.process.stdout:
+                watchdog.cancel()
+                watchdog = self._watchdog()
                 if line.startswith("pace "):
                     pace = float(line.removeprefix("pace "))
                     continue
@@ -314,7 +319,8 @@ class Process:
                     break
                 stop = threading.Event()
                 second = chance.uniform(0, 0.03) if chance.random() < 0.3 else None
-                threading.Thread(target=self._interrupt, args=(wait(chance, pace), second, stop), daemon=True).start()
+                delay = min(wait(chance, pace), LONGEST_DELAY)
+                threading.Thread(target=self._interrupt, args=(delay, second, stop), daemon=True).start()
         finally:
             stop.set()
             watchdog.cancel()
@@ -324,9 +330,15 @@ class Process:
                 assert stream is not None
                 stream.close()
         errors = "".join(self._errors)
-        assert report is not None, f"ended with {code}: {errors[-6000:]}"
+        assert report is not None, f"ended with {code} after {line!r} (a transaction takes {pace:.3f} s): {errors[-6000:]}"
         report["stderr"] = errors
         return report
+
+    def _watchdog(self) -> threading.Timer:
+        """Unless it is cancelled, end the process if it hangs; faulthandler prints where each thread is."""
+        watchdog = threading.Timer(SILENCE, self.process.send_signal, [signal.SIGABRT])
+        watchdog.start()
+        return watchdog
 
     def _interrupt(self, seconds: float, second: float | None, stop: threading.Event) -> None:
         """Send one or two SIGINTs, and another every two seconds: Python drops an exception raised in a destructor."""

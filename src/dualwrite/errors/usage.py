@@ -33,7 +33,10 @@ class NestedTransactionError(UsageError):
 
 
 class ConcurrentUseError(UsageError):
-    """A second thread used a writer while the first was using it. A writer can be used by one thread at a time."""
+    """A second thread used a writer while the first was using it. A writer can be used by one thread at a time.
+
+    Also raised if the thread that looks after idle writers has been using the writer for two minutes.
+    """
 
 
 class WriterClosedError(UsageError):

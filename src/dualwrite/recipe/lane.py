@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Final, NoReturn, cast
 
 from dualwrite.errors import (
@@ -233,6 +235,11 @@ class Lane:
             return
         if self._means_fenced(error):
             self.advance(Event.FENCED)
+        if self._store_transaction is None and not isinstance(error, Exception):
+            # an interrupt right after the store has begun its transaction, which then ends as garbage: only frames refer to it,
+            # and the user may keep them with the exception
+            clear_frames(error.__traceback__)
+            gc.collect()
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:

@@ -33,6 +33,7 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,10 +75,14 @@ def exits(code: int = EXIT_CODE) -> Action:
 
 
 def sends_itself(signal_number: int) -> Action:
-    """An action that sends the signal to its own process, and returns only if the process survives it."""
+    """An action that sends the signal to its own process, and returns only if the process survives it, or continues.
+
+    The signal is addressed to the thread that reached the failpoint, so that this one goes no further. One to the process may
+    be received by any of its threads, and a stopping process has other threads run on for milliseconds on a busy machine.
+    """
 
     def action() -> None:
-        os.kill(os.getpid(), signal_number)
+        signal.pthread_kill(threading.get_ident(), signal_number)
 
     return action
 
