@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import pytest
@@ -52,9 +54,9 @@ def test_an_interrupt_at_each_place_of_a_transaction(scene: Scene, share: int) -
     done = []
     with scene.connect() as writer:
         scene.write(writer, *range(-5, 0))
-        places = Interruption().run(lambda: scene.write(writer, 0)).places
+        places = Interruption().run(partial(scene.write, writer, 0)).places
         for number in chosen(places, share):
-            interruption = Interruption(number).run(lambda number=number: scene.write(writer, number))  # type: ignore[misc]
+            interruption = Interruption(number).run(partial(scene.write, writer, number))
             with shown(interruption):
                 try:
                     scene.write(writer, 10_000 + number)  # while the user holds the exception, with a traceback of all frames
@@ -76,9 +78,9 @@ def test_an_interrupt_at_each_place_of_a_writers_life(scene: Scene, share: int) 
             scene.write(writer, number)
 
     live(-1)
-    places = Interruption().run(lambda: live(0)).places
+    places = Interruption().run(partial(live, 0)).places
     for number in chosen(places, share):
-        interruption = Interruption(number).run(lambda number=number: live(number))  # type: ignore[misc]
+        interruption = Interruption(number).run(partial(live, number))
         with shown(interruption):
             live(100_000 + number)
         done += [100_000 + number, *([] if interruption.where else [number])]
@@ -92,15 +94,11 @@ def chosen(places: int, share: int) -> range:
     return range(1 + step * share // SHARES, places + 1, step)
 
 
-class shown:  # noqa: N801  (a context manager that is no generator: one would be collected with the traceback)
+@contextmanager
+def shown(interruption: Interruption) -> Iterator[None]:
     """Add to an error where the interrupt was."""
-
-    def __init__(self, interruption: Interruption) -> None:
-        self._interruption = interruption
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None:
-            error.add_note(f"after an interrupt at place {self._interruption.at}: {self._interruption.where}")
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"after an interrupt at place {interruption.at}: {interruption.where}")
+        raise
