@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import NullPool
 
 from dualwrite import NestedTransactionError
+from dualwrite.stores.base import Claim, StoreTransaction
 from fixtures.tiers import thinned
 from writer.cases import LIBRDKAFKA, NATIVE, POSTGRESQL, SQLITE
 from writer.interruption import Interruption
@@ -85,6 +86,27 @@ def test_an_interrupt_at_each_place_of_a_writers_life(scene: Scene, share: int) 
             live(100_000 + number)
         done += [100_000 + number, *([] if interruption.where else [number])]
     assert set(done) <= set(scene.agree())
+    scene.assert_resolved()
+
+
+@pytest.mark.parametrize(("lanes", "producer", "database"), [(1, NATIVE, SQLITE)])
+def test_an_interrupt_right_after_the_store_has_begun(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a traceback refers to the store's transaction then, and with SQLite it has the lock of the whole file."""
+    with scene.connect() as writer:
+        begin = writer.store.begin
+
+        def interrupted(claim: Claim) -> StoreTransaction:
+            begun = begin(claim)
+            assert begun
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(writer.store, "begin", interrupted)
+            with pytest.raises(KeyboardInterrupt) as held:
+                scene.write(writer, 1)
+        scene.write(writer, 2)
+        assert held.value
+    assert scene.agree() == [2]
     scene.assert_resolved()
 
 
