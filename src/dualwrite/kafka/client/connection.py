@@ -25,7 +25,7 @@ from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.login import log_in
-from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
+from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, closed_on_error, open_socket
 
 Inbox = list[tuple[int, Any]]
 """Receives the responses to one user's requests, each with the number of its request."""
@@ -64,12 +64,9 @@ class Connection:
         self.newest_features: Mapping[str, int] = {}
         limit = Deadline.after(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
         self._socket: socket.socket | None = open_socket(address, config, limit)
-        try:
+        with closed_on_error(self):
             self._ask_versions(limit)
             self._log_in(limit)
-        except BaseException:
-            self.close()
-            raise
 
     def fileno(self) -> int:
         """For `select`: readable means that a response, or part of one, has arrived. See also `has_read`.

@@ -10,6 +10,7 @@ from kafka.protocol.metadata import MetadataRequest
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.sockets import closed_on_error
 
 
 def about_the_cluster() -> MetadataRequest:
@@ -72,7 +73,8 @@ class Opening:
         try:
             deadline = Deadline.after(self._config.connect_timeout)
             made = Connection(self._address, self._config, deadline)
-            self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
+            with closed_on_error(made):
+                self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
             with self._lock:
                 self.connection = made
                 if self._is_unwanted:

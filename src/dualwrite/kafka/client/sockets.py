@@ -6,7 +6,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
@@ -17,6 +17,13 @@ LEAST_TIME: Final = 0.001
 
 # As for the database connections: a peer that vanished is detected after a minute.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+
+class SupportsClose(Protocol):
+    """A socket, or a connection over one."""
+
+    def close(self) -> None:
+        """Close it; may be called more than once."""
 
 
 class ConnectionLostError(Exception):
@@ -53,7 +60,7 @@ def _connected(address: Address, config: KafkaConfig, deadline: Deadline) -> soc
     for position, (family, kind, protocol, _, where) in enumerate(found):
         try:
             made = socket.socket(family, kind, protocol)
-            with _closed_on_error(made):
+            with closed_on_error(made):
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if config.keepalive:
                     _keep_alive(made)
@@ -77,7 +84,7 @@ def _keep_alive(plain: socket.socket) -> None:
 
 
 def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, deadline: Deadline) -> socket.socket:
-    with _closed_on_error(plain):
+    with closed_on_error(plain):
         try:
             plain.settimeout(max(deadline.left, LEAST_TIME))
             return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
@@ -93,7 +100,8 @@ def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, de
 
 
 @contextlib.contextmanager
-def _closed_on_error(made: socket.socket) -> Iterator[None]:
+def closed_on_error(made: SupportsClose) -> Iterator[None]:
+    """Close it if the block raises."""
     try:
         yield
     except BaseException:
