@@ -69,7 +69,7 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
             await rows(scene, range(100))
             with pytest.raises(UsageError, match="running already"):
                 await processors[0].run()
-            await asyncio.to_thread(until, lambda: any(processor.positions for processor in processors), "no rebalance")
+            await asyncio.to_thread(until, lambda: any(processor.positions for processor in processors), "one has partitions")
             for processor in processors:
                 processor.stop()
             await asyncio.gather(*running)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, cast
 
+from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
@@ -162,11 +163,11 @@ class Ownership:
         else:
             generation = self._store.acquire_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
             producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
-            with _closed_on_error(producer):
+            with closed_on_error(producer):
                 if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
                     self._resolve_found(producer, generation, deadline)  # InitProducerId would abort a transaction silently
                 producer.init_transactions(timeout=deadline)
-        with _closed_on_error(producer):
+        with closed_on_error(producer):
             hit("after_take_over")
             self._store.read_claimed(self.claim)
         self._producer, self.generation = producer, generation
@@ -181,7 +182,7 @@ class Ownership:
             )
             kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
             producer = cast("TakeOverProducer", self._producers(kafka_id))
-            with _closed_on_error(producer):
+            with closed_on_error(producer):
                 if self._try_to_take_over(producer, generation, deadline):
                     return generation, producer
             producer.close()
@@ -333,12 +334,3 @@ class Ownership:
             self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         except DualWriteError as error:
             log.info("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
-
-
-@contextmanager
-def _closed_on_error(producer: TransactionalProducer) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        producer.close()
-        raise

@@ -19,13 +19,14 @@ from typing import Any, Final
 from kafka.errors import KafkaError
 from kafka.protocol.metadata import ApiVersionsRequest
 
+from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.login import log_in
-from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, closed_on_error, open_socket
+from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
 
 Inbox = list[tuple[int, Any]]
 """Receives the responses to one user's requests, each with the number of its request."""

@@ -7,10 +7,10 @@ import os
 
 from kafka.protocol.metadata import MetadataRequest
 
+from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
-from dualwrite.kafka.client.sockets import closed_on_error
 
 
 def about_the_cluster() -> MetadataRequest:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
+from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, KafkaConfig
@@ -17,13 +17,6 @@ LEAST_TIME: Final = 0.001
 
 # As for the database connections: a peer that vanished is detected after a minute.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-
-
-class SupportsClose(Protocol):
-    """A socket, or a connection over one."""
-
-    def close(self) -> None:
-        """Close it; may be called more than once."""
 
 
 class ConnectionLostError(Exception):
@@ -97,13 +90,3 @@ def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, de
             raise ConnectionLostError(address, f"the TLS handshake did not finish within {deadline.seconds:.3g} s") from error
         except OSError as error:  # includes ssl.SSLError
             raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
-
-
-@contextlib.contextmanager
-def closed_on_error(made: SupportsClose) -> Iterator[None]:
-    """Close it if the block raises."""
-    try:
-        yield
-    except BaseException:
-        made.close()
-        raise
