@@ -9,13 +9,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 import dualwrite
 from crash import worker
 from crash.cases import PRODUCERS
 from crash.databases import Databases
+from crash.retention import delete_records
 from crash.scene import Scene
 from dualwrite.delivery import Fate, Place
 from dualwrite.devcluster import DevCluster
@@ -63,11 +63,6 @@ def lost_entries(scene: Scene) -> list[LostTransaction]:
     store = dualwrite.SqlStateStore(scene.engine)
     rows = map(store.read, store.list(scene.transactional_id))
     return [lost for row in rows if row is not None for lost in row.lost]
-
-
-def delete_records(scene: Scene, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
-    admin.delete_records([TopicPartition(topic, 0, -1)])[TopicPartition(topic, 0)].result(LIMIT)
 
 
 def crashed(scene: Scene, point: str) -> None:

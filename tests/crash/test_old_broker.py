@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from crash.cases import after_crash_at
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
+from fixtures.broker import TRUSTING, started
+from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("librdkafka")]  # the only producer that works with such a broker
@@ -52,3 +55,28 @@ def test_a_zombie_is_fenced(databases: Databases, broker_3_9: DevCluster) -> Non
     assert zombie.end() == 1
     assert zombie.last().startswith("error FencedError"), zombie.lines
     assert scene.agree() == [1, 100]
+
+
+@pytest.fixture(scope="module")
+def trusting() -> Iterator[DevCluster]:
+    """A broker without EndTxn v5 that does not verify transactions before it appends, as those before 3.6."""
+    with started(features={"transaction.version": "1"}, config=TRUSTING) as cluster:
+        yield cluster
+
+
+def test_fa_a_message_that_arrives_after_its_transaction_was_aborted_is_refused(
+    databases: Databases, trusting: DevCluster
+) -> None:
+    """It was delayed in the network. If the broker stored it, no marker would ever follow: consumers would wait at it."""
+    scene = databases.scene("postgresql", trusting)
+    scene.write(1, 1, "after_prepare=kill").killed()
+    with scene.coordinator() as coordinator:
+        open_one = coordinator.describe(scene.kafka_id())
+    assert open_one is not None
+    assert scene.recover()["outcomes"] == ["ABORTED"]
+    with pytest.raises(AssertionError, match="INVALID_PRODUCER_EPOCH"):
+        write_behind_the_coordinator(
+            scene.bootstrap, scene.topic, open_one.producer_id, open_one.epoch, open_one.start_time_ms, sequence=1
+        )
+    scene.write_here(2)
+    assert scene.agree() == [2]

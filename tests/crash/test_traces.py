@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 import dualwrite
 from crash.cases import LEFT
 from crash.databases import Databases
+from crash.retention import delete_records
 from crash.scene import InThread, Scene
 from crash.worker import timeouts, write_event
 from dualwrite.deadline import Deadline, Limit
@@ -26,6 +27,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.pace import happened, joined, until
 from fixtures.tiers import thinned
@@ -135,6 +137,52 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
         assert report.unacknowledged == ()
         with pytest.raises(dualwrite.FencedError):
             write(scene, writer, 2)
+    assert scene.agree() == [1]
+
+
+def test_f2_a_writer_that_was_claimed_begins_no_further_transaction(scene: Scene) -> None:
+    """It commits after recovery has described its transaction, and continues: its next one would stay open behind recovery."""
+    described, begun, ended, sent, over = (threading.Event() for _ in range(5))
+    with opened(scene) as writer:
+        both = InThread(lambda: [write(scene, writer, number) for number in (1, 2)])
+
+        def let_it_go_as_far_as(point: threading.Event) -> None:
+            until(lambda: point.is_set() or not both.is_alive(), "the writer has gone on", pause=0.001)
+
+        def let_it_commit() -> None:
+            described.set()
+            let_it_go_as_far_as(begun)
+
+        def let_it_send() -> None:
+            ended.set()
+            let_it_go_as_far_as(sent)
+
+        def wait_until_ended() -> None:
+            begun.set()
+            happened(ended)
+
+        def stay_open() -> None:
+            sent.set()
+            happened(over)
+
+        with (
+            failpoints.armed("before_kafka_commit", failpoints.only_at(1, lambda: happened(described))),
+            failpoints.armed("after_begin", failpoints.only_at(2, wait_until_ended)),
+            failpoints.armed("after_send", failpoints.only_at(2, stay_open)),
+            failpoints.armed("recover_after_describe", failpoints.only_at(1, let_it_commit)),
+            failpoints.armed("recover_after_end_txn", failpoints.only_at(1, let_it_send)),
+        ):
+            both.start()
+            until(lambda: writer.phase is dualwrite.Phase.COMMITTING_KAFKA, "the database has committed", pause=0.001)
+            report = recovered(scene)
+            with scene.coordinator() as coordinator:
+                found = coordinator.describe(scene.kafka_id())
+            over.set()
+            with pytest.raises(dualwrite.FencedError):
+                both.result()
+    assert report.error is None
+    assert found is not None
+    assert found.status is not TransactionStatus.ONGOING
     assert scene.agree() == [1]
 
 
@@ -263,3 +311,42 @@ def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence
     assert inner[0].unacknowledged == ()
     assert outer.taken_over_by is not None
     assert scene.agree() == [1]
+
+
+@pytest.mark.slow
+def test_sa_a_state_is_cleared_before_a_later_transaction_is_aborted(scene: Scene) -> None:
+    """The writer aborts the later one itself, just before recovery does, and retention has deleted the messages of both."""
+    with opened(scene) as writer:
+        write(scene, writer, 1)
+        assert scene.agree() == [1]
+        prepared, decided = threading.Event(), threading.Event()
+        two = InThread(lambda: write(scene, writer, 2))
+
+        def wait_for_recovery() -> None:
+            prepared.set()
+            happened(decided)
+
+        def let_the_writer_abort() -> None:
+            decided.set()
+            joined(two)
+            with scene.coordinator() as coordinator:
+                until(lambda: status(coordinator) is TransactionStatus.COMPLETE_ABORT, "the markers of the abort")
+            delete_records(scene, scene.topic)
+
+        def status(coordinator: WireTransactionCoordinator) -> TransactionStatus | None:
+            found = coordinator.describe(scene.kafka_id())
+            return None if found is None else found.status
+
+        with (
+            failpoints.armed("after_prepare", failpoints.only_at(1, wait_for_recovery)),
+            failpoints.armed("recover_after_decision", failpoints.only_at(1, let_the_writer_abort)),
+        ):
+            two.start()
+            happened(prepared)
+            report = recovered(scene)
+        with pytest.raises(dualwrite.FencedError):
+            two.result()
+    assert report.error is None
+    assert report.unacknowledged == ()
+    assert dualwrite.Outcome.UNVERIFIED not in [found.outcome for found in report.outcomes]
+    assert scene.rows() == [1]

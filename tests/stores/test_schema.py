@@ -27,7 +27,7 @@ from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.stores.sql.table import VERSION_TABLE_NAME, state_table
 from fixtures.pace import LIMIT
 
 SCHEMA = 'own "Schema"'
@@ -111,14 +111,14 @@ def test_a_store_in_a_schema_does_not_touch_the_same_tables_elsewhere(url: str, 
 
 
 def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
-    """Also one that reads our table elsewhere."""
+    """Also one that reads our table elsewhere, even by our own Table."""
     claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)
-    count = sa.select(sa.func.count()).select_from(sa.table("kafka_transaction_state"))
-    assert transaction.handle.scalar(count) == 0
-    assert transaction.session.scalar(count) == 0
+    counts = [sa.select(sa.func.count()).select_from(table) for table in (sa.table(state_table.name), state_table)]
+    found = [scalar(count) for scalar in (transaction.handle.scalar, transaction.session.scalar) for count in counts]
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
+    assert found == [0, 0, 0, 0]
     assert store.read_claimed(claim).prepared_state == STATE
 
 
