@@ -1,0 +1,200 @@
+"""The rules of the protocol (docs/how-it-works/rules.md): the code of each one, and the tests that fail without it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from removal import Removal
+
+PROTOCOL: Final = (
+    Removal(
+        "F1 the row is read after the description",
+        "recovery/resolve.py",
+        """\
+        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+        hit("recover_after_describe")
+        row = self._store.read_claimed(self._claim)
+""",
+        """\
+        row = self._store.read_claimed(self._claim)
+        hit("recover_after_describe")
+        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+""",
+        ("crash/test_traces.py::test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction",),
+    ),
+    Removal(
+        "F2 a transaction begins with a check of the fencing token",
+        "stores/sql/transaction.py",
+        "                self._check_fence(current)\n",
+        "",
+        ("crash/test_traces.py::test_f2_a_writer_that_was_claimed_begins_no_further_transaction",),
+    ),
+    Removal(
+        "F3 only NONE proves an outcome",
+        "recovery/resolve.py",
+        """\
+        if answer.proven:
+            return answer
+        log.debug("%s: EndTxn answered %s; describing again\"""",
+        """\
+        if answer is not None:
+            return answer
+        log.debug("%s: EndTxn answered %s; describing again\"""",
+        ("crash/test_traces.py::test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost",),
+    ),
+    Removal(
+        "F5 an id is taken over by compare-and-set",
+        "recipe/ownership.py",
+        """\
+        if described is None:
+            return producer.create(timeout=deadline)
+        if described.timeout_ms""",
+        """\
+        producer.init_transactions(timeout=deadline)
+        if described is not self:
+            return True
+        if described.timeout_ms""",
+        (
+            "crash/test_native_traces.py::test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction",
+            "crash/test_native_traces.py::test_an_id_that_is_created_twice_at_once_has_one_holder",
+        ),
+    ),
+    Removal(
+        "F7 the outcome is recorded before the epoch is raised",
+        "recovery/resolve.py",
+        """\
+        self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
+        if described is None:
+            return True
+        if self._ends_by_epoch():
+            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
+            self.raised = answer if answer.proven else None
+            return answer.proven
+""",
+        """\
+        if described is None:
+            self._record_resolution(outcome, stored)
+            return True
+        if self._ends_by_epoch():
+            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
+            hit("recover_after_resolution")
+            self.raised = answer if answer.proven else None
+            if answer.proven:
+                self._record_resolution(outcome, stored)
+            return answer.proven
+""",
+        ("crash/test_timeout.py::test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it",),
+    ),
+    Removal(
+        "F8 after an unknown COMMIT the claim requires our fencing token",
+        "recipe/ownership.py",
+        "expected = self.claim.fence if only_if_ours else None",
+        "expected = None",
+        ("crash/test_unknown_outcome.py::test_a_successor_came_after_commit_was_processed",),
+    ),
+    Removal(
+        "F8 a claim whose answer was lost is repeated under its token",
+        "recipe/ownership.py",
+        "self._intended = self._intended or new_token()",
+        "self._intended = new_token()",
+        ("crash/test_unknown_outcome.py::test_a_writer_whose_own_claim_got_no_answer_is_not_fenced_by_it",),
+        hangs=True,
+    ),
+    Removal(
+        "F9 a repeated EndTxn ends the session",
+        "kafka/librdkafka/producer.py",
+        "                self._must_be_replaced = True\n                if not is_retriable(error)",
+        "                if not is_retriable(error)",
+        ("crash/test_traces.py::test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_id_at_kafka",),
+    ),
+    Removal(
+        "FA without EndTxn v5, InitProducerId aborts",
+        "recovery/resolve.py",
+        "        if not commit and not self._ends_by_epoch():\n",
+        "        if not commit and not self._ends_by_epoch() and described is None:\n",
+        ("crash/test_old_broker.py::test_fa_a_message_that_arrives_after_its_transaction_was_aborted_is_refused",),
+    ),
+    Removal(
+        "FB a transaction is ended only while its partitions have leaders",
+        "kafka/client/marker_leaders.py",
+        "if missing := sorted(leaderless & description.partitions):",
+        "if missing := sorted(leaderless - leaderless):",
+        ("crash/test_leaderless.py::test_a_producer_and_recovery_wait_for_the_leader",),
+    ),
+    Removal(
+        "O2 every claim of a librdkafka writer acquires a generation",
+        "stores/rows.py",
+        "elif reuse and kind.takes_over and row.generation_kind is kind and",
+        "elif row.generation_kind is kind and",
+        (
+            "crash/test_traces.py::test_o2_a_late_init_producer_id_of_a_zombie_does_not_kill_its_successors_prepared_transaction",
+        ),
+    ),
+    Removal(
+        "KU a commit that Kafka does not confirm is unknown",
+        "recipe/lane.py",
+        "if phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA):",
+        "if phase is Phase.COMMITTING_DATABASE:",
+        ("crash/test_zombie.py::test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_fenced",),
+    ),
+    Removal(
+        "SA S is cleared before a later transaction is aborted",
+        "recovery/resolve.py",
+        "            self._clear_state(stored, lost=None)\n            stored = None\n",
+        "            log.debug('not cleared')\n",
+        ("crash/test_traces.py::test_sa_a_state_is_cleared_before_a_later_transaction_is_aborted",),
+    ),
+    Removal(
+        "SG resolved generations are not described again",
+        "stores/state_row.py",
+        "return range(self.resolved_generation + 1, self.generation + 1)",
+        "return range(1, self.generation + 1)",
+        ("unit/test_state_row.py::test_resolved_generations_are_not_examined_again",),
+    ),
+    Removal(
+        "CL another cluster than the row's is refused before anything is claimed",
+        "stores/rows.py",
+        'if row.forgotten or row.cluster_id in ("", cluster_id):',
+        "if cluster_id or not cluster_id:",
+        (
+            "crash/test_wrong_cluster.py::test_recovery_on_another_cluster_changes_nothing",
+            "crash/test_wrong_cluster.py::test_opening_on_another_cluster_changes_nothing",
+            "crash/test_wrong_cluster.py::test_a_live_writer_is_not_fenced_from_another_cluster",
+        ),
+    ),
+    Removal(
+        "ST the id at Kafka names the database",
+        "stores/state_row.py",
+        "is_named = self.named_from is not None and generation >= self.named_from",
+        "is_named = False",
+        ("crash/test_shared_id.py::test_opening_an_id_in_another_database_aborts_nothing",),
+    ),
+    Removal(
+        "ST rows of an older release are resolved under their old ids",
+        "stores/state_row.py",
+        "is_named = self.named_from is not None and generation >= self.named_from",
+        "is_named = True",
+        ("crash/test_shared_id.py::test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_updated",),
+    ),
+    Removal(
+        "UC an UNVERIFIED transaction that is found ongoing is committed",
+        "stores/rows.py",
+        "return next((entry for entry in entries if names(entry.state, described)), None)",
+        "return next((entry for entry in entries if described is generation), None)",
+        ("crash/test_wrong_cluster.py::test_a_transaction_left_unverified_by_a_wrong_cluster_is_committed_on_the_right_one",),
+    ),
+    Removal(
+        "UC the log of another cluster proves nothing",
+        "recovery/log_evidence.py",
+        "if entry.cluster_id and entry.cluster_id == row.cluster_id",
+        "if entry.state",
+        ("crash/test_forgotten_ids.py::test_the_log_of_another_cluster_proves_nothing",),
+    ),
+    Removal(
+        "UG a generation with an UNVERIFIED entry is not used again",
+        "stores/rows.py",
+        "has_unverified = any(entry.generation == row.generation for entry in row.unverified)",
+        "has_unverified = False",
+        ("crash/test_wrong_cluster.py::test_a_generation_with_an_unverified_transaction_is_not_reused",),
+    ),
+)
