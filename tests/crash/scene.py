@@ -23,6 +23,7 @@ from crash import worker
 from crash.events import Events, SqlEvents
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
@@ -214,6 +215,13 @@ class Scene:
     def coordinator(self) -> closing[WireTransactionCoordinator]:
         """What the cluster knows about the id."""
         return closing(WireTransactionCoordinator(KafkaConfig.of(self.bootstrap), timeout=LIMIT))
+
+    def described(self, generation: int = 1) -> TransactionDescription:
+        """What the coordinator says of a generation, which it knows."""
+        with self.coordinator() as coordinator:
+            found = coordinator.describe(self.kafka_id(generation))
+        assert found is not None
+        return found
 
     def rows(self) -> list[int]:
         """The numbers in the database."""

@@ -70,7 +70,7 @@ def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transacti
     assert not commit
     assert not answer.proven  # a compare-and-set on the epoch that was described: the successor was faster
     assert not more
-    assert described(scene).status is TransactionStatus.ONGOING
+    assert scene.described().status is TransactionStatus.ONGOING
     assert scene.recover()["outcomes"] == ["COMMITTED"]
     assert scene.agree() == [1, 2]
 
@@ -151,8 +151,3 @@ def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases
     with successors[0] as successor:
         write_event(successor, scene.topic, 1)
     assert scene.agree() == [1]
-
-
-def described(scene: Scene) -> Any:
-    with scene.coordinator() as coordinator:
-        return coordinator.describe(scene.kafka_id())

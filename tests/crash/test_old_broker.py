@@ -70,9 +70,7 @@ def test_fa_a_message_that_arrives_after_its_transaction_was_aborted_is_refused(
     """It was delayed in the network. If the broker stored it, no marker would ever follow: consumers would wait at it."""
     scene = databases.scene("postgresql", trusting)
     scene.write(1, 1, "after_prepare=kill").killed()
-    with scene.coordinator() as coordinator:
-        open_one = coordinator.describe(scene.kafka_id())
-    assert open_one is not None
+    open_one = scene.described()
     assert scene.recover()["outcomes"] == ["ABORTED"]
     with pytest.raises(AssertionError, match="INVALID_PRODUCER_EPOCH"):
         write_behind_the_coordinator(

@@ -175,14 +175,12 @@ def test_f2_a_writer_that_was_claimed_begins_no_further_transaction(scene: Scene
             both.start()
             until(lambda: writer.phase is dualwrite.Phase.COMMITTING_KAFKA, "the database has committed", pause=0.001)
             report = recovered(scene)
-            with scene.coordinator() as coordinator:
-                found = coordinator.describe(scene.kafka_id())
+            status = scene.described().status
             over.set()
             with pytest.raises(dualwrite.FencedError):
                 both.result()
     assert report.error is None
-    assert found is not None
-    assert found.status is not TransactionStatus.ONGOING
+    assert status is not TransactionStatus.ONGOING
     assert scene.agree() == [1]
 
 
@@ -329,13 +327,8 @@ def test_sa_a_state_is_cleared_before_a_later_transaction_is_aborted(scene: Scen
         def let_the_writer_abort() -> None:
             decided.set()
             joined(two)
-            with scene.coordinator() as coordinator:
-                until(lambda: status(coordinator) is TransactionStatus.COMPLETE_ABORT, "the markers of the abort")
+            until(lambda: scene.described().status is TransactionStatus.COMPLETE_ABORT, "the markers of the abort")
             delete_records(scene, scene.topic)
-
-        def status(coordinator: WireTransactionCoordinator) -> TransactionStatus | None:
-            found = coordinator.describe(scene.kafka_id())
-            return None if found is None else found.status
 
         with (
             failpoints.armed("after_prepare", failpoints.only_at(1, wait_for_recovery)),

@@ -14,7 +14,7 @@ from crash.cases import PRODUCERS, crash_writer
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-from dualwrite.state import TransactionDescription, TransactionStatus
+from dualwrite.state import TransactionStatus
 from fixtures.broker import PROMPT_TIMEOUTS, started
 from fixtures.pace import limit
 
@@ -43,13 +43,6 @@ def unhurried(databases: Databases, broker: DevCluster) -> Scene:
     return databases.scene("sqlite", broker)
 
 
-def described(scene: Scene, generation: int = 1) -> TransactionDescription:
-    with scene.coordinator() as coordinator:
-        found = coordinator.describe(scene.row().kafka_id(generation))
-    assert found is not None
-    return found
-
-
 @pytest.fixture(scope="module")
 def crashed(databases: Databases, short_tempered: DevCluster) -> dict[tuple[str, str], tuple[Scene, float]]:
     """A scene for each producer and point, with a writer that died there, and the time: they wait during the other tests."""
@@ -58,7 +51,7 @@ def crashed(databases: Databases, short_tempered: DevCluster) -> dict[tuple[str,
         scene = databases.scene("sqlite", short_tempered)
         crash_writer(scene, point, DUALWRITE_PRODUCER=producer, DUALWRITE_LANES="1")
         left[producer, point] = (scene, time.monotonic())
-        assert described(scene).timeout_ms == (NO_TIMEOUT_MS if producer == "native" else MAX_TIMEOUT_MS)
+        assert scene.described().timeout_ms == (NO_TIMEOUT_MS if producer == "native" else MAX_TIMEOUT_MS)
     return left
 
 
@@ -91,7 +84,7 @@ def test_another_timeout_starts_a_new_generation(unhurried: Scene, monkeypatch: 
     monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
     for number, (timeout_ms, generation) in enumerate(((30_000, 1), (30_000, 1), (60_000, 2), (60_000, 2)), start=1):
         replace(unhurried, kafka={"transaction.timeout.ms": timeout_ms}).write_here(number)
-        assert described(unhurried, generation).timeout_ms == timeout_ms
+        assert unhurried.described(generation).timeout_ms == timeout_ms
         assert unhurried.row().generation == generation
     assert unhurried.agree() == [1, 2, 3, 4]
 
@@ -113,7 +106,7 @@ def test_three_times_the_longest_timeout_after_a_crash(
 ) -> None:
     scene, crashed_at = crashed[producer, point]
     time.sleep(max(0.0, 3 * MAX_TIMEOUT_MS / 1000 + 1 - (time.monotonic() - crashed_at)))
-    status = described(scene).status
+    status = scene.described().status
     report = scene.recover()
     if producer == "native":
         assert status is TransactionStatus.ONGOING
