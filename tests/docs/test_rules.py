@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -11,23 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.rules_page import HERE, PAGE, ROOT, RULE, SECTIONS, functions
 from model.job_state import RULES as JOB_RULES
 from model.recipe_scenes import NEEDS
 from model.recipe_state import RULES
 
-ROOT = Path(__file__).parents[2]
-HERE = ROOT / "docs" / "how-it-works"
-PAGE = (HERE / "rules.md").read_text(encoding="utf-8")
-
-_NAME = r"(?:F[1-9A-B]|[A-Z]{2}|[A-Z][0-9])"
-_NAMED = re.compile(
-    rf"\brules? ({_NAME}(?:(?:,? (?:and|or|to) |, ){_NAME})*)\b|\((F[1-9A-B]|[A-Z][0-9])\)|\bhas\(\"({_NAME})\"\)"
-)
-_SECTION = re.compile(rf"^## ({_NAME})$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(rf"\brules? ({RULE}(?:(?:,? (?:and|or|to) |, ){RULE})*)\b|\((F[1-9A-B]|[A-Z][0-9])\)|\bhas\(\"({RULE})\"\)")
 _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
-SECTIONS = {found[1]: found[2] for found in _SECTION.finditer(PAGE)}
 WITHOUT_TRACE = {"FB", "SG"}
 
 
@@ -38,15 +29,9 @@ def named() -> dict[str, str]:
     for folder in ("src", "tests", "migrations", "examples", "benchmarks"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for groups in _NAMED.findall(file.read_text(encoding="utf-8")):
-                for name in re.findall(_NAME, " ".join(groups)):
+                for name in re.findall(RULE, " ".join(groups)):
                     found.setdefault(name, str(file.relative_to(ROOT)))
     return found
-
-
-@cache
-def functions(file: str) -> frozenset[str]:
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def test_every_rule_that_the_code_names_has_its_section() -> None:

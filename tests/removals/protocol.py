@@ -8,7 +8,7 @@ from removal import Removal
 
 PROTOCOL: Final = (
     Removal(
-        "F1 the row is read after the description",
+        "F1 the row is read after the description",  # the failpoint moves with it, to where the recoverer is paused
         "recovery/resolve.py",
         """\
         described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
@@ -60,7 +60,7 @@ PROTOCOL: Final = (
         ),
     ),
     Removal(
-        "F7 the outcome is recorded before the epoch is raised",
+        "F7 the outcome is recorded before the epoch is raised",  # and a failpoint is between, at which recovery dies
         "recovery/resolve.py",
         """\
         self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised

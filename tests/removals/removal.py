@@ -14,12 +14,14 @@ from xml.etree import ElementTree as ET
 
 import dualwrite
 from fixtures.pace import limit
+from fixtures.rules_page import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = Path(dualwrite.__file__).parent
 
 _OURS: Final = ("CI", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
 """Variables of this run that must not reach the other one: in it a failed test must not run again, for example."""
+
+_OPTIONS: Final = ("-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--tb=native")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Removal:
         text: The part of the module that is the rule; it is there once.
         without: What replaces it.
         tests: `file::function`, relative to `tests`: of each function, at least one case must fail.
-        hangs: Whether they wait for minutes without the rule. Each is ended after 20 seconds then.
+        hangs: Whether they wait for minutes without the rule. Each is ended after `limit(20)` seconds then.
     """
 
     rule: str
@@ -67,20 +69,7 @@ def failed_tests(folder: Path, tests: Collection[str], *options: str) -> tuple[C
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     source = str(folder / "src")
     environment |= {"PYTHONPATH": source, "MYPYPATH": source, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        "--tb=native",
-        f"--junit-xml={report}",
-    ]
+    command = [sys.executable, "-m", "pytest", *_OPTIONS, f"--junit-xml={report}"]
     done = subprocess.run(
         [*command, *options, *(f"tests/{test}" for test in tests)],
         cwd=ROOT,

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from promises import PROMISES
 from protocol import PROTOCOL
-from removal import PACKAGE, ROOT, Removal, copy_of_the_package, failed_tests
+from removal import PACKAGE, Removal, copy_of_the_package, failed_tests
+
+from fixtures.pace import limit
+from fixtures.rules_page import SECTIONS, functions
 
 RULES = (*PROTOCOL, *PROMISES)
 each_rule = pytest.mark.parametrize("removal", RULES, ids=lambda removal: removal.rule)
@@ -30,8 +31,7 @@ def test_the_rule_is_there_once_and_can_be_removed(removal: Removal) -> None:
 def test_its_tests_exist(removal: Removal) -> None:
     for test in removal.tests:
         file, _, function = test.partition("::")
-        defined = ast.walk(ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8")))
-        assert function in {node.name for node in defined if isinstance(node, ast.FunctionDef)}, test
+        assert function in functions(f"tests/{file}"), test
 
 
 def test_each_rule_is_listed_once() -> None:
@@ -39,9 +39,7 @@ def test_each_rule_is_listed_once() -> None:
 
 
 def test_every_rule_of_the_protocol_is_listed() -> None:
-    page = (ROOT / "docs" / "how-it-works" / "rules.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## ([A-Z][A-Z0-9])$", page, re.MULTILINE)
-    assert sorted(sections) == sorted({removal.rule.partition(" ")[0] for removal in PROTOCOL})
+    assert {removal.rule.partition(" ")[0] for removal in PROTOCOL} == set(SECTIONS)
 
 
 @pytest.mark.soak
@@ -57,6 +55,6 @@ def test_all_tests_pass_in_an_unchanged_copy(tmp_path: Path) -> None:
 @each_rule
 def test_without_the_rule_its_tests_fail(tmp_path: Path, removal: Removal) -> None:
     copy_of_the_package(tmp_path, removal)
-    failed, printed = failed_tests(tmp_path, removal.tests, *(("--timeout", "20") if removal.hangs else ()))
+    failed, printed = failed_tests(tmp_path, removal.tests, *(("--timeout", str(limit(20))) if removal.hangs else ()))
     passed = set(removal.tests) - set(failed)
     assert not passed, f"passed without the rule: {passed}\n{printed}"
