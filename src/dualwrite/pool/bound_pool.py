@@ -22,12 +22,16 @@ class BoundPool(Generic[H]):
     Attributes:
         key: The ordering key, or None.
         timeout: Seconds that `run` waits for its unit to start.
+        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
     """
 
-    def __init__(self, submitter: Submitter, key: Hashable, timeout: float) -> None:
+    def __init__(
+        self, submitter: Submitter, key: Hashable, timeout: float, is_retriable: Callable[[BaseException], bool]
+    ) -> None:
         self._submitter = submitter
         self.key = key
         self.timeout = timeout
+        self.is_retriable = is_retriable
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """See WriterPool."""

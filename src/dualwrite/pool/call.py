@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Call:
         """Whether the caller has cancelled it before it began."""
         return self.future.cancelled() and not self.begin()  # begin() notifies the threads that wait for the future
 
-    def run(self, transaction: Transaction[Any]) -> None:
+    def run(self, transaction: UnitTransaction) -> None:
         """Run the unit, and keep its result.
 
         Raises:
@@ -85,7 +85,7 @@ class Call:
             BaseException: What the unit raises.
         """
         self._error, self._result = None, _NOT_RUN
-        result = self._context.run(self._unit, transaction, *self._args, **self._kwargs)
+        result = self._context.run(self._unit, Transaction(transaction), *self._args, **self._kwargs)
         check_has_run(result, f"The unit {self.name}")
         self._result = result
 

@@ -39,7 +39,7 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.pool.call import Call
 from dualwrite.pool.savepoint_policy import SavepointPolicy
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import OpenTransaction
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Group:
         return True
 
     def _commit(self) -> None:
-        with self._writer.group_transaction() if len(self.calls) > 1 else self._writer.transaction() as whole:
+        with self._writer.group_transaction(is_group=len(self.calls) > 1) as whole:
             self._has_begun = True
             if len(self.calls) == 1:
                 self._grow()
@@ -174,7 +174,7 @@ class Group:
                 whole.on_decided = self._deliver
             self._is_committing = True
 
-    def _run(self, whole: Transaction[Any]) -> list[Message]:
+    def _run(self, whole: OpenTransaction) -> list[Message]:
         if len(self.calls) == 1:
             return self._run_only_unit(whole)
         savepoint_policy = self._rules.savepoint_policy
@@ -195,7 +195,7 @@ class Group:
 
     # --- the units ----------------------------------------------------------------------------------------------------------
 
-    def _run_only_unit(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_only_unit(self, whole: OpenTransaction) -> list[Message]:
         """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
         (call,) = self.calls
         if not call.begin():
@@ -214,7 +214,7 @@ class Group:
         hit("group_after_unit")
         return unit.messages
 
-    def _run_under_one_savepoint(self, whole: Transaction[Any]) -> list[Message] | None:
+    def _run_under_one_savepoint(self, whole: OpenTransaction) -> list[Message] | None:
         """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later."""
         messages: list[Message] = []
         has_sent = False
@@ -239,7 +239,7 @@ class Group:
             return None
         return [] if has_sent else messages
 
-    def _run_with_savepoints(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message]:
         """Run each unit under its own savepoint."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
@@ -257,7 +257,7 @@ class Group:
             raise _AllFailedError
         return messages
 
-    def _growing(self, whole: Transaction[Any], messages: list[Message]) -> Iterator[Call]:
+    def _growing(self, whole: OpenTransaction, messages: list[Message]) -> Iterator[Call]:
         """Yield the calls, and those that arrive while the last one runs, until the group is complete; put the rest back."""
         place = size = counted = most_own = 0
         before = own = whole.savepoints  # savepoints of an earlier run were undone and don't count

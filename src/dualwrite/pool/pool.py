@@ -21,6 +21,7 @@ from dualwrite.errors import (
     NestedTransactionError,
     UsageError,
 )
+from dualwrite.event_loop import check_may_block
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.bound_pool import BoundPool
 from dualwrite.pool.call import Call, in_callback
@@ -161,6 +162,7 @@ class WriterPool(Generic[H]):
             PoolTimeoutError: The unit did not start within `timeout`; it has not run.
             DualWriteError: As for `DualWriter.transaction`. InDoubtTransactionError: its outcome is unknown.
             NestedTransactionError: Called from a unit of this pool, or in a done-callback of one of its futures.
+            UsageError: An event loop runs in the thread, which the call would block: use `dualwrite.aio`.
             WriterClosedError: The pool is closed.
         """
         result: T = self._submitter.run(Call(unit, args, kwargs, None), self._options.timeout)
@@ -191,7 +193,7 @@ class WriterPool(Generic[H]):
             raise UsageError(
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
-        return BoundPool(self._submitter, key, self._seconds(timeout))
+        return BoundPool(self._submitter, key, self._seconds(timeout), self._is_retriable)
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -234,9 +236,11 @@ class WriterPool(Generic[H]):
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
+            UsageError: As for `run`.
             ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.transaction`.
         """
+        check_may_block("transaction()", "async with pool.transaction() as tx")
         self._check("transaction()")
         limit = self._limit(timeout)
         with self._writers.checked_out("a transaction of its own", limit) as writer:
