@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
@@ -140,6 +141,10 @@ class AsyncTransaction(Generic[A]):
             return function(self._transaction, *args, **kwargs)
 
         return await self._thread.call(in_thread)
+
+    def part(self, *, shares: bool) -> AbstractContextManager[None]:
+        """See Transaction.part."""
+        return self._transaction.part(shares=shares)
 
     @property
     def after_commit_error(self) -> Exception | None:

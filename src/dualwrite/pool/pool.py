@@ -22,6 +22,7 @@ from dualwrite.errors import (
     UsageError,
 )
 from dualwrite.pool.adoption import Adoption
+from dualwrite.pool.alone import AloneUnits
 from dualwrite.pool.bound_pool import BoundPool
 from dualwrite.pool.call import Call, in_callback
 from dualwrite.pool.ids import FixedIds, Ids
@@ -54,8 +55,9 @@ class WriterPool(Generic[H]):
     gets the exception.
 
     Isolation: the units of a group run one after another and see each other's changes, as if each had committed before the
-    next began. Under REPEATABLE READ and SERIALIZABLE, the isolation level applies to the group as a whole: one snapshot is
-    taken for all of its units.
+    next began. Nothing else of a unit reaches another: a unit that changes a setting of the session runs alone. Under
+    REPEATABLE READ and SERIALIZABLE, the isolation level applies to the group as a whole: one snapshot is taken for all of
+    its units.
 
     Args:
         open_writer: Opens a writer on a transactional id; each serves one group or one transaction at a time.
@@ -92,8 +94,9 @@ class WriterPool(Generic[H]):
         self._ids: Ids = FixedIds(prefix) if leases is None else LeasedIds(leases, prefix, seconds=self._options.lease)
         self._writers = Writers(prefix, self._ids)
         self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
-        self._waiting = WaitingCalls()
-        self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting)
+        alone = AloneUnits(prefix)
+        self._waiting = WaitingCalls(alone.goes_alone)
+        self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting, alone)
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
         self._pid = os.getpid()
         self._closing = threading.RLock()  # also for `resize`
@@ -163,7 +166,7 @@ class WriterPool(Generic[H]):
             NestedTransactionError: Called from a unit of this pool, or in a done-callback of one of its futures.
             WriterClosedError: The pool is closed.
         """
-        result: T = self._submitter.run(Call(unit, args, kwargs, None), self._options.timeout)
+        result: T = self._submitter.run(Call(unit, args, kwargs, None, alone=self._options.alone), self._options.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -172,14 +175,15 @@ class WriterPool(Generic[H]):
         A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool. If
         `close` cancels the call, its own thread runs them.
         """
-        return self._submitter.submit(Call(unit, args, kwargs, None))
+        return self._submitter.submit(Call(unit, args, kwargs, None, alone=self._options.alone))
 
-    def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> BoundPool[H]:
-        """This pool with an ordering key, or a different time limit: `pool.with_options(key=customer).run(unit)`.
+    def with_options(self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[H]:
+        """This pool with an ordering key, or other options: `pool.with_options(key=customer).run(unit)`.
 
         Args:
             key: Units with the same key are committed in the order of their calls, and their messages sent in that order.
             timeout: Seconds that `run` waits for its unit to start; `submit` has no limit.
+            alone: Whether units run in transactions of their own, instead of the pool's option; see PoolOptions.
 
         Raises:
             UsageError: The key has no hash.
@@ -191,7 +195,7 @@ class WriterPool(Generic[H]):
             raise UsageError(
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
-        return BoundPool(self._submitter, key, self._seconds(timeout))
+        return BoundPool(self._submitter, key, self._seconds(timeout), self._options.alone if alone is None else alone)
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -243,6 +247,7 @@ class WriterPool(Generic[H]):
             if self._is_closed:
                 raise closed(self._prefix)
             with writer.transaction() as begun:
+                begun.watch(shares=False)
                 yield begun
 
     # --- its size -----------------------------------------------------------------------------------------------------------

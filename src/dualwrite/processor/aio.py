@@ -149,6 +149,7 @@ class _LoopRunner(Runner):
                 await awaited(self._handle(content(), tx), name_of(self._handle))
             await tx.run_sync(finish)
 
+        unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner
         if not self._alone:
             await self._pool.run(unit)
             return
@@ -165,6 +166,8 @@ def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | No
 
     async def all_of(messages: Sequence[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            await awaited(handle(message, tx), name)
+            with tx.part(shares=len(messages) > 1):
+                await awaited(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from dualwrite.errors import ConfigurationError
@@ -62,7 +62,7 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work: Handle = handle_batch if handle_batch is not None else _each(handle)
+        work: Handle = handle_batch if handle_batch is not None else _each(handle, runner)
         runs: Runner
         if isinstance(runner, KafkaWriter):
             runs, store = KafkaRunner(runner, work), None
@@ -144,14 +144,18 @@ def make_loop(
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 
-def _each(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
+def _each(
+    handle: Callable[[Any, Transaction[Any]], object] | None, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter
+) -> Handle:
     assert handle is not None
     name = name_of(handle)
 
     def all_of(messages: Sequence[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            check_has_run(handle(message, tx), name)
+            with nullcontext() if isinstance(runner, KafkaWriter) else tx.part(shares=len(messages) > 1):
+                check_has_run(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of
 
 

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+from dualwrite.stores.sql.watch import Watch
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 _HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
@@ -49,7 +50,7 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id")
+    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id", "watch")
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
@@ -65,6 +66,8 @@ class Guard:
         """While statements are sent without waiting for their responses."""
         self.thread: int | None = None
         """If a coroutine uses the transaction: the only thread that may run statements."""
+        self.watch: Watch | None = None
+        """Watches the user's statements, if others use the transaction or its connection afterwards."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -150,6 +153,7 @@ class GuardedConnection(Connection):
         self._has_events = False
         self._users_options: Any = None
         self._own_options: Any = None
+        self._info_before: dict[Any, Any] | None = None
 
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""
@@ -179,6 +183,21 @@ class GuardedConnection(Connection):
         finally:
             self.restore_guard()
 
+    def renew(self) -> None:
+        """Forget the options and the listeners that the user has added, and what he has changed in `info`."""
+        self._execution_options = self._users_options = self._own_options
+        self.__dict__.pop("dispatch", None)  # with the listeners on this connection; then as in Connection.__init__
+        self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (it has no public way)
+        if self._info_before is not None:
+            info = self._pooled.info
+            info.clear()
+            info.update(self._info_before)
+            self._info_before = None
+
+    @property
+    def _pooled(self) -> PoolProxiedConnection:
+        return super().connection
+
     def guard_call(self, call: str) -> None:
         """Refuse unless the writer itself is acting."""
         if not self.guard.lifted:
@@ -194,6 +213,8 @@ class GuardedConnection(Connection):
         if guard.lifted:
             return
         guard.check_thread()
+        if guard.watch is not None:
+            self._has_events = True
         if isinstance(statement, str):  # exec_driver_sql
             _refuse_control(self, statement)
         elif type(statement) is TextClause:
@@ -260,10 +281,21 @@ class GuardedConnection(Connection):
 
     @property
     def connection(self) -> PoolProxiedConnection:
-        """The driver's connection."""
-        if self.guard.ended:
-            self.guard.check_open()
+        """The driver's connection. Nobody sees what is done with it, so a unit that uses it runs alone."""
+        guard = self.guard
+        if guard.ended:
+            guard.check_open()
+        if guard.watch is not None and not guard.lifted:
+            guard.watch.see_driver("tx.db.connection")
         return super().connection
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """As Connection.info; what the user changes in it is forgotten after the unit."""
+        info = self._pooled.info
+        if self._info_before is None and not self.guard.lifted:
+            self._info_before = dict(info)
+        return info
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
@@ -297,10 +329,13 @@ class GuardedConnection(Connection):
 def _refuse_control_text(
     connection: GuardedConnection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
 ) -> None:
-    del cursor, parameters, context, executemany
-    if not connection.guard.lifted:
-        connection.guard.check_thread()
+    del cursor, context, executemany
+    guard = connection.guard
+    if not guard.lifted:
+        guard.check_thread()
         _refuse_control(connection, statement)
+        if guard.watch is not None:
+            guard.watch.see(statement, parameters)
 
 
 def _refuse_control(connection: GuardedConnection, statement: str) -> None:
