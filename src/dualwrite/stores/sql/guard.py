@@ -32,6 +32,10 @@ _HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
 """Statements that can't end a transaction, whatever is in them."""
 
 
+_FOR_US: Final[Any] = 1
+"""A true value of `_has_events`, without which SQLAlchemy skips our listener; the user's listeners set it to True."""
+
+
 class Batch(Protocol):
     """Statements that are sent without waiting for the response to each."""
 
@@ -183,16 +187,31 @@ class GuardedConnection(Connection):
         finally:
             self.restore_guard()
 
-    def renew(self) -> None:
-        """Forget the options and the listeners that the user has added, and what he has changed in `info`."""
+    def renew(self, *, keeps_ends: bool) -> None:
+        """Forget the options and the listeners that the user has added, and what he has changed in `info`.
+
+        Args:
+            keeps_ends: Keep the listeners for the end of the transaction.
+        """
         self._execution_options = self._users_options = self._own_options
-        self.__dict__.pop("dispatch", None)  # with the listeners on this connection; then as in Connection.__init__
-        self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (it has no public way)
+        if (self._users_has_events if self.guard.lifted else self._has_events) is True:
+            self._renew_listeners(keeps_ends=keeps_ends)
         if self._info_before is not None:
             info = self._pooled.info
             info.clear()
             info.update(self._info_before)
             self._info_before = None
+
+    def _renew_listeners(self, *, keeps_ends: bool) -> None:
+        before = self.__dict__.pop("dispatch")
+        self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
+        self._has_events = Connection._has_events  # noqa: SLF001  (our own listener is for statements)
+        for name in ("commit", "rollback") if keeps_ends else ():
+            for listener in list(getattr(before, name).local.listeners):
+                event.listen(self, name, listener)
+        self._users_has_events = self._has_events
+        if self.guard.lifted:
+            self._has_events = False
 
     @property
     def _pooled(self) -> PoolProxiedConnection:
@@ -214,13 +233,13 @@ class GuardedConnection(Connection):
             return
         guard.check_thread()
         if guard.watch is not None:
-            self._has_events = True
+            self._has_events = self._has_events or _FOR_US
         if isinstance(statement, str):  # exec_driver_sql
             _refuse_control(self, statement)
         elif type(statement) is TextClause:
             _refuse_control(self, statement.text)
         elif not isinstance(statement, _HARMLESS):
-            self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener
+            self._has_events = self._has_events or _FOR_US
 
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 

@@ -29,8 +29,11 @@ class Routine(NamedTuple):
     language: str
 
 
-Routines = Callable[[frozenset[str]], Iterable[Routine]]
-"""Returns the routines with these names, in lower case, and those that triggers of tables with these names call."""
+Routines = Callable[[frozenset[str]], Iterable[Routine] | None]
+"""Returns the routines with these names, in lower case, and those that triggers of tables with these names call.
+
+None: the database can't be asked now, because an earlier statement has failed; so will the next one, unless it rolls back.
+"""
 
 
 class SessionEffects:
@@ -59,17 +62,23 @@ class SessionEffects:
             self._texts, self._known, self._until = {}, set(), now + _REMEMBERED
         found = self._texts.get(sql)
         if found is None:
-            found = self._texts[sql] = self._with_routines(examined(sql, self._family), routines)
+            found = self._with_routines(examined(sql, self._family), routines)
+            if found is None:
+                return Effect.NONE
+            self._texts[sql] = found
         if found.effect is found.if_false:
             return found.effect
         return found.if_false if any_is_false(parameters) else found.effect
 
-    def _with_routines(self, found: Examined, routines: Routines) -> Examined:
-        """With the effects of what is called, as far as the calls go."""
+    def _with_routines(self, found: Examined, routines: Routines) -> Examined | None:
+        """With the effects of what is called, as far as the calls go; None if the database can't be asked."""
         effect, asked = found.effect, set(found.names)
         names = found.names - self._known
         while names and effect is not Effect.SESSION:
-            bodies = [examined_body(source, language, self._family) for source, language in routines(frozenset(names))]
+            answer = routines(frozenset(names))
+            if answer is None:
+                return None
+            bodies = [examined_body(source, language, self._family) for source, language in answer]
             effect = max([effect, *(body.effect for body in bodies)])
             names = frozenset().union(*(body.names for body in bodies)) - asked - self._known
             asked |= names

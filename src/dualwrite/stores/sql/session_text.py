@@ -47,6 +47,7 @@ _HARMLESS: Final = frozenset(
         *("CREATE", "ALTER", "DROP", "TRUNCATE", "COMMENT", "GRANT", "REVOKE", "REFRESH", "REINDEX", "IMPORT", "SECURITY"),
     )
 )
+_CALL_NOTHING: Final = frozenset(("SAVEPOINT", "RELEASE", "ROLLBACK"))
 _POSTGRESQL_LOCAL: Final = ("LOCAL ", "CONSTRAINTS ", "TRANSACTION ")
 """What follows SET if it ends with the transaction."""
 
@@ -73,7 +74,9 @@ _SESSION_CALLS: Final = {
     "mysql": re.compile(r":=|\bINTO\s+@|\bGET_LOCK\s*\(|/\*M?!", re.IGNORECASE),
     "sqlite": re.compile(r"\bload_extension\s*\(", re.IGNORECASE),
 }
-_RUNS_TEXT: Final = re.compile(r"\b(?:query|cursor|table|schema|database)_to_xml\w*\s*\(|\bts_stat\s*\(", re.IGNORECASE)
+_RUNS_TEXT: Final = re.compile(
+    r"\b(?:query|cursor|table|schema|database)_to_xml\w*\s*\(|\bts_(?:stat|rewrite)\s*\(", re.IGNORECASE
+)
 """PostgreSQL's functions that execute a statement that they get as text."""
 
 _READING_PRAGMA: Final = re.compile(
@@ -104,10 +107,14 @@ def examined(sql: str, family: str) -> Examined:
     """
     plain = _plain(sql, family)
     effect = if_false = Effect.NONE
+    words = set()
     for statement in plain.split(";"):
         found = _FIRST_WORDS.match(statement)
         if found is not None:
+            words.add(found[1].upper())
             effect = max(effect, _effect_of_statement(found[1].upper(), found[2], sql, family))
+    if words <= _CALL_NOTHING:
+        return Examined(effect, frozenset(), effect)
     called, called_if_false = _effect_of_calls(plain, family)
     if _TEMPORARY.search(plain):
         called = max(called, Effect.TRANSACTION if _ON_COMMIT_DROP.search(plain) else Effect.SESSION)

@@ -7,6 +7,7 @@ each of them takes a round trip.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -177,16 +178,21 @@ class SqlStoreTransaction(StoreTransaction):
             self._reports = self._context.dialect.session_reports(self._open_connection())
         watch.shares = shares
 
-    def _routines(self, names: frozenset[str]) -> Iterable[Routine]:
+    def _routines(self, names: frozenset[str]) -> Iterable[Routine] | None:
         with self.own_statements() as connection:
+            if self._context.dialect.commit_blocker(connection) is not None:
+                return None
             return self._context.dialect.routines(connection, names)
 
     def renew_handle(self) -> None:
         """See StoreTransaction."""
+        self._renew_handle(keeps_ends=True)
+
+    def _renew_handle(self, *, keeps_ends: bool) -> None:
         self._context.access.renew(self._handle)
         self._handle = None
         if self._connection is not None:
-            self._connection.renew()
+            self._connection.renew(keeps_ends=keeps_ends)
 
     def _check_isolated(self, connection: GuardedConnection) -> None:
         """Raise if the unit was refused and has ignored that, or if the server reports that a setting has changed."""
@@ -253,7 +259,7 @@ class SqlStoreTransaction(StoreTransaction):
         self._check_can_commit(connection)
         self._check_isolated(connection)
         self._units.end(connection)
-        self.renew_handle()
+        self._renew_handle(keeps_ends=True)
 
     def undo_unit(self, error: BaseException) -> None:
         """See StoreTransaction."""
@@ -262,7 +268,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _begin_isolated(self) -> None:
         """After a unit was undone."""
-        self.renew_handle()
+        self._renew_handle(keeps_ends=False)
         if self._guard.watch is not None:
             self._guard.watch.refused = None
 
@@ -426,7 +432,7 @@ class SqlStoreTransaction(StoreTransaction):
         connection.lift_guard()
         try:
             if guard.watch is not None:
-                quietly(connection.renew)
+                quietly(functools.partial(connection.renew, keeps_ends=True))
             if guard.batch is not None:
                 quietly(guard.batch.end)
             if not self._is_committed and (discard or not quietly(lambda: self._roll_back(connection))):
