@@ -62,9 +62,10 @@ class SessionEffects:
             self._texts, self._known, self._until = {}, set(), now + _REMEMBERED
         found = self._texts.get(sql)
         if found is None:
-            found = self._with_routines(examined(sql, self._family), routines)
+            own = examined(sql, self._family)
+            found = self._with_routines(own, routines)
             if found is None:
-                return Effect.NONE
+                return own.effect
             self._texts[sql] = found
         if found.effect is found.if_false:
             return found.effect
