@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -15,6 +16,7 @@ from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
 from dualwrite.stores.positions import Move, Positions
+from dualwrite.stores.transaction import RunAloneError
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -247,6 +249,32 @@ class OpenTransaction:
 
     on_decided: Callable[[], None] | None = None
     """Called when the database has committed, before Kafka's side commits."""
+
+    @property
+    def refused(self) -> str | None:
+        """What the current unit was about to do that others would see; see StoreTransaction."""
+        return self._store_transaction.refused
+
+    def watch(self, *, shares: bool) -> None:
+        """Watch what the user's statements leave behind; see StoreTransaction."""
+        self._store_transaction.watch(shares=shares)
+
+    @contextmanager
+    def part(self, *, shares: bool) -> Iterator[None]:
+        """A part of the user's work with a fresh handle: of one message of a batch.
+
+        Args:
+            shares: Whether other parts share the transaction; see `StoreTransaction.watch`.
+
+        Raises:
+            RunAloneError: The part left something behind for the next one: each must have a transaction of its own.
+        """
+        if shares:
+            self.watch(shares=True)
+        yield
+        if shares and self.refused is not None:
+            raise RunAloneError(self.refused)
+        self._store_transaction.renew_handle()
 
     def begin_unit(self) -> UnitTransaction:
         """Begin a unit that can be undone alone; see StoreTransaction."""

@@ -219,8 +219,10 @@ class AsyncWriterPool(Generic[A]):
             raise cancelled from job.exception()
         job.result()
 
-    def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> AsyncWriterPool[A]:
-        """This pool with an ordering key, or a different time limit; see `WriterPool.with_options`.
+    def with_options(
+        self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None
+    ) -> AsyncWriterPool[A]:
+        """This pool with an ordering key, or other options; see `WriterPool.with_options`.
 
         What is not given stays as it is for this pool.
         """
@@ -228,7 +230,9 @@ class AsyncWriterPool(Generic[A]):
         before = self._bound
         other = copy.copy(self)
         other._bound = self._pool.with_options(  # noqa: SLF001  (of the same class)
-            key=before.key if key is None else key, timeout=before.timeout if timeout is None else timeout
+            key=before.key if key is None else key,
+            timeout=before.timeout if timeout is None else timeout,
+            alone=before.alone if alone is None else alone,
         )
         return other
 
@@ -311,6 +315,7 @@ class AsyncWriterPool(Generic[A]):
             handoff.hand_over(transaction)
 
         in_thread.__qualname__ = name_of(unit)
+        in_thread.__wrapped__ = unit  # type: ignore[attr-defined]  # as functools.wraps does; `alone.py` looks for it
         job = self._bound.submit(in_thread)
         job.add_done_callback(lambda _: handoff.notify())
         result: Any = None

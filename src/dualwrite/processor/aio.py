@@ -194,6 +194,7 @@ class _LoopRunner(Runner):
                 await awaited(self._handle(content(), tx), name_of(self._handle))
             await tx.run_sync(finish)
 
+        unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner
         if not self._alone:
             await self._pool.run(unit)
             return
@@ -210,6 +211,8 @@ def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | No
 
     async def all_of(messages: list[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            await awaited(handle(message, tx), name)
+            with opened(plain(tx)).part(shares=len(messages) > 1):
+                await awaited(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of

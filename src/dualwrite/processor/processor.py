@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dualwrite.errors import ConfigurationError
@@ -23,7 +23,7 @@ from dualwrite.processor.stored import StoredProgress
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
-from dualwrite.transaction import H, Transaction
+from dualwrite.transaction import H, Transaction, opened
 from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
 
@@ -108,7 +108,7 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work: Handle = handle_batch if handle_batch is not None else _each(handle)
+        work: Handle = handle_batch if handle_batch is not None else _each(handle, runner)
         runs: Runner
         if isinstance(runner, KafkaWriter):
             runs, store = KafkaRunner(runner, work), None
@@ -192,14 +192,18 @@ def make_loop(
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 
-def _each(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
+def _each(
+    handle: Callable[[Any, Transaction[Any]], object] | None, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter
+) -> Handle:
     assert handle is not None
     name = name_of(handle)
 
     def all_of(messages: list[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            check_has_run(handle(message, tx), name)
+            with nullcontext() if isinstance(runner, KafkaWriter) else opened(tx).part(shares=len(messages) > 1):
+                check_has_run(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of
 
 

@@ -68,12 +68,14 @@ class ThreadRunner(Runner):
                 check_has_run(self._handle(content(), tx), name_of(self._handle))
             finish(tx)
 
+        work.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
         if isinstance(self._runner, WriterPool) and not self._alone:
             self._runner.run(work)
             return
         block: AbstractContextManager[Transaction[Any]] = self._runner.transaction()
         try:
             with block as tx:
+                opened(tx).watch(shares=False)
                 work(tx)
         except AfterCommitError as error:
             log_failed_listener(error, opened(tx).after_commit_error)

@@ -37,6 +37,9 @@ class Access:
         """What the user writes with on that connection."""
         return connection
 
+    def renew(self, handle: Any) -> None:
+        """Forget what the user has set on a handle, or on None, apart from SQLAlchemy's connection."""
+
     def batch(self, connection: GuardedConnection) -> Batch | None:
         """Begin to send the user's statements without waiting for the response to each; None if that is not possible."""
         del connection
@@ -45,6 +48,9 @@ class Access:
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> Any:
         """What a coroutine writes with on that connection; see StoreTransaction."""
         return AsyncConnection(connection, thread)
+
+    can_replace: bool = True
+    """Whether another connection can be made in place of one that is closed."""
 
     def check(self) -> None:
         """Check that transactions and claims use the same table."""

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import MergedStatements, Record, StoreDialect
 from dualwrite.stores.sql.errors import ErrorMap
+from dualwrite.stores.sql.session_effects import SessionEffects
 from dualwrite.stores.sql.table import state_table as t
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class StoreContext:
     errors: ErrorMap
     access: Access
     session: SessionSource | None = None
+    effects: SessionEffects = field(init=False)
     merged: MergedStatements | None = field(init=False)
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
@@ -57,6 +59,7 @@ class StoreContext:
             )
         )
         marked = self.dialect.marked_condition()
+        object.__setattr__(self, "effects", SessionEffects(self.dialect.family))
         translates = "schema_translate_map" in self.engine.get_execution_options()  # only SQLAlchemy can do that
         object.__setattr__(self, "merged", None if translates else self.dialect.merged_statements(self.engine))
         object.__setattr__(self, "check_fence", check)

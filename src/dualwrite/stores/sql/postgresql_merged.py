@@ -18,7 +18,7 @@ from psycopg.pq import Escaping, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Engine
 
-from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record
+from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record, driver_connection
 from dualwrite.stores.sql.schema import full_name
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -92,7 +92,7 @@ class PostgresqlMergedStatements(MergedStatements):
 
 def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
     """The driver's connection under SQLAlchemy's."""
-    raw = connection.connection.dbapi_connection
+    raw = driver_connection(connection)
     assert isinstance(raw, psycopg.Connection)
     return raw
 

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
 
 _MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
@@ -44,6 +44,7 @@ class SqliteDialect(StoreDialect):
     driver: ClassVar[str] = "pysqlite"
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
+    family: ClassVar[str] = "sqlite"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""
@@ -152,7 +153,7 @@ class SqliteDialect(StoreDialect):
 
 
 def _raw(connection: Connection) -> sqlite3.Connection:
-    return cast("sqlite3.Connection", connection.connection.dbapi_connection)
+    return cast("sqlite3.Connection", driver_connection(connection))
 
 
 def _acquire_write_lock(raw: sqlite3.Connection, timeout: float | None) -> None:
