@@ -313,6 +313,20 @@ PROMISES: Final = (
         "    for each in ():\n        decorators",
         ("unit/test_topic_of_models.py::test_a_class_that_shows_that_it_can_not_be_read_back_is_refused",),
     ),
+    Removal(
+        "a batch that is committed for another query or table does not count as a job's own",
+        "jobs/lease.py",
+        "    if run.bound_to != bound_to:\n",
+        "    if run.bound_to == ():\n",
+        ("unit/test_job_rules.py::test_a_batch_that_is_committed_for_another_query",),
+    ),
+    Removal(
+        "a batch before the newest comes from a checkpoint that was reset",
+        "jobs/lease.py",
+        "committed.newest > run.batch_id:",
+        "committed.newest > run.batch_id and not committed.this:",
+        ("unit/test_job_rules.py::test_an_outdated_batch",),
+    ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(
         "a stray variable arms no failpoint",
