@@ -124,7 +124,7 @@ def test_a_job_with_a_name_belongs_to_one_query(scene: SparkScene) -> None:
     await_end(scene.start(each=each))  # the same query: batch 0 was committed before
     (scene.place / "checkpoint").rename(scene.place / "first")
     scene.add_input(range(10, 20))
-    with pytest.raises(StreamingQueryException, match=r"batch 0 of job 'my job' was committed for the query .*; this run is of"):
+    with pytest.raises(StreamingQueryException, match=r"batch 0 of job 'my job' was committed for the query .*; this run is"):
         await_end(scene.start(each=each))
     shutil.rmtree(scene.place / "checkpoint")
     (scene.place / "first").rename(scene.place / "checkpoint")

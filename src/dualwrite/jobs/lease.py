@@ -173,8 +173,8 @@ def check_binding(run: JobRun, bound_to: str) -> None:
         raise BatchRefusedError(
             f"{run.name} was committed for {bound_to or 'something else'}; this run is of {run.bound_to or 'something else'}.",
             cause="two jobs have the same name, or the query has a new checkpoint, which numbers its batches from 0 again",
-            next_step="nothing was written; give these rows a job_id (jobId) of their own, or continue with the checkpoint, the "
-            "table and the topic that the job had",
+            next_step="nothing was written; give these rows a job_id (jobId) of their own, or continue with the checkpoint, "
+            "the table and the topic that the job had",
             prefix=run.prefix,
             job_id=run.job_id,
             batch_id=run.batch_id,
