@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
 from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError
 from dualwrite.errors.causes import causes_of
 from dualwrite.kafka.base import Headers
-from dualwrite.kafka.messages import check_topic, header_list
+from dualwrite.kafka.messages import check_many, check_topic, header_list
 from dualwrite.kafka.models import M, model_deserializer, model_serializer, text_key
 
 if TYPE_CHECKING:
@@ -141,7 +141,11 @@ class Topic(Generic[V, K]):
         tx.send(self.name, value_bytes, key=key_bytes, headers=pairs or None, partition=partition, timestamp=timestamp)
 
     def send_many(self, tx: Sends, values: Iterable[V | None]) -> None:
-        """Send values without keys; see `send`. After an error some of them may have been sent."""
+        """Send values without keys; see `send`. After an error some of them may have been sent.
+
+        Raises: as for `send`, and InvalidMessageError if the values are a single text or mapping.
+        """
+        check_many(values)
         for value in values:
             self.send(tx, value)
 
