@@ -155,6 +155,7 @@ class Keys(TypedDict):
 class Plain:
     price: float
     items: list[Item]
+    note: Annotated[str, Field(exclude=True)] = ""
 
 
 class Strange(BaseModel):
@@ -227,7 +228,7 @@ EXACT_FIELDS: list[tuple[Any, Any, dict[str, Any]]] = [
     (tuple[int, ...], (1, 2), {}),
     (dict[int, Color], {1: Color.RED}, {}),
     (Keys, {"a": Item()}, {}),
-    (Plain, Plain(1, [Item()]), {}),
+    (Plain, Plain(1, [Item()], "ours"), {}),
     (Any, {"a": [1, 2.5, None, "b"]}, {}),
     (int, 2**200, {}),
     (pydantic.SerializeAsAny[Item], Item(), {}),

@@ -65,7 +65,7 @@ def _check_computed_fields(kind: Any, decorators: Any) -> None:
 
 
 def _check_excluded(kind: Any, name: str, field: Any, decorators: Any) -> None:
-    if field.is_required() and not getattr(decorators, "model_validators", None):
+    if decorators is not None and field.is_required() and not decorators.model_validators:
         raise ConfigurationError(
             f"{kind.__qualname__}.{name} is not written, but required: the messages could not be read.",
             cause="the field has exclude=True and no default",
