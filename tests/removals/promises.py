@@ -314,6 +314,16 @@ PROMISES: Final = (
         ("unit/test_topic_of_models.py::test_a_class_that_shows_that_it_can_not_be_read_back_is_refused",),
     ),
     Removal(
+        "a single text is not sent character by character",
+        "kafka/messages.py",
+        "        if isinstance(given, str | bytes | bytearray | memoryview | Mapping):\n",
+        "        if isinstance(given, Mapping) and not given:\n",
+        (
+            "unit/test_messages.py::test_a_single_text_is_no_series_of_messages",
+            "unit/test_topic.py::test_many_messages_are_no_single_one",
+        ),
+    ),
+    Removal(
         "a batch that is committed for another query or table does not count as a job's own",
         "jobs/lease.py",
         "    if run.bound_to != bound_to:\n",

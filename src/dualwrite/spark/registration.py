@@ -54,7 +54,8 @@ def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, *
 
         stream.writeStream.foreachBatch(each).option("checkpointLocation", …).start()
 
-    A batch that an earlier run of the query has committed is not written again. Two calls for one micro-batch, for two tables,
+    If an earlier run of the query has committed the batch, it is not written again. Only the newest batch can be repeated: an
+    earlier number comes from a checkpoint that was reset, and is refused. Two calls for one micro-batch, for two tables,
     are two jobs: each is atomic by itself, and each needs its own `transactionalIdPrefix`.
 
     A job belongs to one query, which its checkpoint identifies. With a new checkpoint, the query is another one: it numbers its
