@@ -306,8 +306,8 @@ PROMISES: Final = (
     Removal(
         "a unit gets only what is its own",
         "pool/call.py",
-        "self._context.run(self._unit, Transaction(transaction), ",
-        "self._context.run(self._unit, transaction, ",
+        "self._context.run(self.unit, Transaction(transaction), ",
+        "self._context.run(self.unit, transaction, ",
         ("unit/test_surfaces.py::test_a_unit_gets_only_what_is_its_own",),
     ),
     Removal(
@@ -334,6 +334,47 @@ PROMISES: Final = (
         "ignore_warnings()  # again",
         "# again",
         ("unit/test_imports.py::test_importing_anything_is_quiet_where_warnings_are_errors",),
+    ),
+    Removal(
+        "a model that would be read back as another one is not sent",
+        "kafka/models.py",
+        "        if difference is not None:\n",
+        "        if difference == ():\n",
+        (
+            "unit/test_topic_of_models.py::test_what_json_would_change_is_refused",
+            "unit/test_topic_of_models.py::test_any_other_model_is_read_back_as_it_was_or_refused",
+        ),
+    ),
+    Removal(
+        "a model that shows a secret or computed fields that it can't read is refused at once",
+        "kafka/model_types.py",
+        "    for each in _kinds_in(model, set()):\n        decorators",
+        "    for each in ():\n        decorators",
+        ("unit/test_topic_of_models.py::test_a_class_that_shows_that_it_can_not_be_read_back_is_refused",),
+    ),
+    Removal(
+        "a single text is not sent character by character",
+        "kafka/messages.py",
+        "        if isinstance(given, str | bytes | bytearray | memoryview | Mapping):\n",
+        "        if isinstance(given, Mapping) and not given:\n",
+        (
+            "unit/test_messages.py::test_a_single_text_is_no_series_of_messages",
+            "unit/test_topic.py::test_many_messages_are_no_single_one",
+        ),
+    ),
+    Removal(
+        "a batch that is committed for another query or table does not count as a job's own",
+        "jobs/lease.py",
+        "    if run.bound_to != bound_to:\n",
+        "    if run.bound_to == ():\n",
+        ("unit/test_job_rules.py::test_a_batch_that_is_committed_for_another_query",),
+    ),
+    Removal(
+        "a batch before the newest comes from a checkpoint that was reset",
+        "jobs/lease.py",
+        "committed.newest > run.batch_id:",
+        "committed.newest > run.batch_id and not committed.this:",
+        ("unit/test_job_rules.py::test_an_outdated_batch",),
     ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(

@@ -304,7 +304,9 @@ def _reserve(connection: Connection, run: JobRun, attempt: AttemptId, task: str)
 
 
 def _committed(connection: Connection, run: JobRun) -> Committed:
+    marker = read_marker(connection, run.job_id, run.batch_id)
     return Committed(
-        this=read_marker(connection, run.job_id, run.batch_id) is not None,
+        this=marker is not None,
         newest=connection.scalar(_NEWEST, {"job": run.job_id}),
+        bound_to="" if marker is None else marker.bound_to,
     )

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from dualwrite.errors import BrokerError, ConfigurationError
+from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
-from dualwrite.kafka.librdkafka.errors import consumer_recovers
+from dualwrite.kafka.librdkafka.errors import consumer_recovers, consuming_error
 from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
 
 log = logging.getLogger(__name__)
@@ -316,7 +316,8 @@ class GroupConsumer:
             if error.name() == _OUT_OF_RANGE and not error.fatal():
                 self._note_refused(key, message.offset(), error)
             elif not consumer_recovers(error):
-                raise _failed(error, message)
+                where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
+                raise consuming_error(error, where)
             log.debug("%s: %s", self.group_id, error)
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
@@ -347,8 +348,3 @@ def _is_incremental(settings: Mapping[str, Any]) -> bool:
     if settings.get("group.protocol") == "consumer":
         return True
     return "cooperative" in str(settings.get("partition.assignment.strategy", ""))
-
-
-def _failed(error: KafkaError, message: Message) -> BrokerError:
-    where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
-    return BrokerError(f"Consuming{where} failed: {error.str()}.", code=error.code(), name=error.name())
