@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -16,6 +15,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.settings import KNOWN_NAMES
 from dualwrite.kafka.time_budget import chosen_timeout_ms
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dualwrite.stores.zookeeper import ZooKeeperStore
     from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _LARGE_NUMBER: Final = 99_999
 """A number for which a pool's prefix must leave room in its ids."""
@@ -398,7 +398,7 @@ def _selected_ids(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) 
     selected = []
     for name in listed:
         if fences.get(name, 0) is None:
-            log.info("%s: skipped: a running job is using it", name)
+            log.info("skipped: a running job is using it", transactional_id=name)
         else:
             selected.append(name)
     return selected, {name: fence for name, fence in fences.items() if fence is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
@@ -33,7 +33,7 @@ from dualwrite.transaction import H, Transaction, forked
 from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -384,7 +384,7 @@ class DualWriter(Generic[H]):
         try:
             self._lanes.recover_if_idle(idle.RECOVER_LIMIT)
         except DualWriteError as error:
-            log.info("%s: what the last transaction has left could not be resolved yet: %s", self._id, error)
+            log.info("what the last transaction has left could not be resolved yet: %s", error, transactional_id=self._id)
             pause = self._recovery_pause = min(self._recovery_pause * 2, idle.RECOVER_PAUSE)
             return pause
         self._recovery_pause = idle.RECOVER_AFTER

@@ -13,7 +13,6 @@ The units run one after another; their messages are sent after the last unit, an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -37,12 +36,13 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
+from dualwrite.logs import SubjectLogger
 from dualwrite.pool.call import Call
 from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
     StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
@@ -134,13 +134,13 @@ class Group:
         except _AllFailedError:
             self._deliver()
         except AfterCommitError:
-            log.exception("a group of %s has committed, and a listener of the commit has failed", _units(self.calls))
+            log.exception("a group of %s has committed, and a listener of it has failed", _units(self.calls), **self._fields)
             self._deliver()
         except BaseException as error:
             self.error = error
             run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
             if run_again:
-                log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
+                log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error, **self._fields)
             else:
                 self._deliver_error(error)
             if isinstance(error, FencedError):
@@ -149,6 +149,11 @@ class Group:
             self._deliver()
         if run_again:  # not in the `except`: the group's error would become the context of what the units raise
             self._run_one_by_one()
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of a log record."""
+        return {"transactional_id": self._writer.transactional_id}
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""
@@ -232,7 +237,7 @@ class Group:
                 whole.send_messages(messages)
             whole.end_units()
         except BaseException as error:
-            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error)
+            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error, **self._fields)
             whole.undo_units(error)
             if has_sent:
                 raise _SentTooSoonError from error

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.ids import Ids
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.leases import LeaseStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 RENEWALS: Final = 3
 """How often a lease is renewed within its length, so that one renewal may fail."""
@@ -109,8 +110,13 @@ class LeasedIds(Ids):
             self._held.clear()
         try:
             self._leases.release(names, self.owner)
-        except Exception as error:  # noqa: BLE001  (whatever the driver raises)
-            log.warning("%s: the leases of the pool's ids could not be released; they expire: %s", self._prefix, error)
+        except Exception as error:
+            log.warning(
+                "the leases of the pool's ids could not be released; they expire: %s",
+                error,
+                exc_info=if_unexpected(error),
+                prefix=self._prefix,
+            )
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 
@@ -126,12 +132,18 @@ class LeasedIds(Ids):
         while not self._stopping.wait(pause):
             try:
                 self._renew()
-            except Exception as error:  # noqa: BLE001  (whatever the driver raises: this thread must keep running)
+            except Exception as error:
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
                     level = logging.WARNING if first else logging.INFO
-                    log.log(level, "%s: the pool's leases could not be renewed; trying again: %s", self._prefix, error)
+                    log.log(
+                        level,
+                        "the pool's leases could not be renewed; trying again: %s",
+                        error,
+                        exc_info=if_unexpected(error),
+                        prefix=self._prefix,
+                    )
             else:
                 pause = self.interval
 
@@ -140,7 +152,7 @@ class LeasedIds(Ids):
         ours = self._leases.renew(names, self.owner, seconds=self._seconds)
         lost = (names - ours) & self.held
         if lost:
-            log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
+            log.warning("other processes have leased %s meanwhile", ", ".join(sorted(lost)), prefix=self._prefix)
             self.on_lost(lost)  # before the ids can be acquired again: it must concern the writers that use them now
             with self._lock:
                 self._held -= lost

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, WriterClosedError
+from dualwrite.logs import SubjectLogger
 from dualwrite.pool.call import Call
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.options import PoolOptions
@@ -19,7 +19,7 @@ from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers
 from dualwrite.stores.base import TxnStateStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 class Workers:
@@ -122,7 +122,7 @@ class Workers:
                     return
                 self._run_group(calls, replace(rules, has_written=turn))
             except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
-                log.exception("%s: an unexpected error in a thread of the pool", self._prefix)
+                log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
             finally:
                 turn()
 
@@ -152,7 +152,7 @@ class Workers:
                 Group(writer, list(calls), rules).run()
         except BaseException as error:
             if not isinstance(error, FencedError | WriterClosedError):
-                log.exception("%s: a group ended with an unexpected error", self._prefix)
+                log.exception("a group ended with an unexpected error", prefix=self._prefix)
             for call in calls:
                 call.deliver_error(error)
         finally:

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
+from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.ids import Ids
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _PAUSE: Final = 0.01
 _RECOVERER: Final = "recoverer "
@@ -123,14 +124,14 @@ class Writers:
         try:
             owners = writer.new_owners()
             if all(owner.startswith(_RECOVERER) for owner in owners) and self._ids.keeps(name):
-                log.info("%s: claiming the id again after %s", name, "; ".join(owners))
+                log.info("claiming the id again after %s", "; ".join(owners), transactional_id=name)
                 writer.reopen()
                 return True
         except BaseException:
             self._check_in(writer)
             raise
         level = logging.WARNING if self._ids.are_leased else logging.ERROR
-        log.log(level, "%s: not used any more: it was claimed by %s", name, "; ".join(owners))
+        log.log(level, "not used any more: it was claimed by %s", "; ".join(owners), transactional_id=name)
         self._doing.pop(writer, None)
         self._retire(writer)
         return False
@@ -246,8 +247,13 @@ class Writers:
         """Close a writer whose transaction has ended after `close`."""
         try:
             self.close_one(writer)
-        except Exception as error:  # noqa: BLE001  (nobody waits for it; recovery resolves what is left)
-            log.warning("%s: closing a writer after its pool: %s", writer.transactional_id, error)
+        except Exception as error:
+            log.warning(
+                "closing a writer after its pool: %s",
+                error,
+                exc_info=if_unexpected(error),
+                transactional_id=writer.transactional_id,
+            )
 
     def close(self, deadline: Deadline) -> None:
         """Wait for open transactions, then close every writer, even if closing one fails.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -10,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dualwrite.errors import DualWriteError, MessageFailedError, PositionMovedError
-from dualwrite.kafka.librdkafka.batch import Batch, name_of
+from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
+from dualwrite.logs import SubjectLogger
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -23,7 +23,7 @@ from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition
 from dualwrite.transactional import made_for_each_attempt
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 FinishOf = Callable[[Batch], Finish]
 
@@ -112,7 +112,7 @@ class Attempts:
                 if len(left.messages) < len(batch.messages):
                     batch = left
                     continue
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+                log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
                 verdict = verdict_of(error, self._is_transient, before=before)
                 rest = self._rest_after(error, verdict, consumer, batch, pause=pause, seconds=time.monotonic() - began)
@@ -146,10 +146,10 @@ class Attempts:
         """
         match verdict:
             case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
-                log.warning("%s: %s", self._group, error)
+                log.warning("%s", error, group_id=self._group)
                 self._progress.left_in_doubt()
             case Verdict.LATER:
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+                log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
             case Verdict.STOP:
                 raise error
             case Verdict.MESSAGE:
@@ -175,11 +175,11 @@ class Attempts:
         except DualWriteError as reading:
             if not reading.retriable:
                 raise
-            log.warning("%s: a batch failed, and its positions can't be read yet: %s; %s", self._group, error, reading)
+            log.warning("a batch failed, and its positions can't be read yet: %s; %s", error, reading, group_id=self._group)
             return None
         if len(left.messages) == len(batch.messages):
             raise UnprocessableError(error) from error
-        log.info("%s: some messages of a batch that failed were processed already: %s", self._group, error)
+        log.info("some messages of a batch that failed were processed already: %s", error, group_id=self._group)
         return left
 
     def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
@@ -196,9 +196,10 @@ class Attempts:
         if len(batch.messages) > 1:
             self._reading.most = max(1, len(batch.messages) // 2)
             log.warning(
-                "%s: %d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
+                "%d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
                 "partitions to another member. From now on %d are taken at once.",
-                *(self._group, len(batch.messages), seconds, limit, self._reading.most),
+                *(len(batch.messages), seconds, limit, self._reading.most),
+                group_id=self._group,
             )
             return
         self._times_too_slow += 1
@@ -231,7 +232,7 @@ class Attempts:
         except DualWriteError as error:
             if not error.retriable:
                 raise
-            log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
+            log.warning("positions have moved, and can't be read yet: %s", error, group_id=self._group)
             return batch
 
     def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
@@ -245,11 +246,11 @@ class Attempts:
         self._reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
         if elsewhere:
-            log.warning("%s: continuing at the positions of another consumer: %s", self._group, elsewhere)
+            log.warning("continuing at the positions of another consumer: %s", elsewhere, group_id=self._group)
             self._reading.seek(consumer, elsewhere)
         return left
 
 
 def where(message: Any, attempts: int) -> dict[str, Any]:
     """The facts of an error about a message."""
-    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}
+    return {**fields_of(message), "attempts": attempts}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import clear_frames
@@ -20,6 +19,7 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.outcomes import (
     explain_fencing,
@@ -38,7 +38,7 @@ from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.transactional_id import TransactionalId
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
@@ -157,7 +157,7 @@ class Lane:
         try:
             producer.request_commit(timeout=min(CHECK_LIMIT, self._timeouts.kafka))
         except BrokerUnavailableError as error:  # `confirm` requests it again
-            log.info("%s: Kafka's commit could not be requested yet: %s", self.id, error)
+            log.info("Kafka's commit could not be requested yet: %s", error, transactional_id=self.id)
         self.advance(Event.COMMIT_REQUESTED)
         hit("decided_after_request")
 
@@ -197,7 +197,7 @@ class Lane:
         try:
             self.confirm()
         except DualWriteError as error:
-            log.warning("%s: recovering, since Kafka has not confirmed the last commit: %s", self.id, error)
+            log.warning("recovering, since Kafka has not confirmed the last commit: %s", error, transactional_id=self.id)
             self.advance(Event.BROKEN)
         else:
             return
@@ -220,7 +220,7 @@ class Lane:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
         if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
-            log.error("%s: a listener of after_commit has failed", self.id, exc_info=after_commit_error)
+            log.error("a listener of after_commit has failed", exc_info=after_commit_error, transactional_id=self.id)
         if phase in BEFORE_COMMIT_POINT:
             self.advance(Event.ABORT)
             assert self._store_transaction is not None
@@ -250,11 +250,11 @@ class Lane:
             try:
                 producer.abort_transaction(timeout=self._timeouts.kafka)
             except DualWriteError as aborting:
-                log.warning("%s: aborting Kafka's side: %s", self.id, aborting)
+                log.warning("aborting Kafka's side: %s", aborting, transactional_id=self.id)
                 clean = False
         if self._means_fenced(error):
             if not clean:
-                log.warning("%s: fenced; the new owner of the id ends this transaction", self.id)
+                log.warning("fenced; the new owner of the id ends this transaction", transactional_id=self.id)
             self.advance(Event.FENCED)
             raise error
         if clean:
@@ -278,7 +278,7 @@ class Lane:
             if isinstance(error, BrokerError):  # being fenced is why the broker refused
                 raise fenced from error
         except DualWriteError as recovering:
-            log.warning("%s: recovery after an aborted transaction is postponed: %s", self.id, recovering)
+            log.warning("recovery after an aborted transaction is postponed: %s", recovering, transactional_id=self.id)
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
@@ -307,7 +307,7 @@ class Lane:
             self.ownership.start()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
-            log.warning("%s: starting a new producer is postponed: %s", self.id, starting)
+            log.warning("starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
         lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
@@ -345,7 +345,7 @@ class Lane:
         for outcome in self.ownership.report:
             lost = lost_error(outcome)
             if lost is not None:  # nobody waits for it any more; the row has it as well
-                log.error("%s: %s", self.id, lost)
+                log.error("%s", lost, transactional_id=self.id)
 
     def close(self) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
@@ -358,7 +358,11 @@ class Lane:
         try:
             self.confirm()
         except DualWriteError as error:
-            log.info("%s: closing: resolving the last transaction, whose commit Kafka has not confirmed: %s", self.id, error)
+            log.info(
+                "closing: resolving the last transaction, whose commit Kafka has not confirmed: %s",
+                error,
+                transactional_id=self.id,
+            )
             self.advance(Event.BROKEN)
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:
@@ -384,7 +388,7 @@ class Lane:
             self.ownership.make_claim(only_if_ours=True)
             self.ownership.resolve()
         except FencedError as fenced:
-            log.warning("%s: closing: %s", self.id, fenced)
+            log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",

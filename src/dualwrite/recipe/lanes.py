@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Final
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
@@ -21,7 +21,7 @@ from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.settings import Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import TxnStateStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
@@ -271,7 +271,7 @@ class Lanes:
             try:
                 lane.confirm(timeout=share.seconds)
             except DualWriteError as error:
-                log.info("%s: Kafka has not confirmed the last commit yet: %s", lane.id, error)
+                log.info("Kafka has not confirmed the last commit yet: %s", error, transactional_id=lane.id)
 
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from dualwrite.kafka.base import (
     TransactionalProducer,
     TransactionCoordinator,
 )
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
@@ -29,7 +29,7 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState
 from dualwrite.stores.base import Claim, Resolution, TxnStateStore
 from dualwrite.stores.rows import new_token
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
@@ -145,7 +145,7 @@ class Ownership:
         self.report = RecoveryReport((report,))
         for found in report.outcomes:
             if found.outcome is not Outcome.NOTHING:
-                log.info("%s: recovered generation %d: %s", self._id, found.generation, found.outcome.value)
+                log.info("recovered generation %d: %s", found.generation, found.outcome.in_words, transactional_id=self._id)
         return report.outcomes
 
     def start(self) -> None:
@@ -258,13 +258,17 @@ class Ownership:
             limit = min(CHECK_LIMIT, self._timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
-            log.debug("%s: could not check after a pause whether the coordinator knows the id: %s", self._id, error)
+            log.debug(
+                "could not check after a pause whether the coordinator knows the id: %s", error, transactional_id=self._id
+            )
             return
         finally:
             self._used_at = time.monotonic()
         if described is not None:
             return
-        log.info("%s: the coordinator has forgotten %s; registering it again", self._id, self.kafka_transactional_id)
+        log.info(
+            "the coordinator has forgotten %s; registering it again", self.kafka_transactional_id, transactional_id=self._id
+        )
         self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         self.start()
 
@@ -282,7 +286,9 @@ class Ownership:
         try:
             self._clear_committed()
         except DualWriteError as error:
-            log.debug("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
+            log.debug(
+                "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
+            )
         return after
 
     def _clear_committed(self) -> None:
@@ -298,7 +304,7 @@ class Ownership:
         resolver = GenerationResolver(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)
         found = tuple(each for each in resolver.resolve() if each.outcome is not Outcome.NOTHING)
         for each in found:
-            log.warning("%s: taking over generation %d: %s", self._id, generation, each.outcome.value)
+            log.warning("taking over generation %d: %s", generation, each.outcome.in_words, transactional_id=self._id)
         if found:
             before = self.report.ids[0] if self.report.ids else IdReport(self._id)
             known = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
@@ -333,4 +339,6 @@ class Ownership:
         try:
             self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         except DualWriteError as error:
-            log.info("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
+            log.info(
+                "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
+            )

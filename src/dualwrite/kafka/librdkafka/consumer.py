@@ -6,26 +6,38 @@ therefore stays the same, and is as accurate as a member's view can be.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_STORED,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
 from dualwrite.kafka.librdkafka.errors import consumer_recovers
 from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
+from dualwrite.kafka.librdkafka.own_lines import with_own_lines
+from dualwrite.logs import SubjectLogger, if_unexpected
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 Begin = Callable[[list[Partition]], Mapping[Partition, int]]
 
 BEGINNING: Final = OFFSET_BEGINNING
 """In place of an offset: the first record that retention has left."""
+
+_PLACES: Final = {OFFSET_BEGINNING: "at the beginning", OFFSET_END: "at the end", OFFSET_STORED: "at the group's offset"}
 
 _OURS: Final = {
     "enable.auto.commit": False,
@@ -90,7 +102,7 @@ class GroupConsumer:
         self._is_closing = False
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
-            self._consumer = Consumer({**settings, **_OURS, **_INTERNAL})
+            self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL}, group_id=self.group_id))
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
@@ -207,18 +219,18 @@ class GroupConsumer:
         closing.join(_CLOSING)
         if closing.is_alive():
             log.warning(
-                "%s: the group's coordinator does not respond: this member could not leave within %g s, and will be removed "
+                "the group's coordinator does not respond: this member could not leave within %g s, and will be removed "
                 "after session.timeout.ms",
-                self.group_id,
                 _CLOSING,
+                group_id=self.group_id,
             )
 
     def _close(self) -> None:
         for step in (self._unsubscribe, self._consumer.close):  # close waits for the commit
             try:
                 step()
-            except Exception as error:  # noqa: BLE001  (nothing depends on it any more)
-                log.warning("%s: leaving the group: %s", self.group_id, error)
+            except Exception as error:
+                log.warning("leaving the group: %s", error, exc_info=if_unexpected(error), group_id=self.group_id)
 
     def _unsubscribe(self) -> None:
         """Give up the assignment, and run the rebalance callbacks that are left, so that librdkafka's close() has none to run.
@@ -252,7 +264,9 @@ class GroupConsumer:
             self._unknown.pop(topic, None)
         if self._waiting and assigned:
             consumer.pause(assigned)
-        log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
+        log.info(
+            "assigned %s", ", ".join(f"{t}-{p} {_where(begin[t, p])}" for t, p in keys) or "nothing", group_id=self.group_id
+        )
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         keys = {(one.topic, one.partition) for one in partitions}
@@ -267,7 +281,7 @@ class GroupConsumer:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
-        log.info("%s: revoked %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
+        log.info("revoked %s", ", ".join(f"{one.topic}-{one.partition}" for one in partitions), group_id=self.group_id)
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -317,7 +331,7 @@ class GroupConsumer:
                 self._note_refused(key, message.offset(), error)
             elif not consumer_recovers(error):
                 raise _failed(error, message)
-            log.debug("%s: %s", self.group_id, error)
+            log.debug("%s", error, group_id=self.group_id)
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
                 self._unknown.setdefault(topic, -_WARNING_INTERVAL)
@@ -335,7 +349,14 @@ class GroupConsumer:
         for topic, warned_at in self._unknown.items():
             if now - warned_at >= _WARNING_INTERVAL:
                 self._unknown[topic] = now
-                log.warning("%s: the brokers don't know the topic %r. Is its name right?", self.group_id, topic)
+                log.warning(
+                    "the brokers don't know the topic %r. Is its name right?", topic, group_id=self.group_id, topic=topic
+                )
+
+
+def _where(offset: int) -> str:
+    """Readable text of an offset that librdkafka knows, including those with a meaning of their own."""
+    return _PLACES.get(offset, f"at {offset}")
 
 
 def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:

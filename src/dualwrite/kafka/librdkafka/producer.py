@@ -9,7 +9,6 @@ InitProducerId, delayed in the network until the next transaction, can't be rule
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -47,9 +46,10 @@ from dualwrite.kafka.messages import (
 )
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import TimeBudget, transaction_timeout_ms
+from dualwrite.logs import SubjectLogger
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _POLL: Final = 0.1
 _LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
@@ -289,7 +289,7 @@ class LibrdkafkaProducer:
                 producer.poll(0)
                 del producer
         except KafkaException as error:
-            log.debug("purging the queue of %s: %s", self._id, error)
+            log.debug("purging the queue: %s", error, kafka_transactional_id=self._id)
         finally:
             undisturbed(last_reference.clear)
 

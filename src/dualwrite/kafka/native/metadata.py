@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +12,9 @@ from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
+from dualwrite.logs import SubjectLogger
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _TOPIC_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
 _PAUSE: Final = 0.05
@@ -86,7 +86,7 @@ class Topics:
         try:
             codes = self._look_up(topics, deadline)
         except (ConnectionLostError, BrokerUnavailableError) as error:
-            log.debug("%s: lookup of %s: %s", self._id, topics, error)
+            log.debug("lookup of %s: %s", topics, error, kafka_transactional_id=self._id)
             self._stale |= topics
             return
         for topic, code in codes.items():
