@@ -238,7 +238,8 @@ def create_pool(
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
         schema: As for `connect`.
-        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts.
+        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts. The default of
+            `Timeouts(delivery=…)` is 20 s for a pool.
 
     Returns:
         A pool. Close it with `with` or `close()`.
@@ -253,18 +254,19 @@ def create_pool(
     _check_pool_arguments(connecting, {each.name for each in fields(PoolOptions)})
     options = options or PoolOptions()
     options.check_size(size)
-    chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
+    chosen = (settings or Settings.from_environment()).with_changes(schema=schema, timeouts=connecting.pop("timeouts", None))
+    chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())
     validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
-    kafka, within = connecting.get("kafka"), chosen.with_changes(timeouts=connecting.get("timeouts"))
+    kafka = connecting.get("kafka")
     # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
-    pool_timeouts = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
+    pool_timeouts = replace(chosen.timeouts, claim=min(chosen.timeouts.claim, options.lease))
 
     def open_writer(name: str) -> DualWriter[Any]:
         return connect(store, transactional_id=name, settings=chosen, acknowledge=options.acknowledge, **connecting)
 
     def recoverer() -> Recoverer:
-        return open_recoverer(store, kafka=kafka, settings=within, timeouts=pool_timeouts)
+        return open_recoverer(store, kafka=kafka, settings=chosen, timeouts=pool_timeouts)
 
     with ExitStack() as opened:
         if store is not database:

@@ -34,7 +34,8 @@ class SubjectLogger(logging.LoggerAdapter[logging.Logger]):
         extra: dict[str, Any] = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         subject = next((extra[name] for name in SUBJECTS if name in extra), None)
         if subject is not None:
-            msg, args = f"%s: {msg}", (subject, *args)
+            text = msg if args else str(msg).replace("%", "%%")  # it has no arguments of its own
+            msg, args = f"%s: {text}", (subject, *args)
         stacklevel = kwargs.pop("stacklevel", 1) + 1  # the record's place is the caller's
         self.logger.log(level, msg, *args, extra=extra, stacklevel=stacklevel, **kwargs)
 

@@ -35,6 +35,9 @@ from dualwrite.transactional_id import name_lane, validate_transactional_id
 
 log = SubjectLogger(__name__)
 
+CLOSE_LIMIT: Final = 10.0
+"""Seconds for resolving what is in doubt when a writer, or a pool's writers, are closed: recovery does it as well."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -191,10 +194,13 @@ class DualWriter(Generic[H]):
         idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
         return self
 
-    def close(self) -> None:
+    def close(self, *, limit: Deadline | None = None) -> None:
         """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
 
         If closing a lane fails, the other lanes are still closed.
+
+        Args:
+            limit: For resolving what is in doubt; by default 10 seconds.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now; recovery will resolve it.
@@ -204,7 +210,7 @@ class DualWriter(Generic[H]):
             return
         with self._exclusively("close()"):
             try:
-                self._lanes.close()
+                self._lanes.close(Deadline.after(CLOSE_LIMIT) if limit is None else limit)
             finally:
                 if self._owns_coordinator:
                     self._coordinator.close()

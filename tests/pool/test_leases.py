@@ -30,6 +30,7 @@ from dualwrite.errors import (
     StateTableMissingError,
     WriterClosedError,
 )
+from dualwrite.outages import database_at
 from dualwrite.pool.ids import FixedIds
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.writers import Writers
@@ -296,7 +297,7 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
         with dualwrite.store_from_url(scene.url) as store:
             assert store.leases is not None
             store.leases.release(taken, next(each.owner for each in leases(scene)))
-            assert store.leases.acquire(taken, "somebody", seconds=600) == taken
+            assert store.leases.acquire(taken, "somebody", seconds=600, database=database_at("memory")) == taken
             succeeded = write_until(pool, scene, lambda: pool.size == 2 and not taken & set(pool.transactional_ids), numbers)
             store.leases.release(taken, "somebody")
         assert set(pool.transactional_ids) == ids(scene, 3, 4)
@@ -354,8 +355,9 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
             with caplog.at_level(logging.WARNING):
                 proxy.refuse()
                 proxy.cut()
-                until(lambda: "could not be renewed" in caplog.text, "the renewal has failed")
+                until(lambda: "does not answer" in caplog.text, "the renewal has failed")
                 until(lambda: all(each.has_ended for each in leases(scene)), "the leases have ended")
+                assert len(caplog.records) == 1, "one warning of the outage, whatever else has failed because of it"
             if taken:
                 other = others.enter_context(open_pool(scene, options=SHORT))
                 assert set(other.transactional_ids) == ids(scene, 1, 2)
@@ -365,6 +367,8 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
             until(lambda: set(pool.transactional_ids) == wanted, lambda: f"{pool.transactional_ids}")
             write_until(pool, scene, lambda: True, numbers)
             until(lambda: not any(each.has_ended for each in leases(scene)), "the leases are renewed")
+            until(lambda: f"127.0.0.1:{proxy.port}/" in caplog.records[-1].getMessage(), "the end of the outage is logged")
+            assert "answers again" in caplog.text
     assert {1, *([2] if taken else [])} < set(scene.agree())
 
 
@@ -436,7 +440,7 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
     migration.upgrade(url)
     with dualwrite.store_from_url(url) as store:
         assert store.leases is not None
-        store.leases.acquire(["shop.1"], "pool here", seconds=600)
+        store.leases.acquire(["shop.1"], "pool here", seconds=600, database=database_at("memory"))
         store.leases.acquire(["shop.2"], "pool there", seconds=0.01)
         until(lambda: store.leases is not None and any(each.has_ended for each in store.leases.entries()), "one has ended")
     assert main(["status"]) == 0
@@ -453,14 +457,14 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
 
 
 def test_ids_that_cannot_be_opened_are_avoided(tmp_path: Any) -> None:
-    ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
+    ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory"))
     assert ids.acquire(2) == ["shop.1", "shop.2"]
     ids.avoid("shop.1")
     assert ids.acquire(1) == ["shop.3"]
     assert ids.acquire_one("shop.1")
     assert not ids.acquire_one("shop.1"), "it has it already"
     ids.close()
-    other = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
+    other = LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory"))
     assert other.acquire(1) == ["shop.1"]
     other.close()
 
@@ -479,7 +483,7 @@ def test_fixed_ids_are_reused() -> None:
 
 
 def test_a_checkout_timeout_reports_why_no_writer_can_be_opened(tmp_path: Any) -> None:
-    writers = Writers("shop", LeasedIds(memory_leases(tmp_path), "shop", seconds=600))
+    writers = Writers("shop", LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory")))
     with ThreadPoolExecutor(1) as thread:
 
         def wait() -> None:

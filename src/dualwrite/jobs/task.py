@@ -167,7 +167,7 @@ class TaskAttempt(Generic[Batch]):
                 self._site.ledger.check_fence(connection, claim)
                 hit("job_after_fence")
             hit("job_after_staged")
-            state = producer.prepare_transaction(timeout=self._site.site.timeouts.delivery)
+            state = producer.prepare_transaction(timeout=self._site.site.timeouts.for_delivery)
             hit("job_after_prepare")
         except BaseException:
             self._abort(producer)

@@ -101,7 +101,7 @@ def _native(
             kafka_transactional_id,
             coordinator,
             two_phase=two_phase,
-            delivery_timeout=settings.timeouts.delivery,
+            delivery_timeout=settings.timeouts.for_delivery,
             network=network,
         )
 
@@ -117,7 +117,7 @@ def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, se
     check_settings(config)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
-        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.delivery)
+        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.for_delivery)
 
     return ProducerFactory(ProducerKind.LIBRDKAFKA, make, lanes=LIBRDKAFKA_LANES)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dualwrite.errors import DualWriteError
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
@@ -103,11 +104,13 @@ class Adoption:
             if found.outcome is not Outcome.NOTHING:
                 log.info("recovered: %s", found.outcome.in_words, transactional_id=found.transactional_id)
         for failed in report.failed:
-            log.warning("can't be recovered now; trying again: %s", failed.error, transactional_id=failed.transactional_id)
+            error, name = failed.error, failed.transactional_id
+            assert error is not None
+            log.log(level_of(error), "can't be recovered now; trying again: %s", error, transactional_id=name)
         try:
             raise_for_lost(report.unacknowledged)
-        except DualWriteError as error:
-            log.error("%s", error, transactional_id=error.transactional_id)  # noqa: TRY400  (the traceback adds nothing)
+        except DualWriteError as lost:
+            log.error("%s", lost, transactional_id=lost.transactional_id)  # noqa: TRY400  (the traceback adds nothing)
 
 
 def _is_open(row: StateRow) -> bool:

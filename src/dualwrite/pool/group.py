@@ -36,7 +36,7 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
-from dualwrite.logs import SubjectLogger
+from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.call import Call
 from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.transaction import Transaction
@@ -140,7 +140,12 @@ class Group:
             self.error = error
             run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
             if run_again:
-                log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error, **self._fields)
+                log.info(
+                    "a group of %d units failed; running them one by one: %s",
+                    *(len(self.calls), error),
+                    exc_info=if_unexpected(error),
+                    **self._fields,
+                )
             else:
                 self._deliver_error(error)
             if isinstance(error, FencedError):

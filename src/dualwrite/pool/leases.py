@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import DATABASE, Side, level_of
 from dualwrite.pool.ids import Ids
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.leases import LeaseStore
@@ -36,6 +37,7 @@ class LeasedIds(Ids):
         leases: The store's leases.
         prefix: The prefix of the ids.
         seconds: The length of a lease.
+        database: The database, for the log.
 
     Attributes:
         owner: The leases' owner: host, process id, program and a random part, which no other pool has.
@@ -44,12 +46,13 @@ class LeasedIds(Ids):
 
     are_leased = True
 
-    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float) -> None:
+    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float, database: Side) -> None:
         self.owner = f"{describe_owner('pool')} {uuid.uuid4().hex[:8]}"
         self.on_lost: Callable[[frozenset[str]], None] = lambda _: None
         self._leases = leases
         self._prefix = prefix
         self._seconds = seconds
+        self._database = database
         self._held: set[str] = set()
         self._avoided: set[str] = set()
         self._lock = threading.Lock()
@@ -136,7 +139,7 @@ class LeasedIds(Ids):
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
-                    level = logging.WARNING if first else logging.INFO
+                    level = level_of(error) if first else logging.INFO
                     log.log(
                         level,
                         "the pool's leases could not be renewed; trying again: %s",
@@ -149,7 +152,8 @@ class LeasedIds(Ids):
 
     def _renew(self) -> None:
         names = self.held
-        ours = self._leases.renew(names, self.owner, seconds=self._seconds)
+        with self._database.call(DATABASE):
+            ours = self._leases.renew(names, self.owner, seconds=self._seconds)
         lost = (names - ours) & self.held
         if lost:
             log.warning("other processes have leased %s meanwhile", ", ".join(sorted(lost)), prefix=self._prefix)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, UnverifiedTransactionError
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import level_of
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.ids import Ids
 from dualwrite.pool.writers import Writers
@@ -164,7 +165,8 @@ class Upkeep:
                 self._fill()
         except Exception as error:
             if not self._stopping.is_set():
-                log.warning(
+                log.log(
+                    level_of(error),
                     "a writer of the pool could not be replaced; trying again: %s",
                     error,
                     exc_info=if_unexpected(error),
@@ -179,7 +181,8 @@ class Upkeep:
             adoption.search(lambda: not self._stopping.is_set())
         except Exception as error:
             if not self._stopping.is_set():
-                log.warning(
+                log.log(
+                    level_of(error),
                     "the search for ids of dead processes failed; trying again: %s",
                     error,
                     exc_info=if_unexpected(error),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, WriterClosedError
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import is_no_answer
 from dualwrite.pool.call import Call
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.options import PoolOptions
@@ -149,8 +150,11 @@ class Workers:
         try:
             with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
                 rules = replace(rules, more=more, put_back=put_back, doing=functools.partial(self._writers.note, writer))
-                Group(writer, list(calls), rules).run()
+                group = Group(writer, list(calls), rules)
+                group.run()
+            self._note_outage(group.error)
         except BaseException as error:
+            self._note_outage(error)
             if not isinstance(error, FencedError | WriterClosedError):
                 log.exception("a group ended with an unexpected error", prefix=self._prefix)
             for call in calls:
@@ -158,6 +162,11 @@ class Workers:
         finally:
             del self._groups[threading.get_ident()]
             self._waiting.release(calls)
+
+    def _note_outage(self, error: BaseException | None) -> None:
+        """While the pool is being closed, cancel the calls that wait if a side does not answer: they would fail, one by one."""
+        if self._waiting.is_closed and is_no_answer(error):
+            self._waiting.cancel()
 
 
 class _Once:

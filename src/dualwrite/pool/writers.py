@@ -16,7 +16,7 @@ from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, 
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.ids import Ids
 from dualwrite.recipe.phases import Phase
-from dualwrite.writer import DualWriter
+from dualwrite.writer import CLOSE_LIMIT, DualWriter
 
 log = SubjectLogger(__name__)
 
@@ -231,14 +231,18 @@ class Writers:
 
     # --- closing ----------------------------------------------------------------------------------------------------------
 
-    def close_one(self, writer: DualWriter[Any]) -> None:
+    def close_one(self, writer: DualWriter[Any], limit: Deadline | None = None) -> None:
         """Close a writer that was removed or retired.
+
+        Args:
+            writer: The writer.
+            limit: See `DualWriter.close`.
 
         Raises:
             DualWriteError: As for `DualWriter.close`.
         """
         try:
-            writer.close()
+            writer.close(limit=limit)
         finally:
             with self._lock:
                 self._open.pop(writer, None)
@@ -271,9 +275,10 @@ class Writers:
             busy = {writer: doing for writer, doing in self._doing.items() if writer in self._open}
         self._free.put(None)
         failed: list[Exception] = [_not_ended(self._prefix, deadline.seconds, busy)] if busy else []
+        limit = Deadline.after(CLOSE_LIMIT)
         for writer in [each for each in self._open if each not in busy]:
             try:
-                self.close_one(writer)
+                self.close_one(writer, limit)
             except Exception as error:  # noqa: BLE001  (the others must still be closed)
                 failed.append(error)
         if failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,8 @@ from dualwrite.errors import DualWriteError, MessageFailedError, PositionMovedEr
 from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
-from dualwrite.logs import SubjectLogger
+from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -102,7 +104,7 @@ class Attempts:
             DualWriteError: A permanent error.
         """
         before = sys.exception()
-        pause = self._options.pause
+        pause, first = self._options.pause, time.monotonic()
         while batch.messages:
             began = time.monotonic()
             try:
@@ -121,6 +123,10 @@ class Attempts:
                     continue
             else:
                 self._times_too_slow = 0
+                if pause > self._options.pause:
+                    log.info(
+                        "the batch is committed, %.1f s after its first attempt", time.monotonic() - first, group_id=self._group
+                    )
                 self._reading.next |= batch.after
                 self._progress.moved(consumer, batch)
                 return True
@@ -149,7 +155,7 @@ class Attempts:
                 log.warning("%s", error, group_id=self._group)
                 self._progress.left_in_doubt()
             case Verdict.LATER:
-                log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
+                self._log_retry(error, pause)
             case Verdict.STOP:
                 raise error
             case Verdict.MESSAGE:
@@ -157,6 +163,12 @@ class Attempts:
         if self._progress.is_transient(error):
             self._was_too_slow(batch, seconds, error)
         return None
+
+    def _log_retry(self, error: Exception, pause: float) -> None:
+        """Warn before the first retry of a batch only; and not if a side does not answer, since there is a warning of that."""
+        level = level_of(error) if pause == self._options.pause else logging.INFO
+        exc_info = if_unexpected(error) if level > logging.INFO else None
+        log.log(level, "trying again in %.3g s: %s", pause, error, exc_info=exc_info, group_id=self._group)
 
     def _without_cause(self, error: Exception, consumer: GroupConsumer, batch: Batch) -> Batch | None:
         """The rest of a failed batch if some of its messages have been processed already: they may be the cause.

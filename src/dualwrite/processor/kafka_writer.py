@@ -158,7 +158,7 @@ class KafkaWriter:
         try:
             yield tx
             tx.end()
-            producer.prepare_transaction(timeout=self._timeouts.delivery)
+            producer.prepare_transaction(timeout=self._timeouts.for_delivery)
             committing = True
             producer.commit_transaction(timeout=self._timeouts.kafka)
         except BaseException as error:

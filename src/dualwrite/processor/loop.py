@@ -21,6 +21,7 @@ from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Reading, where
 from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.processor.options import ProcessorOptions
@@ -145,7 +146,7 @@ class ProcessingLoop:
         try:
             moved = self._progress.look_again(consumer)
         except (StoreError, BrokerError) as error:
-            log.warning("%s", error, group_id=self._group)
+            log.log(level_of(error), "%s", error, group_id=self._group)
             return
         if moved:
             log.warning("positions were moved: %s", moved, group_id=self._group)
@@ -272,7 +273,7 @@ class ProcessingLoop:
             except DualWriteError as error:
                 if not error.retriable:
                     raise
-                log.warning("the positions can't be read yet: %s", error, group_id=self._group)
+                log.log(level_of(error), "the positions can't be read yet: %s", error, group_id=self._group)
                 self._stopped.wait(pause)
                 if self._stopped.is_set():
                     raise StoppedError from error

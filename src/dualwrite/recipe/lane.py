@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from traceback import clear_frames
 from typing import Final, NoReturn, cast
 
@@ -20,7 +20,9 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
@@ -81,6 +83,7 @@ class Lane:
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
         self._store = store
+        self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._timeouts = timeouts
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
@@ -102,7 +105,8 @@ class Lane:
         """Begin the transaction on both sides; with `is_group`, the transaction of a pool's group."""
         producer = self.ownership.producer
         begin = self._store.begin_group if is_group else self._store.begin
-        self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
+        with self._database.call(DATABASE):
+            self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
@@ -120,7 +124,7 @@ class Lane:
         store_transaction = self._store_transaction
         assert store_transaction is not None
         self.advance(Event.PREPARE)
-        transaction.state = producer.prepare_transaction(timeout=self._timeouts.delivery)
+        transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
         self.advance(Event.PREPARED)
         hit("after_prepare")
         # without two-phase commit, the remaining time is checked between the record and the COMMIT
@@ -136,7 +140,8 @@ class Lane:
         producer.check_time_left()
         hit("before_db_commit")
         self.advance(Event.COMMIT_SENT)
-        store_transaction.commit()
+        with self._database.call(DATABASE):
+            store_transaction.commit()
         self.advance(Event.DATABASE_COMMITTED)
         hit("after_db_commit")
         if transaction.on_decided is not None:
@@ -197,7 +202,12 @@ class Lane:
         try:
             self.confirm()
         except DualWriteError as error:
-            log.warning("recovering, since Kafka has not confirmed the last commit: %s", error, transactional_id=self.id)
+            log.log(
+                level_of(error),
+                "recovering, since Kafka has not confirmed the last commit: %s",
+                error,
+                transactional_id=self.id,
+            )
             self.advance(Event.BROKEN)
         else:
             return
@@ -243,15 +253,19 @@ class Lane:
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:
-        """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim."""
+        """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim.
+
+        If Kafka has not answered, that may take seconds only: the caller waits, and `recipe.idle` does it as well.
+        """
         producer = self.ownership.producer
-        clean = not producer.must_be_replaced
+        clean, is_reachable = not producer.must_be_replaced, True
+        limit = min(self._timeouts.kafka, RECOVER_LIMIT) if is_no_answer(error) else self._timeouts.kafka
         if clean:
             try:
-                producer.abort_transaction(timeout=self._timeouts.kafka)
+                producer.abort_transaction(timeout=limit)
             except DualWriteError as aborting:
-                log.warning("aborting Kafka's side: %s", aborting, transactional_id=self.id)
-                clean = False
+                log.log(level_of(aborting), "aborting Kafka's side: %s", aborting, transactional_id=self.id)
+                clean, is_reachable = False, not is_no_answer(aborting)
         if self._means_fenced(error):
             if not clean:
                 log.warning("fenced; the new owner of the id ends this transaction", transactional_id=self.id)
@@ -261,24 +275,32 @@ class Lane:
             self.advance(Event.ABORTED)
             raise error
         self.advance(Event.BROKEN)
-        if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
-            self._recover_after_abort(error)
+        if (
+            isinstance(error, Exception) and is_reachable
+        ):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
+            self._recover_after_abort(error, limit)
         raise error
 
-    def _recover_after_abort(self, error: Exception) -> None:
+    def _recover_after_abort(self, error: Exception, limit: float) -> None:
         """Recover immediately, so that nothing stays open at Kafka.
 
         If that fails, `recipe.idle`, the next transaction or close() does it.
         """
         try:
-            self.recover()
+            with self.ownership.limited(limit) if is_no_answer(error) else nullcontext():
+                self.recover()
             if isinstance(error, ProducerFencedError):
                 explain_fencing(error)
         except FencedError as fenced:
             if isinstance(error, BrokerError):  # being fenced is why the broker refused
                 raise fenced from error
         except DualWriteError as recovering:
-            log.warning("recovery after an aborted transaction is postponed: %s", recovering, transactional_id=self.id)
+            log.log(
+                level_of(recovering),
+                "recovery after an aborted transaction is postponed: %s",
+                recovering,
+                transactional_id=self.id,
+            )
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
@@ -307,7 +329,7 @@ class Lane:
             self.ownership.start()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
-            log.warning("starting a new producer is postponed: %s", starting, transactional_id=self.id)
+            log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
         lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
@@ -347,8 +369,11 @@ class Lane:
             if lost is not None:  # nobody waits for it any more; the row has it as well
                 log.error("%s", lost, transactional_id=self.id)
 
-    def close(self) -> None:
+    def close(self, *, limit: float) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
+
+        Args:
+            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now.
@@ -356,7 +381,7 @@ class Lane:
         if self.phase is Phase.CLOSED:
             return
         try:
-            self.confirm()
+            self.confirm(timeout=min(limit, self._timeouts.kafka))
         except DualWriteError as error:
             log.info(
                 "closing: resolving the last transaction, whose commit Kafka has not confirmed: %s",
@@ -368,7 +393,8 @@ class Lane:
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                self._resolve_before_closing()
+                with self.ownership.limited(limit):
+                    self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:

@@ -23,6 +23,8 @@ from dualwrite.stores.base import TxnStateStore
 
 log = SubjectLogger(__name__)
 
+_LEAST_TO_CLOSE: Final = 1.0
+
 _BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
 
@@ -289,8 +291,11 @@ class Lanes:
         for lane in self._lanes:
             lane.forget_transaction()
 
-    def close(self) -> None:
+    def close(self, limit: Deadline) -> None:
         """Close every lane, even if closing one fails.
+
+        Args:
+            limit: For resolving what is in doubt; each lane has at least a second.
 
         Raises:
             InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.
@@ -299,7 +304,7 @@ class Lanes:
         try:
             for lane in self._lanes:
                 try:
-                    lane.close()
+                    lane.close(limit=max(limit.left, _LEAST_TO_CLOSE))
                 except Exception as error:  # noqa: BLE001  (the other lanes must still be closed)
                     failed.append(error)
         finally:

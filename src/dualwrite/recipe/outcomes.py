@@ -14,6 +14,7 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
@@ -147,5 +148,10 @@ def has_committed_on_both_sides(
     try:
         return decide(state, coordinator.describe(kafka_transactional_id)) is Decision.ALREADY_COMMITTED
     except DualWriteError as error:
-        log.warning("can't find out how the transaction ended: %s", error, kafka_transactional_id=kafka_transactional_id)
+        log.log(
+            level_of(error),
+            "can't find out how the transaction ended: %s",
+            error,
+            kafka_transactional_id=kafka_transactional_id,
+        )
         return False

@@ -20,6 +20,7 @@ from dualwrite.kafka.base import (
     TransactionCoordinator,
 )
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
@@ -64,6 +65,7 @@ class Ownership:
         timeouts: Timeouts,
     ) -> None:
         self._store = store
+        self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._producers = producers
         self._id = transactional_id
@@ -123,9 +125,10 @@ class Ownership:
         expected = self.claim.fence if only_if_ours else None
         self._intended = self._intended or new_token()
         token = {"token": self._intended} if self._store.recognizes_claims else {}
-        self._claim = self._store.claim(
-            self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
-        )
+        with self._database.call(DATABASE, may_wait=True):  # for the row's lock
+            self._claim = self._store.claim(
+                self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
+            )
         self._intended = None
         hit("recover_after_claim")
 

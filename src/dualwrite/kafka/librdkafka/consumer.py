@@ -29,6 +29,7 @@ from dualwrite.kafka.librdkafka.errors import consumer_recovers
 from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
 from dualwrite.kafka.librdkafka.own_lines import with_own_lines
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -54,8 +55,15 @@ _UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
 _WARNING_INTERVAL: Final = 60.0
 
 _END_OF_PARTITION: Final = "_PARTITION_EOF"
+_ALL_DOWN: Final = "_ALL_BROKERS_DOWN"
 _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
 _TRUNCATION: Final = "truncation"
+
+_CONSUMING: Final = "a consumer reached no broker"
+"""Kind of a call, for `dualwrite.outages`."""
+
+_LOOK_INTERVAL: Final = 1.0
+_LOOK_LIMIT: Final = 0.5
 
 _CLOSING: Final = 10.0
 """Seconds that `close` waits; librdkafka itself would wait for a coordinator that is down for `session.timeout.ms`."""
@@ -100,6 +108,8 @@ class GroupConsumer:
         self._refused: dict[Partition, tuple[int, bool]] = {}  # the offset, and whether the log was truncated before it
         self._waiting = False
         self._is_closing = False
+        self._kafka = kafka_at(str(settings.get("bootstrap.servers", "")))
+        self._look_at = 0.0  # when to ask whether a broker answers again
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
             self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL}, group_id=self.group_id))
@@ -133,6 +143,7 @@ class GroupConsumer:
         """
         self._for_monitors.commit_due()
         self._warn_of_unknown_topics()
+        self._look_for_brokers()
         found: list[Message] = []
         terms: dict[Partition, object] = {}
         while len(found) < most:
@@ -332,6 +343,9 @@ class GroupConsumer:
             elif not consumer_recovers(error):
                 raise _failed(error, message)
             log.debug("%s", error, group_id=self.group_id)
+            if error.name() == _ALL_DOWN:
+                self._kafka.failed(_CONSUMING, KafkaException(error))
+                self._look_at = time.monotonic() + _LOOK_INTERVAL
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
                 self._unknown.setdefault(topic, -_WARNING_INTERVAL)
@@ -342,6 +356,18 @@ class GroupConsumer:
             return
         is_truncated = _TRUNCATION in error.str().lower()  # which has no code of its own
         self._refused[key] = (self._next_offsets[key] if offset is None else offset, is_truncated)
+
+    def _look_for_brokers(self) -> None:
+        """After all brokers were down, ask whether one answers again: a consumer without new messages would not notice."""
+        if not self._look_at or time.monotonic() < self._look_at:
+            return
+        try:
+            self._consumer.list_topics(timeout=_LOOK_LIMIT)
+        except KafkaException:
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
+        else:
+            self._look_at = 0.0
+            self._kafka.answered(_CONSUMING)
 
     def _warn_of_unknown_topics(self) -> None:
         """Warn at once, and then every minute: the topic may still be created, but its name may also be wrong."""

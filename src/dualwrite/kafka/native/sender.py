@@ -27,6 +27,7 @@ from dualwrite.kafka.native.records import EncodedRecords
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, retry_pause, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DELIVERY, Call, kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -76,6 +77,8 @@ class Sender:
         self._network = network
         self._settings = settings
         self._id = kafka_transactional_id
+        self._kafka = kafka_at(network.config.servers)
+        self._lost: Exception | None = None  # why a connection was lost last, for the log
         self._in_flight: dict[Address, InFlightRequests] = {}
         self._waiting: dict[Partition, None] = {}
         self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
@@ -176,7 +179,13 @@ class Sender:
     # --- the send loop ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
+        with self._kafka.call(DELIVERY) as call:
+            self._lost = None
+            self._until_done(done, deadline, what, call)
+
+    def _until_done(self, done: Callable[[], bool], deadline: Deadline, what: str, call: Call) -> None:
         while True:
+            call.error = self._lost
             left = deadline.left
             if left <= 0:
                 self._read_arrived()  # nothing sent now could be acknowledged before the deadline
@@ -367,6 +376,7 @@ class Sender:
     def _connection_lost(self, address: Address, error: Exception) -> None:
         """Retry, with the then current leader, all batches unanswered on the connection to an address."""
         log.debug("%s", error, kafka_transactional_id=self._id)
+        self._lost = error
         in_flight = self._in_flight.pop(address, None)
         if in_flight is not None:
             in_flight.connection.close()
