@@ -297,7 +297,7 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
         with dualwrite.store_from_url(scene.url) as store:
             assert store.leases is not None
             store.leases.release(taken, next(each.owner for each in leases(scene)))
-            assert store.leases.acquire(taken, "somebody", seconds=600, database=database_at("memory")) == taken
+            assert store.leases.acquire(taken, "somebody", seconds=600) == taken
             succeeded = write_until(pool, scene, lambda: pool.size == 2 and not taken & set(pool.transactional_ids), numbers)
             store.leases.release(taken, "somebody")
         assert set(pool.transactional_ids) == ids(scene, 3, 4)
@@ -440,7 +440,7 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
     migration.upgrade(url)
     with dualwrite.store_from_url(url) as store:
         assert store.leases is not None
-        store.leases.acquire(["shop.1"], "pool here", seconds=600, database=database_at("memory"))
+        store.leases.acquire(["shop.1"], "pool here", seconds=600)
         store.leases.acquire(["shop.2"], "pool there", seconds=0.01)
         until(lambda: store.leases is not None and any(each.has_ended for each in store.leases.entries()), "one has ended")
     assert main(["status"]) == 0

@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import json
 import logging
-from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import dualwrite
-from dualwrite.errors import StoreUnavailableError
+from dualwrite.errors import BrokerError, StoreUnavailableError
 from dualwrite.kafka.librdkafka import own_lines
+from dualwrite.kafka.librdkafka.admin import create_topic
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer, where
 from dualwrite.kafka.librdkafka.own_lines import OwnLines, with_own_lines
 from dualwrite.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
+from fixtures.pace import until
 
 SOURCE = Path(dualwrite.__file__).parent
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "billing"}
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT_NOTHING = {
     "aio/borrowed_thread.py",  # a coroutine
@@ -34,18 +39,32 @@ ABOUT_NOTHING = {
 """The files with log calls that name no id, group or message."""
 
 
-def log_calls() -> Iterator[tuple[str, ast.Call, ast.ExceptHandler | None]]:
-    """Each log call with its file, and the handler that it is in."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        handlers = {
-            id(child): node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) for child in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
-                logger = node.func.value
-                if isinstance(logger, ast.Name) and logger.id in ("log", "_log", "logger"):
-                    yield file.relative_to(SOURCE).as_posix(), node, handlers.get(id(node))
+class LogCalls(ast.NodeVisitor):
+    """The log calls of a file, each with the handler that it is in."""
+
+    def __init__(self, file: Path) -> None:
+        self.found: list[tuple[str, ast.Call, ast.ExceptHandler | None]] = []
+        self._name = file.relative_to(SOURCE).as_posix()
+        self._handler: ast.ExceptHandler | None = None
+        self.visit(ast.parse(file.read_text()))
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        before, self._handler = self._handler, node
+        self.generic_visit(node)
+        self._handler = before
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func
+        is_method = isinstance(called, ast.Attribute) and called.attr in METHODS
+        if is_method and isinstance(called.value, ast.Name) and called.value.id in ("log", "_log", "logger"):
+            self.found.append((self._name, node, self._handler))
+        self.generic_visit(node)
+
+
+@cache
+def log_calls() -> list[tuple[str, ast.Call, ast.ExceptHandler | None]]:
+    files = [file for file in sorted(SOURCE.rglob("*.py")) if "log." in file.read_text()]
+    return [found for file in files for found in LogCalls(file).found]
 
 
 def name_of(file: str, call: ast.Call) -> str:
@@ -136,6 +155,35 @@ def test_a_line_that_repeats_is_counted(caplog: pytest.LogCaptureFixture, monkey
         ),
         ("DEBUG", "billing: FETCH [consumer-1] details"),
         ("DEBUG", "billing: FETCH [consumer-1] details"),
+    ]
+
+
+def test_the_lines_of_a_consumer_go_through_logging(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO), closing(GroupConsumer(NOWHERE, ["orders"], lambda _: {})) as consumer:
+        until(lambda: consumer.poll(1, 0.05) and "Connection refused" in caplog.text, "librdkafka's line")
+        until(lambda: consumer.poll(1, 0.05) and "Kafka at 127.0.0.1:1 does not answer" in caplog.text, "the outage")
+    (line,) = [record for record in caplog.records if "Connection refused" in record.getMessage()]
+    assert (line.levelname, line.__dict__["group_id"]) == ("WARNING", "billing")
+    assert "%3|" not in capfd.readouterr().err
+
+
+def test_the_lines_of_an_admin_client_go_through_logging(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO), pytest.raises(BrokerError):
+        create_topic(NOWHERE, "orders", timeout=0.5)
+    assert "Connection refused" in caplog.text
+    assert "%3|" not in capfd.readouterr().err
+
+
+def test_special_offsets_are_words() -> None:
+    assert [where(offset) for offset in (17, -2, -1, -1001)] == [
+        "at 17",
+        "at the beginning",
+        "at the end",
+        "at the group's offset",
     ]
 
 

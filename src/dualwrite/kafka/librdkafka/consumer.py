@@ -14,6 +14,7 @@ from typing import Any, Final
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
+    OFFSET_INVALID,
     OFFSET_STORED,
     Consumer,
     KafkaError,
@@ -38,7 +39,12 @@ Begin = Callable[[list[Partition]], Mapping[Partition, int]]
 BEGINNING: Final = OFFSET_BEGINNING
 """In place of an offset: the first record that retention has left."""
 
-_PLACES: Final = {OFFSET_BEGINNING: "at the beginning", OFFSET_END: "at the end", OFFSET_STORED: "at the group's offset"}
+_PLACES: Final = {
+    OFFSET_BEGINNING: "at the beginning",
+    OFFSET_END: "at the end",
+    OFFSET_STORED: "at the group's offset",
+    OFFSET_INVALID: "at the group's offset",
+}
 
 _OURS: Final = {
     "enable.auto.commit": False,
@@ -109,10 +115,12 @@ class GroupConsumer:
         self._waiting = False
         self._is_closing = False
         self._kafka = kafka_at(str(settings.get("bootstrap.servers", "")))
+        self._on_error: Callable[[KafkaError], object] | None = settings.get("error_cb")
         self._look_at = 0.0  # when to ask whether a broker answers again
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
-            self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL}, group_id=self.group_id))
+            noting = {"error_cb": self._note_error}
+            self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL, **noting}, group_id=self.group_id))
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
@@ -276,7 +284,7 @@ class GroupConsumer:
         if self._waiting and assigned:
             consumer.pause(assigned)
         log.info(
-            "assigned %s", ", ".join(f"{t}-{p} {_where(begin[t, p])}" for t, p in keys) or "nothing", group_id=self.group_id
+            "assigned %s", ", ".join(f"{t}-{p} {where(begin[t, p])}" for t, p in keys) or "nothing", group_id=self.group_id
         )
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -343,9 +351,6 @@ class GroupConsumer:
             elif not consumer_recovers(error):
                 raise _failed(error, message)
             log.debug("%s", error, group_id=self.group_id)
-            if error.name() == _ALL_DOWN:
-                self._kafka.failed(_CONSUMING, KafkaException(error))
-                self._look_at = time.monotonic() + _LOOK_INTERVAL
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
                 self._unknown.setdefault(topic, -_WARNING_INTERVAL)
@@ -356,6 +361,14 @@ class GroupConsumer:
             return
         is_truncated = _TRUNCATION in error.str().lower()  # which has no code of its own
         self._refused[key] = (self._next_offsets[key] if offset is None else offset, is_truncated)
+
+    def _note_error(self, error: KafkaError) -> None:
+        """Called in `poll` with librdkafka's errors that are no messages, each of which it recovers from."""
+        if error.name() == _ALL_DOWN:
+            self._kafka.failed(_CONSUMING, KafkaException(error))
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
+        if self._on_error is not None:
+            self._on_error(error)
 
     def _look_for_brokers(self) -> None:
         """After all brokers were down, ask whether one answers again: a consumer without new messages would not notice."""
@@ -380,7 +393,7 @@ class GroupConsumer:
                 )
 
 
-def _where(offset: int) -> str:
+def where(offset: int) -> str:
     """Readable text of an offset that librdkafka knows, including those with a meaning of their own."""
     return _PLACES.get(offset, f"at {offset}")
 

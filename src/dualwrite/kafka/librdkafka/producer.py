@@ -412,8 +412,8 @@ class LibrdkafkaProducer:
                 try:
                     call(max(deadline.left, _LEAST_TIME))
                 except KafkaException as error:
-                    self._must_be_replaced = True
                     waiting.error = error
+                    self._must_be_replaced = True
                     if not is_retriable(error) or deadline.expired:
                         raise broker_error(error, self._id, what) from error
                     deadline.sleep(_POLL)
