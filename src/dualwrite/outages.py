@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from dualwrite.errors import BrokerUnavailableError, DeliveryError, MessageRefusedError, StoreUnavailableError
+from dualwrite.errors import BrokerUnavailableError, DeliveryError, MessageRefusedError, StoreLockedError, StoreUnavailableError
 from dualwrite.logs import SubjectLogger
 
 log = SubjectLogger(__name__)
@@ -49,7 +49,7 @@ _JOIN: Final = 1.0
 
 def is_no_answer(error: BaseException | None) -> bool:
     """Whether an error says that Kafka or the database did not answer in time, or can't be reached."""
-    if isinstance(error, MessageRefusedError):
+    if isinstance(error, MessageRefusedError | StoreLockedError):
         return False
     return isinstance(error, BrokerUnavailableError | DeliveryError | StoreUnavailableError)
 

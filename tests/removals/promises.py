@@ -377,8 +377,8 @@ PROMISES: Final = (
     Removal(
         "an abort does not wait for long if Kafka does not answer",
         "recipe/lane.py",
-        "limit = min(self._timeouts.kafka, RECOVER_LIMIT) if is_no_answer(error) else self._timeouts.kafka",
-        "limit = self._timeouts.kafka",
+        "abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))",
+        "abort_transaction(timeout=self._timeouts.kafka)",
         ("writer/test_lane_errors.py::test_after_a_delivery_without_an_answer_the_abort_takes_seconds_only",),
     ),
     Removal(

@@ -11,7 +11,13 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from dualwrite import outages
-from dualwrite.errors import BrokerUnavailableError, MessageRefusedError, ProducerFencedError, StoreUnavailableError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    MessageRefusedError,
+    ProducerFencedError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
 from dualwrite.outages import DATABASE, DELIVERY, REQUEST, Side, database_at, kafka_at
 from fixtures.pace import LIMIT, happened, until
 
@@ -99,7 +105,9 @@ def test_an_answer_of_another_kind_does_not_end_it(lines: Lines) -> None:
     lines.are(kafka, "does not answer", "answers again")
 
 
-@pytest.mark.parametrize("error", [MessageRefusedError("No."), ProducerFencedError("No."), ValueError()], ids=type)
+@pytest.mark.parametrize(
+    "error", [MessageRefusedError("No."), ProducerFencedError("No."), StoreLockedError("No."), ValueError()], ids=type
+)
 def test_a_refusal_is_an_answer(lines: Lines, error: Exception) -> None:
     kafka = kafka_at(f"refusing-{type(error).__name__}:9092")
     kafka.failed(DELIVERY, NO_BROKER)

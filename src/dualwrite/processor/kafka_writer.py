@@ -23,6 +23,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.processor.runners import Content, Handle, Runner
 from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
@@ -238,7 +239,7 @@ class KafkaWriter:
         try:
             producer.abort_transaction(timeout=self._timeouts.kafka)
         except DualWriteError as aborting:
-            log.warning("aborting: %s", aborting, kafka_transactional_id=self._id)
+            log.log(level_of(aborting), "aborting: %s", aborting, kafka_transactional_id=self._id)
             self._drop_producer()
 
 

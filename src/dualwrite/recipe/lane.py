@@ -255,14 +255,13 @@ class Lane:
     def _abort_kafka(self, error: BaseException) -> NoReturn:
         """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim.
 
-        If Kafka has not answered, that may take seconds only: the caller waits, and `recipe.idle` does it as well.
+        The abort may take seconds only: the caller waits for it, and `recipe.idle` does it as well.
         """
         producer = self.ownership.producer
         clean, is_reachable = not producer.must_be_replaced, True
-        limit = min(self._timeouts.kafka, RECOVER_LIMIT) if is_no_answer(error) else self._timeouts.kafka
         if clean:
             try:
-                producer.abort_transaction(timeout=limit)
+                producer.abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))
             except DualWriteError as aborting:
                 log.log(level_of(aborting), "aborting Kafka's side: %s", aborting, transactional_id=self.id)
                 clean, is_reachable = False, not is_no_answer(aborting)
@@ -275,19 +274,17 @@ class Lane:
             self.advance(Event.ABORTED)
             raise error
         self.advance(Event.BROKEN)
-        if (
-            isinstance(error, Exception) and is_reachable
-        ):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
-            self._recover_after_abort(error, limit)
+        if is_reachable and isinstance(error, Exception):  # later after e.g. KeyboardInterrupt, see `_recover_after_abort`
+            self._recover_after_abort(error)
         raise error
 
-    def _recover_after_abort(self, error: Exception, limit: float) -> None:
+    def _recover_after_abort(self, error: Exception) -> None:
         """Recover immediately, so that nothing stays open at Kafka.
 
         If that fails, `recipe.idle`, the next transaction or close() does it.
         """
         try:
-            with self.ownership.limited(limit) if is_no_answer(error) else nullcontext():
+            with self.ownership.limited(RECOVER_LIMIT) if is_no_answer(error) else nullcontext():
                 self.recover()
             if isinstance(error, ProducerFencedError):
                 explain_fencing(error)
