@@ -341,10 +341,8 @@ PROMISES: Final = (
         "outages.py",
         "            if waiting:\n",
         "            if waiting and not waiting:\n",
-        (
-            "unit/test_outages.py::test_calls_that_wait_are_one_outage",
-            "processor/test_processor_outages.py::test_an_outage_is_logged_once_for_all_that_notice_it",
-        ),
+        ("unit/test_outages.py::test_calls_that_wait_are_one_outage",),
+        hangs=True,
     ),
     Removal(
         "an outage is logged once",
@@ -365,7 +363,7 @@ PROMISES: Final = (
         "kafka/librdkafka/own_lines.py",
         'return {"logger": OwnLines(**fields), **settings}',
         "return dict(settings)",
-        ("unit/test_logs.py::test_the_lines_of_a_consumer_go_through_logging",),
+        ("unit/test_logs.py::test_the_lines_of_an_admin_client_go_through_logging",),
     ),
     Removal(
         "a pool waits for deliveries for seconds, not for a minute",

@@ -113,7 +113,7 @@ class LeasedIds(Ids):
             self._held.clear()
         try:
             self._leases.release(names, self.owner)
-        except Exception as error:
+        except Exception as error:  # whatever the driver raises
             log.warning(
                 "the leases of the pool's ids could not be released; they expire: %s",
                 error,
@@ -135,7 +135,7 @@ class LeasedIds(Ids):
         while not self._stopping.wait(pause):
             try:
                 self._renew()
-            except Exception as error:
+            except Exception as error:  # whatever the driver raises: this thread must keep running
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():

@@ -150,7 +150,7 @@ class Upkeep:
         for writer in self._writers.retired():
             try:
                 self._writers.close_one(writer)
-            except Exception as error:
+            except Exception as error:  # the process that has the id now resolves it
                 log.info(
                     "closing a writer whose id another process has claimed: %s",
                     error,
@@ -163,7 +163,7 @@ class Upkeep:
         try:
             with self._sizing:
                 self._fill()
-        except Exception as error:
+        except Exception as error:  # whatever it was: this thread must keep running
             if not self._stopping.is_set():
                 log.log(
                     level_of(error),
@@ -179,7 +179,7 @@ class Upkeep:
     def _search(self, adoption: Adoption) -> None:
         try:
             adoption.search(lambda: not self._stopping.is_set())
-        except Exception as error:
+        except Exception as error:  # as above
             if not self._stopping.is_set():
                 log.log(
                     level_of(error),

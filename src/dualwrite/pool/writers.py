@@ -251,7 +251,7 @@ class Writers:
         """Close a writer whose transaction has ended after `close`."""
         try:
             self.close_one(writer)
-        except Exception as error:
+        except Exception as error:  # nobody waits for it; recovery resolves what is left
             log.warning(
                 "closing a writer after its pool: %s",
                 error,

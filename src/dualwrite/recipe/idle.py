@@ -139,7 +139,7 @@ class IdleThread:
             pause = CLEAR_AFTER
             try:
                 pause = watched.clear(writer)
-            except Exception as error:
+            except Exception as error:  # whatever a store raises, the other writers must be served
                 log.info(
                     "the state of an idle writer could not be cleared; trying again: %s", error, exc_info=if_unexpected(error)
                 )

@@ -248,7 +248,7 @@ class GroupConsumer:
         for step in (self._unsubscribe, self._consumer.close):  # close waits for the commit
             try:
                 step()
-            except Exception as error:
+            except Exception as error:  # nothing depends on it any more
                 log.warning("leaving the group: %s", error, exc_info=if_unexpected(error), group_id=self.group_id)
 
     def _unsubscribe(self) -> None:
