@@ -35,9 +35,6 @@ from dualwrite.transactional_id import name_lane, validate_transactional_id
 
 log = SubjectLogger(__name__)
 
-CLOSE_LIMIT: Final = 10.0
-"""Seconds for resolving what is in doubt when a writer, or a pool's writers, are closed: recovery does it as well."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -210,7 +207,7 @@ class DualWriter(Generic[H]):
             return
         with self._exclusively("close()"):
             try:
-                self._lanes.close(Deadline.after(CLOSE_LIMIT) if limit is None else limit)
+                self._lanes.close(limit)
             finally:
                 if self._owns_coordinator:
                     self._coordinator.close()

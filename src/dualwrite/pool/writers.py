@@ -15,8 +15,9 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.ids import Ids
+from dualwrite.recipe.lanes import CLOSE_LIMIT
 from dualwrite.recipe.phases import Phase
-from dualwrite.writer import CLOSE_LIMIT, DualWriter
+from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
 

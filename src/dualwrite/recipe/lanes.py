@@ -23,6 +23,9 @@ from dualwrite.stores.base import TxnStateStore
 
 log = SubjectLogger(__name__)
 
+CLOSE_LIMIT: Final = 10.0
+"""Seconds for resolving what is in doubt when a writer, or a pool's writers, are closed: recovery does it as well."""
+
 _LEAST_TO_CLOSE: Final = 1.0
 
 _BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
@@ -291,11 +294,11 @@ class Lanes:
         for lane in self._lanes:
             lane.forget_transaction()
 
-    def close(self, limit: Deadline) -> None:
+    def close(self, limit: Deadline | None = None) -> None:
         """Close every lane, even if closing one fails.
 
         Args:
-            limit: For resolving what is in doubt; each lane has at least a second.
+            limit: For resolving what is in doubt, `CLOSE_LIMIT` by default; each lane has at least a second.
 
         Raises:
             InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.
@@ -303,8 +306,10 @@ class Lanes:
         failed: list[Exception] = []
         try:
             for lane in self._lanes:
+                if limit is None and lane.phase is not Phase.OPENING:
+                    limit = Deadline.after(min(CLOSE_LIMIT, self._timeouts.kafka))
                 try:
-                    lane.close(limit=max(limit.left, _LEAST_TO_CLOSE))
+                    lane.close(limit=_LEAST_TO_CLOSE if limit is None else max(limit.left, _LEAST_TO_CLOSE))
                 except Exception as error:  # noqa: BLE001  (the other lanes must still be closed)
                     failed.append(error)
         finally:
