@@ -17,7 +17,15 @@ from types import TracebackType
 from typing import Final, Self
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from dualwrite.errors import BrokerUnavailableError, DeliveryError, MessageRefusedError, StoreLockedError, StoreUnavailableError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    DeliveryError,
+    MessageRefusedError,
+    StoreCommitUnknownError,
+    StoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
 from dualwrite.logs import SubjectLogger
 
 log = SubjectLogger(__name__)
@@ -47,11 +55,14 @@ _JOIN: Final = 1.0
 """Seconds that the interpreter's end waits for the thread."""
 
 
+_NO_ANSWER: Final = (BrokerUnavailableError, DeliveryError, StoreUnavailableError, StoreCommitUnknownError)
+
+
 def is_no_answer(error: BaseException | None) -> bool:
     """Whether an error says that Kafka or the database did not answer in time, or can't be reached."""
     if isinstance(error, MessageRefusedError | StoreLockedError):
         return False
-    return isinstance(error, BrokerUnavailableError | DeliveryError | StoreUnavailableError)
+    return isinstance(error, _NO_ANSWER)
 
 
 def level_of(error: BaseException) -> int:
@@ -135,7 +146,7 @@ class Side:
         """A call has ended."""
         self._calls.pop(id(call), None)
         if error is not None and is_no_answer(error):
-            self.failed(call.kind, error, since=None if isinstance(error, StoreUnavailableError) else call.began)
+            self.failed(call.kind, error, since=None if isinstance(error, StoreError) else call.began)
         elif error is None or isinstance(error, Exception):
             self.answered(call.kind)
 

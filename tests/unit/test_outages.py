@@ -15,6 +15,7 @@ from dualwrite.errors import (
     BrokerUnavailableError,
     MessageRefusedError,
     ProducerFencedError,
+    StoreCommitUnknownError,
     StoreLockedError,
     StoreUnavailableError,
 )
@@ -77,10 +78,11 @@ def test_calls_that_wait_are_one_outage(lines: Lines) -> None:
     assert not kafka.is_out
 
 
-def test_calls_that_fail_are_one_outage(lines: Lines) -> None:
-    database = database_at("failing")
+@pytest.mark.parametrize("error", [StoreUnavailableError("No."), StoreCommitUnknownError("No.")], ids=type)
+def test_calls_that_fail_are_one_outage(lines: Lines, error: Exception) -> None:
+    database = database_at(f"failing with {type(error).__name__}")
     for _ in range(3):
-        fail(database, DATABASE, StoreUnavailableError("The database can't be reached."))
+        fail(database, DATABASE, error)
     lines.are(database, "does not answer: ")
     answer(database, DATABASE)
     lines.are(database, "does not answer", "answers again")
@@ -138,6 +140,7 @@ def test_outages_that_follow_each_other_are_not_all_logged(lines: Lines) -> None
         kafka.failed(REQUEST, NO_BROKER)
         answer(kafka, REQUEST)
     assert len(lines.of(kafka)) == 7
+    until(lambda: not kafka.is_out, "it is over")
 
 
 def test_a_call_that_an_interrupt_has_left_is_forgotten(lines: Lines) -> None:
