@@ -401,8 +401,8 @@ PROMISES: Final = (
     Removal(
         "a writer loads librdkafka only if it uses it",
         "api.py",
-        "log = logging.getLogger(__name__)\n",
-        "log = logging.getLogger(__name__)\nimport confluent_kafka\n",
+        "log = SubjectLogger(__name__)\n",
+        "log = SubjectLogger(__name__)\nimport confluent_kafka\n",
         (
             "unit/test_imports.py::test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic",
             "writer/test_connect.py::test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses",
@@ -414,6 +414,57 @@ PROMISES: Final = (
         'DEFAULT_KAFKA_VERSION = "4.2.2"',
         'DEFAULT_KAFKA_VERSION = "4.3.1"',
         ("crash/test_leaderless.py::test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back",),
+    ),
+    # --- what an operator sees, and what a caller waits for -------------------------------------------------------------------
+    Removal(
+        "a call that waits for Kafka or the database is noticed",
+        "outages.py",
+        "            if waiting:\n",
+        "            if waiting and not waiting:\n",
+        ("unit/test_outages.py::test_calls_that_wait_are_one_outage",),
+        hangs=True,
+    ),
+    Removal(
+        "an outage is logged once",
+        "outages.py",
+        "            if self._began is not None:\n                self._kinds.add(kind)\n",
+        "            if self._began is None and self._ended is None:\n                self._kinds.add(kind)\n",
+        ("unit/test_outages.py::test_calls_that_fail_are_one_outage",),
+    ),
+    Removal(
+        "the last attempt at a message is logged with its traceback",
+        "processor/loop.py",
+        "attempts, exc_info=reason, **self._fields(message)",
+        "attempts, **self._fields(message)",
+        ("processor/test_processor_errors.py::test_errors_after_the_handler_count_as_attempts",),
+    ),
+    Removal(
+        "librdkafka logs through logging",
+        "kafka/librdkafka/own_lines.py",
+        'return {"logger": OwnLines(**fields), **settings}',
+        "return dict(settings)",
+        ("unit/test_logs.py::test_the_lines_of_an_admin_client_go_through_logging",),
+    ),
+    Removal(
+        "a pool waits for deliveries for seconds, not for a minute",
+        "api.py",
+        "    chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())\n",
+        "",
+        ("pool/test_pool.py::test_the_default_time_limits_suit_a_request",),
+    ),
+    Removal(
+        "an abort does not wait for long if Kafka does not answer",
+        "recipe/lane.py",
+        "abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))",
+        "abort_transaction(timeout=self._timeouts.kafka)",
+        ("writer/test_lane_errors.py::test_after_a_delivery_without_an_answer_the_abort_takes_seconds_only",),
+    ),
+    Removal(
+        "closing does not try every call while Kafka does not answer",
+        "pool/workers.py",
+        "        if self._waiting.is_closed and is_no_answer(error):\n",
+        "        if error is None and is_no_answer(error):\n",
+        ("pool/test_closing.py::test_while_kafka_does_not_answer_closing_does_not_try_every_call",),
     ),
     # --- statements and commands ----------------------------------------------------------------------------------------------
     Removal(

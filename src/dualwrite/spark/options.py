@@ -113,7 +113,7 @@ class SinkOptions:
         for name, option, default in (
             ("claim", "claimTimeout", _LIMITS.claim),
             ("kafka", "kafkaTimeout", _LIMITS.kafka),
-            ("delivery", "deliveryTimeout", _LIMITS.delivery),
+            ("delivery", "deliveryTimeout", _LIMITS.for_delivery),
             ("commit", "commitTimeout", DEFAULT_COMMIT_TIMEOUT),
             ("lease", "leaseTimeout", DEFAULT_LEASE_TIMEOUT),
         ):
