@@ -38,13 +38,8 @@ from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.engines import make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap
-from dualwrite.stores.sql.schema import (
-    SCHEMAS_ARE_DATABASES,
-    made_in_schema,
-    refuse_without_schemas,
-    schema_script,
-    script_in_schema,
-)
+from dualwrite.stores.sql.home import SCHEMAS_ARE_DATABASES
+from dualwrite.stores.sql.schema import made_in_schema, refuse_without_schemas, schema_script, script_in_schema
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
 _RELATIVE: Final = ("head", "heads", "+", "-")

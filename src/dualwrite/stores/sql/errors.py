@@ -19,7 +19,7 @@ from dualwrite.errors import (
 )
 from dualwrite.shell import shell_word
 from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.schema import schema_of
+from dualwrite.stores.sql.home import given_schema
 from dualwrite.stores.sql.table import TABLE_NAME, metadata
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
@@ -125,7 +125,7 @@ class ErrorMap:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
-        schema, table = schema_of(self.engine), _table_named_in(driver_error(error))
+        schema, table = given_schema(self.engine), _table_named_in(driver_error(error))
         facts = {
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),

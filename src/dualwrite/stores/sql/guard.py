@@ -25,6 +25,7 @@ from sqlalchemy import (
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+from dualwrite.stores.sql.home import OwnConnection
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 _HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
@@ -133,7 +134,7 @@ class OwnedTransaction(RootTransaction):
         self.connection.guard.refuse("`with` on the transaction")
 
 
-class GuardedConnection(Connection):
+class GuardedConnection(OwnConnection):
     """A SQLAlchemy Connection inside the writer's transaction.
 
     Args:
@@ -150,6 +151,11 @@ class GuardedConnection(Connection):
         self._has_events = False
         self._users_options: Any = None
         self._own_options: Any = None
+
+    @property
+    def runs_our_statements(self) -> bool:
+        """See OwnConnection."""
+        return self.guard.lifted
 
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""

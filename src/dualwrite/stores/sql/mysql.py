@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.home import schema_of
 from dualwrite.stores.sql.mysql_locks import holder_of_row
-from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
@@ -139,6 +139,12 @@ class MysqlDialect(StoreDialect):
 
     # --- transactions -----------------------------------------------------------------------------------------------------
 
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect: all are in the connection's database."""
+        del is_new
+        database = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+        return {} if database is None else {TABLE_NAME: database}
+
     def begin(self, connection: Connection) -> None:
         """See StoreDialect."""
         _start(connection)
@@ -202,18 +208,17 @@ class MysqlDialect(StoreDialect):
     detects_copies = False  # a promoted replica has its own server id
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the schema."""
+        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the database of our tables."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
-        schema = connection.exec_driver_sql("SELECT DATABASE()").scalar()
-        return frozenset(f"{server}, schema {schema}" for server in servers)
+        return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `engine` is our table's storage engine, which is transactional only if it is InnoDB."""
         names = ", ".join(f"'{name}'" for name in _DURABILITY)
         found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
         engine = connection.exec_driver_sql(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
             (schema_of(connection.engine), TABLE_NAME),
         ).scalar()
         return found if engine is None else {**found, "engine": engine}

@@ -15,11 +15,12 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
+from dualwrite.stores.sql.column_types import decoded
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
+from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
-from dualwrite.stores.sql.schema import full_name
-from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
@@ -58,35 +59,37 @@ _REFUSALS: Final = (
 _STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
 _PREPARED: Final = "prepare_threshold"
 
-_LIMIT_PAUSE: Final = "set_config('idle_in_transaction_session_timeout', :idle, true)"
+_LIMIT_PAUSE: Final = "pg_catalog.set_config('idle_in_transaction_session_timeout', :idle, true)"
 _WAITING: Final = text(
-    "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
+    "SELECT pg_catalog.set_config('lock_timeout', :lock, true), "
+    "pg_catalog.set_config('statement_timeout', :statement, true), "
     # a claimer that is paused between its UPDATE and its COMMIT must not block all others
-    f"{_LIMIT_PAUSE}, pg_backend_pid()"
+    f"{_LIMIT_PAUSE}, pg_catalog.pg_backend_pid()"
 )
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
-    "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
-    "AND relation = to_regclass(:name) "
+    "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_catalog.pg_backend_pid() "
+    "AND relation = pg_catalog.to_regclass(:name) "
     "AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
 )
 # The lock on a row is the lock on the transaction in the row's xmax. pg_blocking_pids would need a second connection while we
 # wait, which a pool of one does not have.
 _XMAX: Final[Select[Any]] = select(literal_column("xmax::text")).select_from(t).where(t.c.transactional_id == bindparam("id"))
 _ROW_LOCK: Final = text(
-    "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() "
+    "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_catalog.pg_backend_pid() "
     "AND transactionid::text = :xmax"
 )
 _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
-    "FROM pg_stat_activity WHERE pid = :pid"
+    "FROM pg_catalog.pg_stat_activity WHERE pid = :pid"
 )
 _WHEREABOUTS: Final = text(
-    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid FROM pg_control_system() s, pg_database d "
-    "WHERE d.datname = current_database()"
+    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
+    "FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d "
+    "WHERE d.datname = pg_catalog.current_database()"
 )
 _DURABILITY: Final = text(
-    "SELECT name, setting FROM pg_settings WHERE name IN "
+    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
     "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
 )
 
@@ -125,6 +128,11 @@ class PostgresqlDialect(StoreDialect):
         event.listen(engine, "do_connect", note)
         event.listen(engine, "connect", decide)
 
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect."""
+        pid = raw_connection(connection).info.backend_pid
+        return schemas_in_search_path(connection, is_new=is_new, pid_at_login=pid)
+
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
         raw = raw_connection(connection)
@@ -157,11 +165,11 @@ class PostgresqlDialect(StoreDialect):
 
     def marking_column(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
-        return func.set_config(MARKER, bindparam("token"), True)
+        return func.pg_catalog.set_config(MARKER, bindparam("token"), True)
 
     def marked_condition(self) -> ColumnElement[bool] | None:
         """See StoreDialect."""
-        return func.current_setting(MARKER, True) == bindparam("token")
+        return func.pg_catalog.current_setting(MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
         """True, since the UPDATE checks it; but in a pipeline the number of updated rows would not be known yet.
@@ -201,11 +209,11 @@ class PostgresqlDialect(StoreDialect):
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
-        return frozenset({connection.scalar(_WHEREABOUTS)})
+        return frozenset({decoded(connection.scalar(_WHEREABOUTS))})
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `transaction_read_only` is on in a standby."""
-        return {row.name: row.setting for row in connection.execute(_DURABILITY)}
+        return {decoded(row.name): decoded(row.setting) for row in connection.execute(_DURABILITY)}
 
     def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""
@@ -225,9 +233,9 @@ class PostgresqlDialect(StoreDialect):
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         """See StoreDialect."""
-        with engine.connect() as connection:
+        with own_connection(engine) as connection:
             self.begin_short(connection, 1.0)
-            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine, TABLE_NAME)})
+            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine)})
             if pid is None:
                 pid = connection.scalar(_ROW_LOCK, {"xmax": connection.scalar(_XMAX, {"id": transactional_id})})
             if pid is None:
@@ -254,7 +262,7 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     raw.autocommit = True
     try:
         with PsycopgCursor(raw, row_factory=tuple_row) as cursor:
-            found = cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+            found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
     finally:
         if not raw.closed:
             raw.autocommit = autocommit

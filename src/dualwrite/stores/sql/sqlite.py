@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
@@ -69,6 +70,11 @@ class SqliteDialect(StoreDialect):
         if not event.contains(engine, "invalidate", _roll_back_first):
             event.listen(engine, "invalidate", _roll_back_first)
             event.listen(engine, "checkin", _roll_back_left_over)
+
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect: not a temporary table, nor one of an attached database."""
+        del connection, is_new
+        return {TABLE_NAME: "main"}
 
     def begin(self, connection: Connection) -> None:
         """BEGIN IMMEDIATE acquires the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY.

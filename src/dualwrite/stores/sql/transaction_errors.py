@@ -16,6 +16,7 @@ from dualwrite.errors import (
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.dialect import driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.sql.home import full_name
 from dualwrite.stores.state_row import Claim
 
 
@@ -42,6 +43,24 @@ class TransactionErrors:
             current: A row with `fence` and `owner` of the newest claim; None if the id has no row.
         """
         return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
+
+    def row_not_found(self, current: Any) -> DualWriteError:
+        """The error for a record that changed no row, although the transaction is still the marked one.
+
+        Args:
+            current: As for `fenced`.
+        """
+        if current is None or current.fence != self._claim.fence:
+            return self.fenced(current)
+        table = full_name(self._errors.engine)
+        return StoreError(
+            f"The prepared state could not be recorded in {table}: there the block's transaction does not see the row that it "
+            "began with. Nothing was committed.",
+            transactional_id=self._claim.transactional_id,
+            cause="the block, or a statement in it, hides the row or has replaced the table: row-level security, a rule, a "
+            "trigger, a temporary table of the same name (MariaDB, MySQL), ALTER TABLE",
+            next_step=f"leave {table} out of these, for all roles that blocks use",
+        )
 
     def ended(self) -> WriterClosedError:
         """The error for a use of the transaction after its end."""
