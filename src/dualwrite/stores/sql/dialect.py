@@ -27,6 +27,7 @@ class ErrorClass(Enum):
     NO_TABLE = "the table is missing"
     OLD_TABLE = "the table lacks a column"
     DENIED = "a privilege is missing"
+    READ_ONLY = "the transaction or the server is read-only"
     ABORTED = "the transaction had already failed"
     PREPARED = "a prepared statement is missing or was replaced by another"
     OTHER = "anything else"
@@ -266,6 +267,16 @@ class StoreDialect(ABC):
         return {}
 
     # --- errors -----------------------------------------------------------------------------------------------------------
+
+    read_only_by: ClassVar[str]
+    """What makes a transaction read-only, for messages."""
+    time_limit: ClassVar[str] = "the limit for statements"
+    """What limits the time of a statement, for messages."""
+
+    def wrong_encoding(self, connection: Connection) -> str | None:
+        """If the session's encoding is no longer the driver's, so that texts are not found: which setting has changed it."""
+        del connection
+        return None
 
     @abstractmethod
     def classify(self, error: BaseException) -> ErrorClass:

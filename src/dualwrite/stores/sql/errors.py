@@ -50,8 +50,13 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ),
     ErrorClass.DENIED: (
         StoreError,
-        "The database {where} does not permit {doing}.",
-        "grant SELECT, INSERT and UPDATE on {table}, in a database that is not read-only",
+        "The database {where} does not permit {doing}; nothing of it was written.",
+        "grant SELECT, INSERT and UPDATE on {table} to the connection's role, and to each that a block sets (SET ROLE)",
+    ),
+    ErrorClass.READ_ONLY: (
+        StoreError,
+        "The database {where} permits no writes while {doing}; nothing of it was written.",
+        "find out what makes it read-only: {read_only_by}",
     ),
     ErrorClass.ABORTED: (
         StoreError,
@@ -66,6 +71,11 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
+_TOO_SLOW: Final = (
+    StoreUnavailableError,
+    "A statement in the database {where} was ended by {time_limit}, or canceled, while {doing}.",
+    "try again; if it was the limit, raise it: the block, the user or the database has set it",
+)
 _OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.LOCKED})
 _INVALIDATED: Final = "8s2b"
 """SQLAlchemy's code of the PendingRollbackError of a connection that broke before; a failed flush has another."""
@@ -108,8 +118,7 @@ class ErrorMap:
         if isinstance(error, PendingRollbackError):
             return error.code == _INVALIDATED
         driver = driver_error(error)
-        codes = {getattr(driver, "sqlstate", None), *driver.args[:1]}
-        return self.classify(error) in _OUTAGES and not codes & _STATEMENT_TIMEOUTS
+        return self.classify(error) in _OUTAGES and not _took_too_long(driver)
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
         """Our error for the driver's, except during COMMIT.
@@ -120,7 +129,7 @@ class ErrorMap:
             transactional_id: The id it was tried for.
         """
         error_class = self.classify(error)
-        kind, what, next_step = _TEXTS[error_class]
+        kind, what, next_step = _TOO_SLOW if _took_too_long(driver_error(error)) else _TEXTS[error_class]
         if error_class is ErrorClass.LOCKED:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
@@ -130,6 +139,8 @@ class ErrorMap:
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
+            "read_only_by": self.dialect.read_only_by,
+            "time_limit": self.dialect.time_limit,
             "table": table if schema is None else f"{schema}.{table}",
             "schema_option": "" if schema is None else f" --schema {shell_word(schema)}",
         }
@@ -157,6 +168,10 @@ def error_and_causes(error: BaseException, *, before: BaseException | None = Non
         seen.add(id(found))
         yield found
         rest += [found.__context__, found.__cause__]
+
+
+def _took_too_long(error: BaseException) -> bool:
+    return not {getattr(error, "sqlstate", None), *error.args[:1]}.isdisjoint(_STATEMENT_TIMEOUTS)
 
 
 def _table_named_in(error: BaseException) -> str:

@@ -126,6 +126,13 @@ def engine_at_home(engine: Engine, dialect: StoreDialect, schema: str | None, *,
     return own
 
 
+def found_schema(engine: Engine, dialect: StoreDialect, table: str, *, is_ours: bool) -> str | None:
+    """The schema of a table of ours, or None if the tables are missing; for an engine that no store has made."""
+    home = Home(engine, dialect, None, is_ours=is_ours)
+    home.look_up()
+    return home.schema(table)
+
+
 def home_of(engine: Engine) -> Home | None:
     """Where the tables of an engine's store are; None for an engine that no store has made."""
     home: Home | None = engine.get_execution_options().get(_OPTION)

@@ -72,9 +72,9 @@ _ERROR_CLASSES: Final = {
     1143: ErrorClass.DENIED,
     1227: ErrorClass.DENIED,
     1370: ErrorClass.DENIED,
-    1290: ErrorClass.DENIED,  # read_only
-    1792: ErrorClass.DENIED,  # read-only transaction
-    1836: ErrorClass.DENIED,
+    1290: ErrorClass.READ_ONLY,
+    1792: ErrorClass.READ_ONLY,
+    1836: ErrorClass.READ_ONLY,
 }
 _ROLLED_BACK: Final = frozenset({_LOCK_TIMEOUT, 1213, 1290})
 """Errors that COMMIT returns before it has begun to commit, and after rolling back: FLUSH TABLES WITH READ LOCK made it wait
@@ -118,6 +118,10 @@ class MysqlDialect(StoreDialect):
     driver: ClassVar[str] = "pymysql"
     package: ClassVar[str | None] = "pymysql"
     extra: ClassVar[str | None] = "mysql"
+    read_only_by: ClassVar[str] = (
+        "SET SESSION TRANSACTION READ ONLY or transaction_read_only, or the server is a replica (read_only)"
+    )
+    time_limit: ClassVar[str] = "max_statement_time (MySQL: max_execution_time)"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""
@@ -224,6 +228,12 @@ class MysqlDialect(StoreDialect):
         return found if engine is None else {**found, "engine": engine}
 
     # --- errors -----------------------------------------------------------------------------------------------------------
+
+    def wrong_encoding(self, connection: Connection) -> str | None:
+        """See StoreDialect."""
+        client = connection.exec_driver_sql("SELECT @@character_set_client").scalar()
+        driver = _raw(connection).charset
+        return None if client == driver else f"SET NAMES or character_set_client: it is {client}, and PyMySQL sends {driver}"
 
     def may_have_rolled_back(self, error: BaseException) -> bool:
         """See StoreDialect. After a lock timeout it has done so if `innodb_rollback_on_timeout` is on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 from psycopg import Connection as PsycopgConnection
@@ -21,6 +22,7 @@ from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
 from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
+from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ _ERROR_CLASSES: Final = {
     "55P03": ErrorClass.LOCKED,  # lock_not_available: lock_timeout
     "57014": ErrorClass.LOCKED,  # query_canceled: statement_timeout
     "25P03": ErrorClass.CONNECTION,  # idle_in_transaction_session_timeout
+    "25P04": ErrorClass.CONNECTION,  # transaction_timeout
     "40001": ErrorClass.CONFLICT,
     "40P01": ErrorClass.CONFLICT,
     "23505": ErrorClass.DUPLICATE,
@@ -40,7 +43,7 @@ _ERROR_CLASSES: Final = {
     "3F000": ErrorClass.NO_TABLE,  # no schema in search_path
     "42703": ErrorClass.OLD_TABLE,
     "42501": ErrorClass.DENIED,
-    "25006": ErrorClass.DENIED,  # read-only transaction: a standby
+    "25006": ErrorClass.READ_ONLY,
     "25P02": ErrorClass.ABORTED,
     "26000": ErrorClass.PREPARED,  # invalid_sql_statement_name
     "42P05": ErrorClass.PREPARED,  # duplicate_prepared_statement
@@ -101,6 +104,11 @@ class PostgresqlDialect(StoreDialect):
     driver: ClassVar[str] = "psycopg"
     package: ClassVar[str | None] = "psycopg"
     extra: ClassVar[str | None] = "postgres"
+    read_only_by: ClassVar[str] = (
+        "SET TRANSACTION READ ONLY in the block, default_transaction_read_only (of the session, the role or the database), or "
+        "the server is a standby"
+    )
+    time_limit: ClassVar[str] = "statement_timeout"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -108,6 +116,7 @@ class PostgresqlDialect(StoreDialect):
         wanted = {
             "connect_timeout": max(2, round(connect_timeout)),  # libpq treats less than 2 as 2
             "fallback_application_name": "dualwrite",
+            "client_encoding": "utf8",  # otherwise the database's: with SQL_ASCII psycopg returns texts as bytes
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
@@ -127,6 +136,11 @@ class PostgresqlDialect(StoreDialect):
 
         event.listen(engine, "do_connect", note)
         event.listen(engine, "connect", decide)
+
+    def watch_engine(self, engine: Engine) -> None:
+        """See StoreDialect: without an encoding SQLAlchemy can't even connect, since psycopg returns all texts as bytes."""
+        if not event.contains(engine, "connect", _set_encoding):
+            event.listen(engine, "connect", _set_encoding, insert=True)  # before SQLAlchemy's own first query
 
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
         """See StoreDialect."""
@@ -258,15 +272,28 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     The connection must have no open transaction. In transaction mode each transaction may run on another connection to the
     server, with other prepared statements: those of another client have the same names.
     """
+    with _in_autocommit(raw) as cursor:
+        found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
+    return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+@contextmanager
+def _in_autocommit(raw: PsycopgConnection[Any]) -> Iterator[PsycopgCursor[Any]]:
     autocommit = raw.autocommit
     raw.autocommit = True
     try:
         with PsycopgCursor(raw, row_factory=tuple_row) as cursor:
-            found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
+            yield cursor
     finally:
         if not raw.closed:
             raw.autocommit = autocommit
-    return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+def _set_encoding(raw: PsycopgConnection[Any], _record: object) -> None:
+    """A pool's listener. The user's own psycopg connections keep theirs: their view for SQLAlchemy decodes texts."""
+    if has_no_encoding(raw) and not isinstance(raw, RecipeConnection):
+        with _in_autocommit(raw) as cursor:
+            cursor.execute("SET client_encoding TO UTF8", prepare=False)
 
 
 def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> ErrorClass:

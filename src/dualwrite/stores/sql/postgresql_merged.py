@@ -132,7 +132,10 @@ class _Text:
         """The literal of a text; libpq quotes what has to be."""
         if _NEEDS_NO_QUOTING(value):
             return f"'{value}'"
-        return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        try:
+            return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        except UnicodeEncodeError:  # the block has set another client_encoding
+            return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
 
     def decoded(self, answer: bytes) -> str:
         """The text in a result."""

@@ -11,7 +11,6 @@ from typing import Any, Final, NoReturn, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.adapt import AdaptersMap
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
@@ -32,7 +31,7 @@ from dualwrite.stores.sql.psycopg_sources import (
     SingleConnection,
     checked_connection,
 )
-from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, view_of
+from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, has_no_encoding, recipe_adapters, view_of
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.transaction import TransactionThread
 
@@ -212,13 +211,14 @@ def _address(connection: Psycopg) -> URL:
 
 
 def _views(source: ConnectionSource) -> Callable[[], Any]:
-    adapters = AdaptersMap(psycopg.adapters)
+    adapters, decoding = recipe_adapters(), recipe_adapters(decodes=True)
     cursors: WeakKeyDictionary[Psycopg, type[psycopg.Cursor[Any]]] = WeakKeyDictionary()
 
     def make() -> RecipeConnection:
         original = source.check_out()
         view = view_of(RecipeConnection, original)
-        view.original, view.source, view.adapters_map, view.returned = original, source, adapters, False
+        view.original, view.source, view.returned = original, source, False
+        view.adapters_map = decoding if has_no_encoding(original) else adapters
         if original not in cursors:  # this costs a query; once per connection is enough
             try:
                 cursors[original] = UnpreparedCursor if is_behind_pooler(original) else psycopg.Cursor

@@ -24,7 +24,7 @@ _ERROR_CLASSES: Final = {
     sqlite3.SQLITE_BUSY: ErrorClass.LOCKED,
     sqlite3.SQLITE_LOCKED: ErrorClass.LOCKED,
     sqlite3.SQLITE_CONSTRAINT: ErrorClass.DUPLICATE,
-    sqlite3.SQLITE_READONLY: ErrorClass.DENIED,
+    sqlite3.SQLITE_READONLY: ErrorClass.READ_ONLY,
     sqlite3.SQLITE_PERM: ErrorClass.DENIED,
     sqlite3.SQLITE_AUTH: ErrorClass.DENIED,
     sqlite3.SQLITE_CANTOPEN: ErrorClass.REFUSED,
@@ -45,6 +45,7 @@ class SqliteDialect(StoreDialect):
     driver: ClassVar[str] = "pysqlite"
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
+    read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""

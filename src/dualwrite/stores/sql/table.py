@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, RowMapping, Table
+from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Integer, MetaData, RowMapping, Table, bindparam, func, or_
 
 from dualwrite.delivery import MAX_TOPIC_LENGTH, Delivery, delivery_text
 from dualwrite.errors import StoredStateError
@@ -80,6 +80,21 @@ position_table: Final = Table(
     Column("updated_at", UtcDateTime, nullable=False),
 )
 """One row for each consumer group and partition that was read: the next offset."""
+
+
+def begins_with_prefix(column: ColumnElement[str]) -> ColumnElement[bool]:
+    """The condition that a text begins with the prefix in `prefix_parameters`.
+
+    By substr instead of LIKE: nothing to escape, and SQLite's LIKE is case-insensitive. Without a prefix its result is not
+    used: with MariaDB's sql_mode ORACLE it is NULL.
+    """
+    length = bindparam("length", type_=Integer)
+    return or_(length == 0, func.substr(column, 1, length) == bindparam("prefix"))
+
+
+def prefix_parameters(prefix: str) -> dict[str, str | int]:
+    """The parameters of `begins_with_prefix`."""
+    return {"prefix": prefix, "length": len(prefix)}
 
 
 def state_row(columns: RowMapping) -> StateRow:

@@ -285,6 +285,10 @@ class SqlStoreTransaction(StoreTransaction):
         current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
         if current is not None and marked is not None and not current.marked:
             return self._errors.ended_by_block()
+        if current is None:
+            changed = self._context.dialect.wrong_encoding(connection)
+            if changed is not None:
+                return self._errors.not_found_in_encoding(changed)
         return self._errors.row_not_found(current)
 
     def _record_failed(self, error: BaseException) -> DualWriteError:

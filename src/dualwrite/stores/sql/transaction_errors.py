@@ -62,6 +62,16 @@ class TransactionErrors:
             next_step=f"leave {table} out of these, for all roles that blocks use",
         )
 
+    def not_found_in_encoding(self, changed: str) -> StoreError:
+        """The error for an id that the database reads as another text, since the session's encoding was changed."""
+        return StoreError(
+            "The row of the id was not found, since the session's character set is no longer the driver's. Nothing was "
+            "committed.",
+            transactional_id=self._claim.transactional_id,
+            cause=changed,
+            next_step="leave the character set as it is in the block, or give it to the driver when it connects (charset=…)",
+        )
+
     def ended(self) -> WriterClosedError:
         """The error for a use of the transaction after its end."""
         return WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
@@ -73,8 +83,8 @@ class TransactionErrors:
             "messages, which are aborted now.",
             transactional_id=self._claim.transactional_id,
             cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
-            "transaction implicitly (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like bypassing tx.db, "
-            "or a deadlock whose error the block ignored)",
+            "transaction implicitly, or removes its mark (PostgreSQL: RESET ALL; SQLite: ON CONFLICT ROLLBACK; MariaDB, "
+            "MySQL: CREATE TABLE and the like bypassing tx.db, or a deadlock whose error the block ignored)",
             next_step="check what the block wrote; remove the commit or rollback from it (savepoints are allowed)",
         )
 
