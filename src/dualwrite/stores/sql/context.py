@@ -50,7 +50,7 @@ class StoreContext:
             .where(
                 t.c.transactional_id == bindparam("id"),
                 t.c.fence == bindparam("fence_"),
-                t.c.store_id == bindparam("store_id_"),
+                t.c.store_id == bindparam("store_id_"),  # rule QN
             )
             .values(
                 prepared_transaction_state=bindparam("state"),

@@ -3,7 +3,7 @@
 Statements are written for tables without a schema. If the database resolved these names itself, then a setting of the session
 would decide which table a statement reaches, and the user's block can change it: `SET search_path`, `USE`, a temporary table.
 So a store has its own engine over the user's pool, with this option, and our own connections put the schema into our tables.
-The user's statements are not changed, and the user's `schema_translate_map` does not apply to our tables.
+The user's statements are not changed, and the user's `schema_translate_map` does not apply to our tables. This is rule QN.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class SqlStoreTransaction(StoreTransaction):
             changed = self._context.dialect.wrong_encoding(connection)
             if changed is not None:
                 return self._errors.not_found_in_encoding(changed)
-        return self._errors.row_not_found(current)
+        return self._errors.row_not_found(current, self._store_id)
 
     def _record_failed(self, error: BaseException) -> DualWriteError:
         """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
@@ -360,7 +360,7 @@ class SqlStoreTransaction(StoreTransaction):
             return self._errors.translated(reading, "reading why the prepared state could not be recorded")
         if current is None or current.fence != self._claim.fence:
             return self._errors.fenced(current)
-        return self._errors.row_not_found(current) if was_marked else self._errors.ended_by_block()
+        return self._errors.row_not_found(current, self._store_id) if was_marked else self._errors.ended_by_block()
 
     def rollback(self) -> None:
         """See StoreTransaction."""

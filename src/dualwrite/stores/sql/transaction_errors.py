@@ -44,18 +44,30 @@ class TransactionErrors:
         """
         return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
 
-    def row_not_found(self, current: Any) -> DualWriteError:
+    def row_not_found(self, current: Any, store_id: str) -> DualWriteError:
         """The error for a record that changed no row, although the transaction is still the marked one.
 
         Args:
             current: As for `fenced`.
+            store_id: The store that the row belonged to when the transaction began.
         """
         if current is None or current.fence != self._claim.fence:
             return self.fenced(current)
         table = full_name(self._errors.engine)
-        return StoreError(
+        what = (
             f"The prepared state could not be recorded in {table}: there the block's transaction does not see the row that it "
-            "began with. Nothing was committed.",
+            "began with. Nothing was committed."
+        )
+        if current.store_id != store_id:
+            return StoreCommitFailedError(
+                what,
+                transactional_id=self._claim.transactional_id,
+                cause=f"the row belonged to the store {store_id!r}, and now there is one of {current.store_id!r}: the store got a "
+                "new id meanwhile, or the block has replaced the table",
+                next_step="run the whole transaction again",
+            )
+        return StoreError(
+            what,
             transactional_id=self._claim.transactional_id,
             cause="the block, or a statement in it, hides the row or has replaced the table: row-level security, a rule, a "
             "trigger, a temporary table of the same name (MariaDB, MySQL), ALTER TABLE",
