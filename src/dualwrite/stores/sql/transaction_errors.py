@@ -62,8 +62,8 @@ class TransactionErrors:
             return StoreCommitFailedError(
                 what,
                 transactional_id=self._claim.transactional_id,
-                cause=f"the row belonged to the store {store_id!r}, and now there is one of {current.store_id!r}: the store got a "
-                "new id meanwhile, or the block has replaced the table",
+                cause=f"the row belonged to the store {store_id!r}, and now there is one of {current.store_id!r}: the store "
+                "got a new id meanwhile, or the block has replaced the table",
                 next_step="run the whole transaction again",
             )
         return StoreError(
