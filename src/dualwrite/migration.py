@@ -38,13 +38,8 @@ from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.engines import make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap
-from dualwrite.stores.sql.schema import (
-    SCHEMAS_ARE_DATABASES,
-    made_in_schema,
-    refuse_without_schemas,
-    schema_script,
-    script_in_schema,
-)
+from dualwrite.stores.sql.home import SCHEMAS_ARE_DATABASES, found_schema
+from dualwrite.stores.sql.schema import made_in_schema, refuse_without_schemas, schema_script, script_in_schema
 from dualwrite.stores.sql.table import VERSION_TABLE_NAME
 
 _RELATIVE: Final = ("head", "heads", "+", "-")
@@ -268,6 +263,7 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
     """A connection in a transaction that commits at the end of the block."""
     if isinstance(database, Engine):
         engine, dialect = database, dialect_of(database)
+        dialect.watch_engine(engine)
     else:
         url, dialect = parse_url(database)
         if schema is not None and dialect.name in SCHEMAS_ARE_DATABASES:
@@ -275,6 +271,10 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
         options = dialect.engine_options(url, connect_timeout=_CONNECT_TIMEOUT, lock_timeout=_LOCK_TIMEOUT)
         engine = make_engine(url, dialect, **options)
     try:
+        if (
+            schema is None and dialect.name == "postgresql"
+        ):  # where they are, even if a schema now comes before it in search_path
+            schema = found_schema(engine, dialect, VERSION_TABLE_NAME, is_ours=engine is not database)
         with engine.connect() as connection:
             # The dialect's BEGIN: sqlite3 would begin only at the first INSERT, so a failed migration would be half applied.
             # Its limits: as long as ALTER TABLE waits for a lock, all writers wait behind it.

@@ -20,6 +20,7 @@ from crash.cases import crash_writer
 from crash.databases import DATABASES, Databases
 from crash.events import events_at
 from crash.scene import Scene
+from dualwrite import migration
 from dualwrite.cli import db, status
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity, examine
@@ -83,6 +84,33 @@ def test_two_databases_write_under_one_id(databases: Databases, broker: DevClust
         one.write_here(number)
         other.write_here(number + 1)
     assert one.messages() == sorted([*one.rows(), *other.rows()]) == [1, 2, 3, 4, 5, 6]
+
+
+_TENANT = """
+CREATE SCHEMA tenant;
+CREATE FUNCTION go_to_tenant() RETURNS trigger LANGUAGE plpgsql
+AS $$ BEGIN PERFORM set_config('search_path', 'tenant', true); RETURN NEW; END $$;
+CREATE TRIGGER go_to_tenant BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION go_to_tenant()
+"""
+
+
+@native
+def test_a_block_that_changes_search_path_does_not_change_where_its_state_is_recorded(
+    broker: DevCluster, postgres_server: PostgresServer
+) -> None:
+    """A schema for each tenant, each with our tables, and with the id at the same fencing token."""
+    scene = Scene(events_at(postgres_server.create_database(f"tenants_{uuid4().hex}")), broker.bootstrap_servers)
+    scene.events.create()
+    with scene.engine.begin() as connection:
+        connection.exec_driver_sql(_TENANT)
+    migration.upgrade(scene.url, schema="tenant")
+    dualwrite.connect(scene.url, kafka=scene.settings, transactional_id=scene.transactional_id, schema="tenant").close()
+    with dualwrite.SqlStateStore.from_url(scene.url, schema="tenant") as store:
+        before = store.read(scene.transactional_id)
+        crash_writer(scene, "after_db_commit")
+        assert store.read(scene.transactional_id) == before
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    assert scene.agree() == [1, 2]
 
 
 @native

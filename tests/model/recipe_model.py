@@ -19,6 +19,7 @@ from model.recipe_state import (
     GENERATIONS,
     RAISES,
     REPEAT,
+    SETTING,
     TIMEOUT,
     UNKNOWN,
     P,
@@ -303,6 +304,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
             yield f"may not record: the fencing token is {row.fence}, not {p.fence}", go(s, n, "abort")
         elif scene.is_merged:
             yield from _commit_merged(scene, s, n, database)
+            if SETTING in s.budget:
+                yield from _commit_after_setting(scene, s, n, database)
         else:
             yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, "commit")
         if RAISES in s.budget:
@@ -341,6 +344,18 @@ def _commit_merged(scene: Scene, s: State, n: int, database: int) -> Steps:
         late = row._replace(pending=stored, pending_fence=p.fence)
         t = with_row(without(s, UNKNOWN), database, late)
         yield "sends its record with COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
+
+
+def _commit_after_setting(scene: Scene, s: State, n: int, database: int) -> Steps:
+    """The block has changed the session: without the rule, the name now means the row of the same id in another place."""
+    p, t = s.processes[n], without(s, SETTING)
+    place = database if scene.has("QN") else (database + 1) % scene.databases
+    if t.rows[place].fence != p.fence:
+        yield f"changes its session; the record finds no row in database {place}", go(t, n, "abort")
+        return
+    stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
+    what = f"changes its session, records its state in database {place} and COMMITS"
+    yield what, go(_committed(t, place, stored), n, _after_commit(scene))
 
 
 def _confirm_step(scene: Scene, s: State, n: int) -> Steps:

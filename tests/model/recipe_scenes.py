@@ -12,6 +12,7 @@ from model.recipe_state import (
     OLD_BROKER,
     RAISES,
     REPEAT,
+    SETTING,
     TIMEOUT,
     UNKNOWN,
     Scene,
@@ -34,6 +35,7 @@ SMALL: Final = {
     "recovery on another cluster": Scene((("writer", 0, 0, 2), _WRONG_RECOVERER), clusters=2, budget=(DELAY, UNKNOWN)),
     "opening on another cluster": Scene((("writer", 0, 0, 1), _WRONG_WRITER), clusters=2, budget=(DELAY,)),
     "one id in two databases": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1)), budget=(UNKNOWN,)),
+    "one id in two schemas": Scene((("writer", 0, 0, 1), ("writer", 1, 0, 1)), is_merged=True, budget=(SETTING, UNKNOWN)),
     "an older row, recovered on another cluster": Scene((_WRONG_RECOVERER, ("recoverer", 0, 0)), clusters=2, older=True),
     "an older row, opened on another cluster": Scene((_WRONG_RECOVERER, _WRONG_WRITER), clusters=2, older=True),
     "slow markers": Scene((*_ONE_EACH, _RECOVERER), is_slow=True),
@@ -114,6 +116,7 @@ NEEDS: Final = {
     "SA": Need(SMALL["an old broker, two recoverers"], "after recovery a committed transaction can't be verified"),
     "CL": Need(SMALL["recovery on another cluster"], "after recovery a transaction is open"),
     "ST": Need(SMALL["one id in two databases"], f"after recovery {_ABORTED}"),
+    "QN": Need(SMALL["one id in two schemas"], f"after recovery {_ABORTED}"),
     "UC": Need(SMALL["an older row, recovered on another cluster"], f"after recovery {_ABORTED}"),
     "UG": Need(SMALL["an older row, opened on another cluster"], f"after recovery {_PHANTOM}"),
 }

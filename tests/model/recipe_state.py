@@ -23,6 +23,7 @@ RULES: Final = {
     "SA": "clear S before aborting a later transaction",
     "CL": "the row keeps its cluster; another one is refused before anything is claimed",
     "ST": "the id that Kafka sees names the database",
+    "QN": "our statements name the schema of the row, and the record its store",
     "UC": "look for UNVERIFIED transactions again, and commit those that are found ongoing",
     "UG": "don't reuse a generation with an UNVERIFIED entry",
 }
@@ -43,6 +44,7 @@ REPEAT: Final = "a request is delayed in the network, and its sender sends it ag
 UNKNOWN: Final = "the answer to a COMMIT is lost"
 TIMEOUT: Final = "the broker's timeout"
 RAISES: Final = "the user's block raises"
+SETTING: Final = "the user's block changes which table an unqualified name means"
 
 
 class Answer(NamedTuple):

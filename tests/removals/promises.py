@@ -229,6 +229,42 @@ PROMISES: Final = (
         "None",
         ("kafka/test_connections.py::test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coordinator",),
     ),
+    # --- settings of the session ----------------------------------------------------------------------------------------------
+    Removal(
+        "times do not depend on DateStyle",
+        "stores/sql/column_types.py",
+        '    return f"(extract(epoch FROM {compiler.process(element.clauses, **options)}) * 1000000)::bigint"\n',
+        "    return compiler.process(element.clauses, **options)\n",
+        ("stores/test_settings_of_the_session.py::test_a_database_without_an_encoding_that_writes_times_in_german",),
+    ),
+    Removal(
+        "a user's engine can use a database without an encoding",
+        "stores/sql/postgresql.py",
+        '            event.listen(engine, "connect", _set_encoding, insert=True)',
+        "            pass",
+        ("stores/test_settings_of_the_session.py::test_a_database_without_an_encoding_that_writes_times_in_german",),
+    ),
+    Removal(
+        "a user's psycopg connection can be without an encoding",
+        "stores/sql/psycopg_connection.py",
+        "decoding if has_no_encoding(original) else adapters",
+        "adapters",
+        ("stores/test_settings_of_the_session.py::test_a_database_without_an_encoding_that_writes_times_in_german",),
+    ),
+    Removal(
+        "an id is listed under MariaDB's sql_mode ORACLE",
+        "stores/sql/table.py",
+        "or_(length == 0, ",
+        "or_(",
+        ("stores/test_settings_of_the_session.py::test_settings_of_mariadb",),
+    ),
+    Removal(
+        "an upgrade finds the tables of the last one",
+        "migration.py",
+        "schema = found_schema(engine, dialect, VERSION_TABLE_NAME, is_ours=engine is not database)",
+        "schema = None",
+        ("stores/test_settings_of_the_session.py::test_an_upgrade_finds_the_tables_behind_a_schema_that_was_created_later",),
+    ),
     # --- the ORM, schemas, types ----------------------------------------------------------------------------------------------
     Removal(
         "the session is of the user's class",

@@ -198,7 +198,7 @@ def test_a_read_only_transaction_is_refused_before_commit(postgres_url: str, lev
         connection.read_only = True
         with SqlStateStore.from_psycopg(connection) as store:
             transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
-            with pytest.raises(StoreError, match="does not permit"):
+            with pytest.raises(StoreError, match="permits no writes while recording"):
                 transaction.record(STATE, generation=0, transaction_number=1)
             transaction.rollback()
 

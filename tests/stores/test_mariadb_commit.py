@@ -28,7 +28,7 @@ from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT, done
 
 COMMIT = b"\x03COMMIT"
-UPDATE = b"UPDATE kafka_transaction_state"
+UPDATE = b"UPDATE `test`.kafka_transaction_state"
 
 
 @pytest.fixture

@@ -265,7 +265,7 @@ def test_an_interrupt_ends_a_waiting_claim_at_once(
             store.claim(ID, "ours", timeout=LIMIT)
         timer.join()
         with mariadb_store.engine.connect() as connection:
-            waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE kafka_transaction_state%%'"
+            waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE %%kafka_transaction_state%%'"
             assert connection.exec_driver_sql(waiting).scalar() == 1
         assert_nothing_is_checked_out(store)
         transaction.commit()

@@ -41,7 +41,7 @@ class Messages:
 
     def __init__(self, proxy: TcpProxy) -> None:
         self.texts: list[bytes] = []
-        for pattern in (b"BEGIN", b"SELECT fence", b"SELECT kafka", b"UPDATE kafka", b"COMMIT\0", b"SAVEPOINT"):
+        for pattern in (b"BEGIN", b"SELECT fence", b"WITH recorded", b"COMMIT\0", b"SAVEPOINT"):
             proxy.on_client_bytes(pattern, lambda _, pattern=pattern: self.texts.append(pattern), when="answered", times=1000)
 
     def take(self) -> list[bytes]:
@@ -61,7 +61,7 @@ def test_a_transaction_takes_two_round_trips_instead_of_four(proxied_store: SqlS
     transaction.commit()
     committed = messages.take()
     assert set(begun) == {b"BEGIN", b"SELECT fence"}
-    assert set(committed) == {b"UPDATE kafka", b"COMMIT\0"}
+    assert set(committed) == {b"WITH recorded", b"COMMIT\0"}
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 

@@ -16,6 +16,7 @@ from store_scene import ID, STATE, assert_outcome, orders, rows, user_metadata
 from dualwrite import migration
 from dualwrite.errors import (
     ClaimTimeoutError,
+    ConfigurationError,
     MissingDependencyError,
     StoreCommitUnknownError,
     StoreUnavailableError,
@@ -97,6 +98,23 @@ def test_transactions_commit_on_every_server_connection(bounced: SqlStateStore, 
     assert bounced.list() == [ID]
     with bounced.engine.connect() as connection:
         assert connection.connection.dbapi_connection.prepare_threshold is None  # type: ignore[union-attr]
+
+
+def test_a_search_path_that_another_client_has_left_on_the_servers_connection(bounced_url: str, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        admin.execute("DROP SCHEMA IF EXISTS tenant CASCADE; CREATE SCHEMA tenant")
+        migration.upgrade(postgres_url, schema="tenant")
+        with psycopg.connect(bounced_url.replace("+psycopg", ""), prepare_threshold=None, autocommit=True) as another:
+            another.execute("SET search_path TO tenant")
+        with SqlStateStore.from_url(bounced_url) as store, pytest.raises(ConfigurationError, match="schema='public'"):
+            store.claim(ID, "tests", timeout=LIMIT)
+        with SqlStateStore.from_url(bounced_url, schema="public") as store:
+            store.claim(ID, "tests", timeout=LIMIT)
+        with SqlStateStore.from_url(postgres_url) as directly:
+            assert directly.list() == [ID]
+        admin.execute("DROP SCHEMA tenant CASCADE")
+        with SqlStateStore.from_url(bounced_url) as store:  # the path leads nowhere, so only one table may be meant
+            assert store.list() == [ID]
 
 
 @pytest.mark.parametrize("kind", ["connection", "function"])

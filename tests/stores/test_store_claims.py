@@ -98,7 +98,7 @@ def test_an_interrupt_at_the_start_of_a_claim_is_raised_unchanged(
 
 def test_a_claim_survives_a_broken_connection(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
-    postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", lambda link: link.cut(), times=2)
+    postgres_proxy.on_client_bytes(b"UPDATE public.kafka_transaction_state", lambda link: link.cut(), times=2)
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
     assert_nothing_is_checked_out(proxied_store)
 
@@ -130,7 +130,7 @@ def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
         postgres_store.claim(ID, "ours", timeout=LIMIT)
         link.cut()  # type: ignore[attr-defined]  # Link
 
-    postgres_proxy.on_client_bytes(b"UPDATE kafka_transaction_state", claim_meanwhile)
+    postgres_proxy.on_client_bytes(b"UPDATE public.kafka_transaction_state", claim_meanwhile)
     with pytest.raises(FencedError):
         proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
 

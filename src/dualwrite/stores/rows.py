@@ -93,12 +93,14 @@ def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -
     """The error for a claim whose fence is no longer the row's; no current fence means that the row is gone."""
     if current_fence is None:
         what = f"Our claim {claim.fence} is no longer valid: the row of the id is gone."
+        cause = "it was deleted manually, or the transaction does not see it (a temporary table of the same name, for example)"
     else:
         what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
+        cause = "another process opened or recovered the same transactional id after us"
     return FencedError(
         what,
         transactional_id=claim.transactional_id,
-        cause="another process opened or recovered the same transactional id after us",
+        cause=cause,
         next_step="run one writer for each transactional id; opening a new one here acquires the id again",
         fence=claim.fence,
         current_fence=current_fence,

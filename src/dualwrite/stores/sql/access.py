@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from dualwrite.stores.sql.async_connection import AsyncConnection
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
+from dualwrite.stores.sql.home import look_up_tables
 from dualwrite.stores.transaction import TransactionThread
 
 
@@ -22,7 +23,7 @@ class Access:
         self._engine = engine
 
     def use(self, engine: Engine) -> None:
-        """Make connections from this engine instead: one with the same pool, for tables in a schema."""
+        """Make connections from this engine instead: one with the same pool, which knows where our tables are."""
         self._engine = engine
 
     def guard(self, transactional_id: str) -> Guard:
@@ -31,6 +32,7 @@ class Access:
 
     def connect(self, guard: Guard) -> GuardedConnection:
         """A connection for one transaction; `close` returns it to the pool, `invalidate` closes it for good."""
+        look_up_tables(self._engine)
         return GuardedConnection(self._engine, guard)
 
     def handle(self, connection: GuardedConnection) -> Any:
@@ -52,8 +54,8 @@ class Access:
     can_replace: bool = True
     """Whether another connection can be made in place of one that is closed."""
 
-    def check(self) -> None:
-        """Check that transactions and claims use the same table."""
+    def check(self, own: Connection) -> None:
+        """Check that the connections of transactions mean the same table as `own`, on which claims are made."""
 
     def close(self) -> None:
         """Release what this opened itself."""

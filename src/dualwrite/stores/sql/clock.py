@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 # unix_timestamp() of a local time would go back by an hour at the end of the session's daylight saving time
 _MYSQL: Final = text("SELECT timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1e6")
 _CLOCKS: Final = {
-    "postgresql": text("SELECT extract(epoch FROM clock_timestamp())"),
+    "postgresql": text("SELECT extract(epoch FROM pg_catalog.clock_timestamp())"),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),

@@ -18,7 +18,7 @@ from dualwrite.stores.sql.table import state_table as t
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionFactory, SessionSource
 
-NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bindparam("id"))
+NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class StoreContext:
         check = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
         record = (
             update(t)
-            .where(t.c.transactional_id == bindparam("id"), t.c.fence == bindparam("fence_"))
+            .where(
+                t.c.transactional_id == bindparam("id"),
+                t.c.fence == bindparam("fence_"),
+                t.c.store_id == bindparam("store_id_"),  # rule QN
+            )
             .values(
                 prepared_transaction_state=bindparam("state"),
                 prepared_generation=bindparam("generation_"),
@@ -60,8 +64,7 @@ class StoreContext:
         )
         marked = self.dialect.marked_condition()
         object.__setattr__(self, "effects", SessionEffects(self.dialect.family))
-        translates = "schema_translate_map" in self.engine.get_execution_options()  # only SQLAlchemy can do that
-        object.__setattr__(self, "merged", None if translates else self.dialect.merged_statements(self.engine))
+        object.__setattr__(self, "merged", self.dialect.merged_statements(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))
         dbapi = self.engine.dialect.dbapi
@@ -80,6 +83,7 @@ def parameters_of(record: Record) -> dict[str, Any]:
     return {
         "id": record.transactional_id,
         "fence_": record.fence,
+        "store_id_": record.store_id,
         "state": record.state,
         "delivery_": record.delivery,
         "generation_": record.generation,

@@ -29,6 +29,7 @@ class ErrorClass(Enum):
     NO_TABLE = "the table is missing"
     OLD_TABLE = "the table lacks a column"
     DENIED = "a privilege is missing"
+    READ_ONLY = "the transaction or the server is read-only"
     ABORTED = "the transaction had already failed"
     PREPARED = "a prepared statement is missing or was replaced by another"
     OTHER = "anything else"
@@ -75,10 +76,12 @@ class Fence(NamedTuple):
     Args:
         fence: Its fencing token.
         owner: Who claimed.
+        store_id: The store that the row belongs to.
     """
 
     fence: int
     owner: str
+    store_id: str
 
 
 class Record(NamedTuple):
@@ -87,6 +90,7 @@ class Record(NamedTuple):
     Args:
         transactional_id: The row's key.
         fence: The token that the row must still have.
+        store_id: The store that the row must belong to.
         token: The mark that the transaction must still have.
         state: The prepared state as text.
         generation: Its generation.
@@ -97,6 +101,7 @@ class Record(NamedTuple):
 
     transactional_id: str
     fence: int
+    store_id: str
     token: str
     state: str
     generation: int
@@ -140,7 +145,11 @@ class MergedStatements(ABC):
 
     @abstractmethod
     def found_no_row(self, error: BaseException) -> bool:
-        """Whether the record failed because the row has another fence, or the transaction another mark."""
+        """Whether the record failed because no row has the id, the fence and the store's id."""
+
+    @abstractmethod
+    def found_no_mark(self, error: BaseException) -> bool:
+        """Whether the record failed because the transaction is not the marked one."""
 
 
 class StoreDialect(ABC):
@@ -170,6 +179,21 @@ class StoreDialect(ABC):
 
     def watch_engine(self, engine: Engine) -> None:  # noqa: B027  (most databases need nothing)
         """Add the listeners that every engine needs, including the user's own; a second call for an engine adds nothing."""
+
+    # --- our tables -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """The schema of each of our tables that exists, by the tables' names; see `Home`. May contain other tables, too.
+
+        Args:
+            connection: A connection, in no transaction; settings that are changed here must be local to a transaction.
+            is_new: Whether nobody has used the connection before.
+
+        Raises:
+            ConfigurationError: The connection's settings don't say which of several tables is meant.
+            Exception: The driver's and SQLAlchemy's errors.
+        """
 
     # --- transactions -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +284,16 @@ class StoreDialect(ABC):
         return ()
 
     # --- errors -----------------------------------------------------------------------------------------------------------
+
+    read_only_by: ClassVar[str]
+    """What makes a transaction read-only, for messages."""
+    time_limit: ClassVar[str] = "the limit for statements"
+    """What limits the time of a statement, for messages."""
+
+    def wrong_encoding(self, connection: Connection) -> str | None:
+        """If the session's encoding is no longer the driver's, so that texts are not found: which setting has changed it."""
+        del connection
+        return None
 
     @abstractmethod
     def classify(self, error: BaseException) -> ErrorClass:

@@ -20,7 +20,7 @@ from dualwrite.errors import (
 )
 from dualwrite.shell import shell_word
 from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.schema import schema_of
+from dualwrite.stores.sql.home import given_schema
 from dualwrite.stores.sql.table import TABLE_NAME, metadata
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
@@ -51,8 +51,13 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ),
     ErrorClass.DENIED: (
         StoreError,
-        "The database {where} does not permit {doing}.",
-        "grant SELECT, INSERT and UPDATE on {table}, in a database that is not read-only",
+        "The database {where} does not permit {doing}; nothing of it was written.",
+        "grant SELECT, INSERT and UPDATE on {table} to the connection's role, and to each that a block sets (SET ROLE)",
+    ),
+    ErrorClass.READ_ONLY: (
+        StoreError,
+        "The database {where} permits no writes while {doing}; nothing of it was written.",
+        "find out what makes it read-only: {read_only_by}",
     ),
     ErrorClass.ABORTED: (
         StoreError,
@@ -67,6 +72,11 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
+_TOO_SLOW: Final = (
+    StoreUnavailableError,
+    "A statement in the database {where} was ended by {time_limit}, or canceled, while {doing}.",
+    "try again; if it was the limit, raise it: the block, the user or the database has set it",
+)
 _OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.LOCKED})
 _INVALIDATED: Final = "8s2b"
 """SQLAlchemy's code of the PendingRollbackError of a connection that broke before; a failed flush has another."""
@@ -109,8 +119,7 @@ class ErrorMap:
         if isinstance(error, PendingRollbackError):
             return error.code == _INVALIDATED
         driver = driver_error(error)
-        codes = {getattr(driver, "sqlstate", None), *driver.args[:1]}
-        return self.classify(error) in _OUTAGES and not codes & _STATEMENT_TIMEOUTS
+        return self.classify(error) in _OUTAGES and not _took_too_long(driver)
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
         """Our error for the driver's, except during COMMIT.
@@ -121,16 +130,18 @@ class ErrorMap:
             transactional_id: The id it was tried for.
         """
         error_class = self.classify(error)
-        kind, what, next_step = _TEXTS[error_class]
+        kind, what, next_step = _TOO_SLOW if _took_too_long(driver_error(error)) else _TEXTS[error_class]
         if error_class is ErrorClass.LOCKED:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
-        schema, table = schema_of(self.engine), _table_named_in(driver_error(error))
+        schema, table = given_schema(self.engine), _table_named_in(driver_error(error))
         facts = {
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
+            "read_only_by": self.dialect.read_only_by,
+            "time_limit": self.dialect.time_limit,
             "table": table if schema is None else f"{schema}.{table}",
             "schema_option": "" if schema is None else f" --schema {shell_word(schema)}",
         }
@@ -158,6 +169,10 @@ def error_and_causes(error: BaseException, *, before: BaseException | None = Non
         seen.add(id(found))
         yield found
         rest += [found.__context__, found.__cause__]
+
+
+def _took_too_long(error: BaseException) -> bool:
+    return not {getattr(error, "sqlstate", None), *error.args[:1]}.isdisjoint(_STATEMENT_TIMEOUTS)
 
 
 def _table_named_in(error: BaseException) -> str:

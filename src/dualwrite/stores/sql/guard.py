@@ -25,6 +25,7 @@ from sqlalchemy import (
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.watch import Watch
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
@@ -140,7 +141,7 @@ class OwnedTransaction(RootTransaction):
         self.connection.guard.refuse("`with` on the transaction")
 
 
-class GuardedConnection(Connection):
+class GuardedConnection(OwnConnection):
     """A SQLAlchemy Connection inside the writer's transaction.
 
     Args:
@@ -158,6 +159,11 @@ class GuardedConnection(Connection):
         self._users_options: Any = None
         self._own_options: Any = None
         self._info_before: dict[Any, Any] | None = None
+
+    @property
+    def runs_our_statements(self) -> bool:
+        """See OwnConnection."""
+        return self.guard.lifted
 
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""

@@ -12,13 +12,14 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from dualwrite.errors import StoreError
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.sql.clock import database_clock
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
+from dualwrite.stores.sql.table import begins_with_prefix, prefix_parameters
 from dualwrite.stores.sql.table import lease_table as t
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
@@ -42,9 +43,7 @@ _ACQUIRE: Final = (
 )
 _EXISTS: Final = select(t.c.transactional_id).where(t.c.transactional_id == bindparam("id"))
 _INSERT: Final = insert(t)
-_LIST: Final = select(t).where(
-    func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.owner != _NOBODY
-)
+_LIST: Final = select(t).where(begins_with_prefix(t.c.transactional_id), t.c.owner != _NOBODY)
 
 
 class SqlLeases(LeaseStore):
@@ -107,7 +106,7 @@ class SqlLeases(LeaseStore):
 
         def work(connection: Connection) -> list[Lease]:
             now = _times(connection, 0)["now"]
-            rows = connection.execute(_LIST, {"prefix": prefix, "length": len(prefix)})
+            rows = connection.execute(_LIST, prefix_parameters(prefix))
             return [Lease(row.transactional_id, row.owner, (row.leased_until - now).total_seconds()) for row in rows]
 
         return sorted(self._short.query(work, "listing the leases"), key=lambda each: each.transactional_id)

@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
+from dualwrite.stores.sql.home import schema_of
 from dualwrite.stores.sql.mysql_locks import holder_of_row
-from dualwrite.stores.sql.schema import schema_of
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -73,9 +73,9 @@ _ERROR_CLASSES: Final = {
     1143: ErrorClass.DENIED,
     1227: ErrorClass.DENIED,
     1370: ErrorClass.DENIED,
-    1290: ErrorClass.DENIED,  # read_only
-    1792: ErrorClass.DENIED,  # read-only transaction
-    1836: ErrorClass.DENIED,
+    1290: ErrorClass.READ_ONLY,
+    1792: ErrorClass.READ_ONLY,
+    1836: ErrorClass.READ_ONLY,
 }
 _ROLLED_BACK: Final = frozenset({_LOCK_TIMEOUT, 1213, 1290})
 """Errors that COMMIT returns before it has begun to commit, and after rolling back: FLUSH TABLES WITH READ LOCK made it wait
@@ -126,6 +126,10 @@ class MysqlDialect(StoreDialect):
     package: ClassVar[str | None] = "pymysql"
     extra: ClassVar[str | None] = "mysql"
     family: ClassVar[str] = "mysql"
+    read_only_by: ClassVar[str] = (
+        "SET SESSION TRANSACTION READ ONLY or transaction_read_only, or the server is a replica (read_only)"
+    )
+    time_limit: ClassVar[str] = "max_statement_time (MySQL: max_execution_time)"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""
@@ -146,6 +150,12 @@ class MysqlDialect(StoreDialect):
         }
 
     # --- transactions -----------------------------------------------------------------------------------------------------
+
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect: all are in the connection's database."""
+        del is_new
+        database = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+        return {} if database is None else {TABLE_NAME: database}
 
     def begin(self, connection: Connection) -> None:
         """See StoreDialect."""
@@ -210,18 +220,17 @@ class MysqlDialect(StoreDialect):
     detects_copies = False  # a promoted replica has its own server id
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the schema."""
+        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the database of our tables."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
-        schema = connection.exec_driver_sql("SELECT DATABASE()").scalar()
-        return frozenset(f"{server}, schema {schema}" for server in servers)
+        return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `engine` is our table's storage engine, which is transactional only if it is InnoDB."""
         names = ", ".join(f"'{name}'" for name in _DURABILITY)
         found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
         engine = connection.exec_driver_sql(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
             (schema_of(connection.engine), TABLE_NAME),
         ).scalar()
         return found if engine is None else {**found, "engine": engine}
@@ -235,6 +244,12 @@ class MysqlDialect(StoreDialect):
         ]
 
     # --- errors -----------------------------------------------------------------------------------------------------------
+
+    def wrong_encoding(self, connection: Connection) -> str | None:
+        """See StoreDialect."""
+        client = connection.exec_driver_sql("SELECT @@character_set_client").scalar()
+        driver = _raw(connection).charset
+        return None if client == driver else f"SET NAMES or character_set_client: it is {client}, and PyMySQL sends {driver}"
 
     def may_have_rolled_back(self, error: BaseException) -> bool:
         """See StoreDialect. After a lock timeout it has done so if `innodb_rollback_on_timeout` is on."""

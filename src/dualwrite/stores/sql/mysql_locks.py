@@ -15,8 +15,7 @@ from pymysql import Error as PyMySQLError
 from sqlalchemy import Engine
 
 from dualwrite.stores.sql.dialect import Blocker, BlockerHiddenError
-from dualwrite.stores.sql.schema import full_name
-from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.home import full_name
 
 _SEARCH_LIMIT: Final = 3.0  # seconds
 _PAUSE: Final = 0.15  # InnoDB refreshes its list only if it was not read for 0.1 s
@@ -57,7 +56,7 @@ def holder_of_row(engine: Engine, transactional_id: str) -> Blocker | None:
             return _holder(
                 waiter.dbapi_connection,
                 watcher.dbapi_connection,
-                (_WAIT.format(full_name(engine, TABLE_NAME)), (transactional_id,)),
+                (_WAIT.format(full_name(engine).replace("%", "%%")), (transactional_id,)),
                 _holder_query(engine),
             )
     finally:

@@ -13,7 +13,7 @@ from dualwrite.errors import PositionMovedError, StateTableMissingError, StoreEr
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
-from dualwrite.stores.sql.table import POSITION_TABLE_NAME
+from dualwrite.stores.sql.table import POSITION_TABLE_NAME, begins_with_prefix, prefix_parameters
 from dualwrite.stores.sql.table import position_table as t
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.transaction import StoreTransaction
@@ -31,7 +31,7 @@ _MOVE: Final = (
 _INSERT: Final = insert(t)
 _COUNT: Final = select(func.count()).select_from(t).where(_OF_GROUP)
 _DELETE: Final = delete(t).where(_OF_GROUP)
-_GROUPS: Final = select(t.c.group_id).where(func.substr(t.c.group_id, 1, bindparam("length")) == bindparam("prefix")).distinct()
+_GROUPS: Final = select(t.c.group_id).where(begins_with_prefix(t.c.group_id)).distinct()
 
 Execute = Callable[..., Any]
 
@@ -105,7 +105,7 @@ class SqlPositions(Positions):
 
     def groups(self, prefix: str = "") -> list[str]:
         """See Positions."""
-        parameters = {"prefix": prefix, "length": len(prefix)}
+        parameters = prefix_parameters(prefix)
         return sorted(
             self._query(lambda connection: connection.scalars(_GROUPS, parameters).all(), "listing the groups with positions")
         )

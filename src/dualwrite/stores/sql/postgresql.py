@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 from psycopg import Connection as PsycopgConnection
@@ -15,12 +16,14 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
+from dualwrite.stores.sql.column_types import decoded
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
+from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
-from dualwrite.stores.sql.schema import full_name
+from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
+from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
 from dualwrite.stores.sql.session_effects import Routine
-from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ _ERROR_CLASSES: Final = {
     "55P03": ErrorClass.LOCKED,  # lock_not_available: lock_timeout
     "57014": ErrorClass.LOCKED,  # query_canceled: statement_timeout
     "25P03": ErrorClass.CONNECTION,  # idle_in_transaction_session_timeout
+    "25P04": ErrorClass.CONNECTION,  # transaction_timeout
     "40001": ErrorClass.CONFLICT,
     "40P01": ErrorClass.CONFLICT,
     "23505": ErrorClass.DUPLICATE,
@@ -40,7 +44,7 @@ _ERROR_CLASSES: Final = {
     "3F000": ErrorClass.NO_TABLE,  # no schema in search_path
     "42703": ErrorClass.OLD_TABLE,
     "42501": ErrorClass.DENIED,
-    "25006": ErrorClass.DENIED,  # read-only transaction: a standby
+    "25006": ErrorClass.READ_ONLY,
     "25P02": ErrorClass.ABORTED,
     "26000": ErrorClass.PREPARED,  # invalid_sql_statement_name
     "42P05": ErrorClass.PREPARED,  # duplicate_prepared_statement
@@ -59,39 +63,41 @@ _REFUSALS: Final = (
 _STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
 _PREPARED: Final = "prepare_threshold"
 
-_LIMIT_PAUSE: Final = "set_config('idle_in_transaction_session_timeout', :idle, true)"
+_LIMIT_PAUSE: Final = "pg_catalog.set_config('idle_in_transaction_session_timeout', :idle, true)"
 _WAITING: Final = text(
-    "SELECT set_config('lock_timeout', :lock, true), set_config('statement_timeout', :statement, true), "
+    "SELECT pg_catalog.set_config('lock_timeout', :lock, true), "
+    "pg_catalog.set_config('statement_timeout', :statement, true), "
     # a claimer that is paused between its UPDATE and its COMMIT must not block all others
-    f"{_LIMIT_PAUSE}, pg_backend_pid()"
+    f"{_LIMIT_PAUSE}, pg_catalog.pg_backend_pid()"
 )
 _PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
-    "SELECT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_backend_pid() "
-    "AND relation = to_regclass(:name) "
+    "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_catalog.pg_backend_pid() "
+    "AND relation = pg_catalog.to_regclass(:name) "
     "AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
 )
 # The lock on a row is the lock on the transaction in the row's xmax. pg_blocking_pids would need a second connection while we
 # wait, which a pool of one does not have.
 _XMAX: Final[Select[Any]] = select(literal_column("xmax::text")).select_from(t).where(t.c.transactional_id == bindparam("id"))
 _ROW_LOCK: Final = text(
-    "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() "
+    "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_catalog.pg_backend_pid() "
     "AND transactionid::text = :xmax"
 )
 _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
-    "FROM pg_stat_activity WHERE pid = :pid"
+    "FROM pg_catalog.pg_stat_activity WHERE pid = :pid"
 )
 _WHEREABOUTS: Final = text(
-    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid FROM pg_control_system() s, pg_database d "
-    "WHERE d.datname = current_database()"
+    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
+    "FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d "
+    "WHERE d.datname = pg_catalog.current_database()"
 )
 _ROUTINES: Final = text(
     "SELECT p.prosrc, l.lanname, p.oid FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang "
     # extensions are written in C; what PostgreSQL itself brings in SQL leaves nothing behind
     "WHERE l.lanname NOT IN ('internal', 'c') AND p.pronamespace <> 'pg_catalog'::regnamespace "
-    "AND (lower(p.proname) = ANY(:names) OR p.oid IN (SELECT g.tgfoid FROM pg_catalog.pg_trigger g "
-    "JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid WHERE NOT g.tgisinternal AND lower(c.relname) = ANY(:names)))"
+    "AND (pg_catalog.lower(p.proname) = ANY(:names) OR p.oid IN (SELECT g.tgfoid FROM pg_catalog.pg_trigger g "
+    "JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid WHERE NOT g.tgisinternal AND pg_catalog.lower(c.relname) = ANY(:names)))"
 )
 _BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
 _REPORTED: Final = (
@@ -107,7 +113,7 @@ _REPORTED: Final = (
     b"search_path",  # from PostgreSQL 18 on
 )
 _DURABILITY: Final = text(
-    "SELECT name, setting FROM pg_settings WHERE name IN "
+    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
     "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
 )
 
@@ -120,6 +126,11 @@ class PostgresqlDialect(StoreDialect):
     package: ClassVar[str | None] = "psycopg"
     extra: ClassVar[str | None] = "postgres"
     family: ClassVar[str] = "postgresql"
+    read_only_by: ClassVar[str] = (
+        "SET TRANSACTION READ ONLY in the block, default_transaction_read_only (of the session, the role or the database), or "
+        "the server is a standby"
+    )
+    time_limit: ClassVar[str] = "statement_timeout"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -127,6 +138,7 @@ class PostgresqlDialect(StoreDialect):
         wanted = {
             "connect_timeout": max(2, round(connect_timeout)),  # libpq treats less than 2 as 2
             "fallback_application_name": "dualwrite",
+            "client_encoding": "utf8",  # otherwise the database's: with SQL_ASCII psycopg returns texts as bytes
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
@@ -146,6 +158,16 @@ class PostgresqlDialect(StoreDialect):
 
         event.listen(engine, "do_connect", note)
         event.listen(engine, "connect", decide)
+
+    def watch_engine(self, engine: Engine) -> None:
+        """See StoreDialect: without an encoding SQLAlchemy can't even connect, since psycopg returns all texts as bytes."""
+        if not event.contains(engine, "connect", _set_encoding):
+            event.listen(engine, "connect", _set_encoding, insert=True)  # before SQLAlchemy's own first query
+
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect."""
+        pid = raw_connection(connection).info.backend_pid
+        return schemas_in_search_path(connection, is_new=is_new, pid_at_login=pid)
 
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
@@ -179,11 +201,11 @@ class PostgresqlDialect(StoreDialect):
 
     def marking_column(self) -> ColumnElement[Any] | None:
         """See StoreDialect."""
-        return func.set_config(MARKER, bindparam("token"), True)
+        return func.pg_catalog.set_config(MARKER, bindparam("token"), True)
 
     def marked_condition(self) -> ColumnElement[bool] | None:
         """See StoreDialect."""
-        return func.current_setting(MARKER, True) == bindparam("token")
+        return func.pg_catalog.current_setting(MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
         """True, since the UPDATE checks it; but in a pipeline the number of updated rows would not be known yet.
@@ -223,18 +245,18 @@ class PostgresqlDialect(StoreDialect):
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
-        return frozenset({connection.scalar(_WHEREABOUTS)})
+        return frozenset({decoded(connection.scalar(_WHEREABOUTS))})
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `transaction_read_only` is on in a standby."""
-        return {row.name: row.setting for row in connection.execute(_DURABILITY)}
+        return {decoded(row.name): decoded(row.setting) for row in connection.execute(_DURABILITY)}
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         """See StoreDialect."""
         found = connection.execute(_ROUTINES, {"names": list(names)}).all()
         return [
             # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
-            Routine(source or connection.scalar(_BODY, {"oid": oid}), language)
+            Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
             for source, language, oid in found
         ]
 
@@ -261,9 +283,9 @@ class PostgresqlDialect(StoreDialect):
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         """See StoreDialect."""
-        with engine.connect() as connection:
+        with own_connection(engine) as connection:
             self.begin_short(connection, 1.0)
-            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine, TABLE_NAME)})
+            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine)})
             if pid is None:
                 pid = connection.scalar(_ROW_LOCK, {"xmax": connection.scalar(_XMAX, {"id": transactional_id})})
             if pid is None:
@@ -286,15 +308,28 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     The connection must have no open transaction. In transaction mode each transaction may run on another connection to the
     server, with other prepared statements: those of another client have the same names.
     """
+    with _in_autocommit(raw) as cursor:
+        found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
+    return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+@contextmanager
+def _in_autocommit(raw: PsycopgConnection[Any]) -> Iterator[PsycopgCursor[Any]]:
     autocommit = raw.autocommit
     raw.autocommit = True
     try:
         with PsycopgCursor(raw, row_factory=tuple_row) as cursor:
-            found = cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+            yield cursor
     finally:
         if not raw.closed:
             raw.autocommit = autocommit
-    return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+def _set_encoding(raw: PsycopgConnection[Any], _record: object) -> None:
+    """A pool's listener. The user's own psycopg connections keep theirs: their view for SQLAlchemy decodes texts."""
+    if has_no_encoding(raw) and not isinstance(raw, RecipeConnection):
+        with _in_autocommit(raw) as cursor:
+            cursor.execute("SET client_encoding TO UTF8", prepare=False)
 
 
 def _without_sqlstate(error: PsycopgError, *, invalidated: bool) -> ErrorClass:

@@ -2,7 +2,8 @@
 
 SQLAlchemy and psycopg send BEGIN, the fence's SELECT, record's UPDATE and COMMIT one by one. Here two are one message of the
 simple query protocol, of which the server executes nothing more after an error. So a COMMIT that follows a failed UPDATE is
-not executed, and the UPDATE fails if it finds no row: it divides by the number of rows.
+not executed, and the UPDATE fails if it finds no row: it divides by the number of rows. If the transaction is not the marked
+one, it takes the root of a negative number.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Engine
 
 from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record, driver_connection
-from dualwrite.stores.sql.schema import full_name
-from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.home import full_name
 
 MARKER: Final = "dualwrite.transaction"
 """The setting, local to a transaction, that marks it."""
@@ -33,11 +33,11 @@ class PostgresqlMergedStatements(MergedStatements):
     """The statements of one store, over psycopg.
 
     Args:
-        engine: The store's engine, for the schema of the table.
+        engine: The store's engine, which knows the schema of the table.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._table = full_name(engine, TABLE_NAME)
+        self._engine = engine
 
     # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
 
@@ -52,12 +52,13 @@ class PostgresqlMergedStatements(MergedStatements):
         text = _Text(raw)
         savepoint = f"; SAVEPOINT {UNIT}" if with_unit else ""
         found = text.execute(
-            f"{_begin(raw)}; SELECT fence, owner, set_config('{MARKER}', {text.of(token)}, true) FROM {self._table} "  # noqa: S608
-            f"WHERE transactional_id = {text.of(transactional_id)}{savepoint}"
+            f"{_begin(raw)}; SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', {text.of(token)}, true) "  # noqa: S608
+            f"FROM {full_name(self._engine)} WHERE transactional_id = {text.of(transactional_id)}{savepoint}"
         )[1]
         if not found.ntuples:
             return None
-        return Fence(int(found.get_value(0, 0) or b""), text.decoded(found.get_value(0, 1) or b""))
+        fence, owner, store_id = (text.decoded(found.get_value(0, column) or b"") for column in range(3))
+        return Fence(int(fence), owner, store_id)
 
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
@@ -71,12 +72,13 @@ class PostgresqlMergedStatements(MergedStatements):
         """See MergedStatements."""
         text = _Text(raw_connection(connection))
         answers = text.execute(
-            f"WITH recorded AS (UPDATE {self._table} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"WITH recorded AS (UPDATE {full_name(self._engine)} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
             f"prepared_generation = {record.generation:d}, transaction_number = {record.number:d}, "
             f"delivery = {'NULL' if record.delivery is None else text.of(record.delivery)}, updated_at = '{record.now}' "
             f"WHERE transactional_id = {text.of(record.transactional_id)} AND fence = {record.fence:d} "
-            f"AND current_setting('{MARKER}', true) = {text.of(record.token)} RETURNING 1) "
-            "SELECT 1 / count(*) FROM recorded; COMMIT"
+            f"AND store_id = {text.of(record.store_id)} RETURNING 1) "
+            f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = {text.of(record.token)} "
+            "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
         )
         if answers[-1].command_status != b"COMMIT":
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
@@ -88,6 +90,10 @@ class PostgresqlMergedStatements(MergedStatements):
     def found_no_row(self, error: BaseException) -> bool:
         """See MergedStatements."""
         return isinstance(error, psycopg.errors.DivisionByZero)
+
+    def found_no_mark(self, error: BaseException) -> bool:
+        """See MergedStatements."""
+        return isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction)
 
 
 def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
@@ -119,13 +125,17 @@ class _Text:
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self._raw = raw
-        self._encoding = raw.info.encoding
+        encoding = raw.info.encoding
+        self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
 
     def of(self, value: str) -> str:
         """The literal of a text; libpq quotes what has to be."""
         if _NEEDS_NO_QUOTING(value):
             return f"'{value}'"
-        return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        try:
+            return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        except UnicodeEncodeError:  # the block has set another client_encoding
+            return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
 
     def decoded(self, answer: bytes) -> str:
         """The text in a result."""

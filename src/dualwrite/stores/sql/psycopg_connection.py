@@ -11,14 +11,14 @@ from typing import Any, Final, NoReturn, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.adapt import AdaptersMap
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import driver_connection
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
+from dualwrite.stores.sql.home import SHARED_CONNECTIONS, full_name, given_schema, look_up_tables
 from dualwrite.stores.sql.postgresql import is_behind_pooler
 from dualwrite.stores.sql.psycopg_batch import PipelineBatch
 from dualwrite.stores.sql.psycopg_guard import GuardedPsycopgConnection
@@ -32,15 +32,13 @@ from dualwrite.stores.sql.psycopg_sources import (
     SingleConnection,
     checked_connection,
 )
-from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, view_of
-from dualwrite.stores.sql.schema import full_name
+from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, has_no_encoding, recipe_adapters, view_of
 from dualwrite.stores.sql.table import TABLE_NAME
 from dualwrite.stores.transaction import TransactionThread
 
 Source = Psycopg | PsycopgPool | Callable[[], Psycopg]
 
 _SAVEPOINT: Final = "transaction()"
-_TABLE: Final = "SELECT to_regclass('{}')::oid"
 
 
 class PsycopgAccess(Access):
@@ -65,6 +63,7 @@ class PsycopgAccess(Access):
 
     def connect(self, guard: Guard) -> GuardedConnection:
         """See Access."""
+        look_up_tables(self._engine)
         return GuardedConnection(
             self._engine, guard, None if self._transaction_pool is None else self._transaction_pool.connect()
         )
@@ -103,7 +102,7 @@ class PsycopgAccess(Access):
         """See Access."""
         return self._transaction_pool is None
 
-    def check(self) -> None:
+    def check(self, own: Connection) -> None:
         """See Access; the store's own connections do not have a `SET search_path` or `SET ROLE` of the user's connection.
 
         Raises:
@@ -111,22 +110,20 @@ class PsycopgAccess(Access):
         """
         if self._transaction_pool is None:
             return
-        query = _TABLE.format(full_name(self._engine, TABLE_NAME).replace("'", "''"))
-        with self._engine.connect() as own:
-            ours = own.exec_driver_sql(query.replace("%", "%%")).scalar()
+        ours = own.exec_driver_sql(_query(full_name(self._engine)).replace("%", "%%")).scalar()
         users = self._transaction_pool.connect()
         try:
             cursor = users.cursor()
-            cursor.execute(query)
+            cursor.execute(_query(TABLE_NAME if given_schema(self._engine) is None else full_name(self._engine)))
             theirs = (cursor.fetchone() or (None,))[0]
         finally:
             users.close()
-        if ours != theirs:
+        if theirs is not None and ours != theirs:
             raise ConfigurationError(
                 f"The psycopg connection and the store's own connections see different tables {TABLE_NAME}.",
                 cause="a setting of the connection was changed after it was made (search_path, role) and can't be read back",
                 next_step="put it into the connection's parameters (options='-c search_path=…'), or pass a callable that makes "
-                "such connections",
+                "such connections; or name the schema that both shall use: schema=…",
             )
 
     def close(self) -> None:
@@ -156,7 +153,8 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         pooled = PooledConnections(source)
         sample = pooled.check_out()
         try:
-            engine = create_engine(_address(sample), creator=_views(pooled), poolclass=NullPool)
+            options = {SHARED_CONNECTIONS: True}
+            engine = create_engine(_address(sample), creator=_views(pooled), poolclass=NullPool, execution_options=options)
         finally:
             pooled.check_in(sample)
         _close_when_invalidated(engine.pool, pooled)
@@ -171,6 +169,11 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
     engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool)
     _close_when_invalidated(engine.pool, made)
     return engine, PsycopgAccess(engine, source=made)
+
+
+def _query(table: str) -> str:
+    name = table.replace("'", "''")
+    return f"SELECT pg_catalog.to_regclass('{name}')::oid"
 
 
 def _recipe_connection(connection: GuardedConnection) -> RecipeConnection:
@@ -219,13 +222,14 @@ def _address(connection: Psycopg) -> URL:
 
 
 def _views(source: ConnectionSource) -> Callable[[], Any]:
-    adapters = AdaptersMap(psycopg.adapters)
+    adapters, decoding = recipe_adapters(), recipe_adapters(decodes=True)
     cursors: WeakKeyDictionary[Psycopg, type[psycopg.Cursor[Any]]] = WeakKeyDictionary()
 
     def make() -> RecipeConnection:
         original = source.check_out()
         view = view_of(RecipeConnection, original)
-        view.original, view.source, view.adapters_map, view.returned = original, source, adapters, False
+        view.original, view.source, view.returned = original, source, False
+        view.adapters_map = decoding if has_no_encoding(original) else adapters
         if original not in cursors:  # this costs a query; once per connection is enough
             try:
                 cursors[original] = UnpreparedCursor if is_behind_pooler(original) else psycopg.Cursor

@@ -7,14 +7,17 @@ statements, pipelines and the lock between threads are the same in all of them.
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg.adapt import AdaptersMap
+from psycopg.adapt import AdaptersMap, Buffer, Loader
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from dualwrite.stores.sql.psycopg_sources import ConnectionSource, Psycopg
+
+_TEXTS: Final = ("text", "varchar", "bpchar", "name", 0)
+"""PostgreSQL's types of texts; 0 is for those that psycopg does not know."""
 
 V = TypeVar("V", bound="ConnectionView")
 
@@ -49,6 +52,27 @@ class UnpreparedCursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         """As Cursor.execute."""
         return super().execute(query, params, **{**options, "prepare": False})
+
+
+class _Utf8Loader(Loader):
+    """Texts of a connection without an encoding, as str."""
+
+    def load(self, data: Buffer) -> str:
+        """See Loader."""
+        return bytes(data).decode()
+
+
+def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the session's client_encoding is SQL_ASCII, as by default in such a database: psycopg returns texts as bytes."""
+    return connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII"
+
+
+def recipe_adapters(*, decodes: bool = False) -> AdaptersMap:
+    """Psycopg's default adapters; with `decodes`, for connections without an encoding."""
+    adapters = AdaptersMap(psycopg.adapters)
+    for kind in _TEXTS if decodes else ():
+        adapters.register_loader(kind, _Utf8Loader)
+    return adapters
 
 
 class RecipeConnection(ConnectionView):

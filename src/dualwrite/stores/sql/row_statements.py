@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, insert, select, update
 
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.sql.table import columns_of, lease_table, state_row
+from dualwrite.stores.sql.table import begins_with_prefix, columns_of, lease_table, prefix_parameters, state_row
 from dualwrite.stores.sql.table import state_table as t
 from dualwrite.stores.sql.table import store_table as s
 from dualwrite.stores.state_row import StateRow
 
 _READ: Final = select(t).where(t.c.transactional_id == bindparam("id"))
 _LOCK: Final = _READ.with_for_update()
-# substr instead of LIKE: nothing to escape, and SQLite's LIKE is case-insensitive
-_LIST: Final = select(t.c.transactional_id).where(
-    func.substr(t.c.transactional_id, 1, bindparam("length")) == bindparam("prefix"), t.c.forgotten.is_(False)
-)
+_LIST: Final = select(t.c.transactional_id).where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
 _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
@@ -54,7 +51,7 @@ def write_row(connection: Connection, row: StateRow) -> None:
 
 def list_ids(connection: Connection, prefix: str) -> list[str]:
     """The ids that begin with `prefix`, sorted, without tombstones."""
-    found = connection.scalars(_LIST, {"prefix": prefix, "length": len(prefix)}).all()
+    found = connection.scalars(_LIST, prefix_parameters(prefix)).all()
     return sorted(found)  # sorted here, since collations differ between databases
 
 

@@ -12,6 +12,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
 from dualwrite.stores.sql.errors import ErrorMap, locked_too_long
+from dualwrite.stores.sql.home import own_connection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class ShortTransactions:
     @contextmanager
     def begin_long(self) -> Iterator[Connection]:
         """A transaction without limits, for loading rows; committed at the end of the `with` block."""
-        with InterruptsFirst(), self._ended(self.engine.connect()) as connection:
+        with InterruptsFirst(), self._ended(own_connection(self.engine)) as connection:
             self.dialect.begin(connection)
             yield connection
 
@@ -80,7 +81,7 @@ class ShortTransactions:
             connection.invalidate()
 
     def _begun(self, timeout: float) -> Connection:
-        connection = self.engine.connect()
+        connection = own_connection(self.engine)
         try:
             self.dialect.begin_short(connection, max(0.001, timeout), work_time=self.work_time)
         except Exception:
@@ -151,5 +152,5 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), self.engine.connect() as connection:
+        with InterruptsFirst(), own_connection(self.engine) as connection:
             return work(connection)

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
+from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
@@ -23,7 +24,7 @@ _ERROR_CLASSES: Final = {
     sqlite3.SQLITE_BUSY: ErrorClass.LOCKED,
     sqlite3.SQLITE_LOCKED: ErrorClass.LOCKED,
     sqlite3.SQLITE_CONSTRAINT: ErrorClass.DUPLICATE,
-    sqlite3.SQLITE_READONLY: ErrorClass.DENIED,
+    sqlite3.SQLITE_READONLY: ErrorClass.READ_ONLY,
     sqlite3.SQLITE_PERM: ErrorClass.DENIED,
     sqlite3.SQLITE_AUTH: ErrorClass.DENIED,
     sqlite3.SQLITE_CANTOPEN: ErrorClass.REFUSED,
@@ -45,6 +46,7 @@ class SqliteDialect(StoreDialect):
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
     family: ClassVar[str] = "sqlite"
+    read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""
@@ -70,6 +72,11 @@ class SqliteDialect(StoreDialect):
         if not event.contains(engine, "invalidate", _roll_back_first):
             event.listen(engine, "invalidate", _roll_back_first)
             event.listen(engine, "checkin", _roll_back_left_over)
+
+    def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
+        """See StoreDialect: not a temporary table, nor one of an attached database."""
+        del connection, is_new
+        return {TABLE_NAME: "main"}
 
     def begin(self, connection: Connection) -> None:
         """BEGIN IMMEDIATE acquires the write lock first: a later upgrade of a read lock fails at once with SQLITE_BUSY.

@@ -24,6 +24,7 @@ from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.engines import check_connections, make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap, address, error_and_causes
+from dualwrite.stores.sql.home import engine_at_home
 from dualwrite.stores.sql.leases import SqlLeases
 from dualwrite.stores.sql.positions import SqlPositions
 from dualwrite.stores.sql.row_statements import (
@@ -37,7 +38,7 @@ from dualwrite.stores.sql.row_statements import (
     replace_identity,
     write_row,
 )
-from dualwrite.stores.sql.schema import engine_in_schema
+from dualwrite.stores.sql.schema import refuse_without_schemas
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
@@ -88,11 +89,11 @@ class SqlStateStore(TxnStateStore):
         schema: str | None = None,
     ) -> None:
         check_connections(engine)
-        users_engine = engine
-        self._engine = engine = engine_in_schema(engine, schema)
-        self._owns_engine = owns_engine
+        refuse_without_schemas(engine.dialect.name, schema)
         self._dialect = dialect_of(engine)
-        self._dialect.watch_engine(users_engine)
+        self._dialect.watch_engine(engine)
+        self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
+        self._owns_engine = owns_engine
         errors = ErrorMap(engine, self._dialect)
         self._context = StoreContext(engine, self._dialect, errors, Access(engine), session)
         if session is not None:
@@ -198,9 +199,9 @@ class SqlStateStore(TxnStateStore):
 
     def check(self) -> None:
         """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
+        self._short.query(self._context.access.check, "checking the table")
         for query in ALL_COLUMNS:
             self._short.query(partial(first_row, query=query), "checking the table")
-        self._context.access.check()
 
     @property
     def leases(self) -> LeaseStore:

@@ -5,12 +5,9 @@ They belong to a separate MetaData, so that autogenerate of the user's alembic d
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, DateTime, Dialect, Integer, MetaData, RowMapping, String, Table, Text
-from sqlalchemy.dialects import mysql
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Integer, MetaData, RowMapping, Table, bindparam, func, or_
 
 from dualwrite.delivery import MAX_TOPIC_LENGTH, Delivery, delivery_text
 from dualwrite.errors import StoredStateError
@@ -18,6 +15,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.documents import lost_text, parse_lost
 from dualwrite.stores.positions import MAX_GROUP_LENGTH
+from dualwrite.stores.sql.column_types import LongWords, UtcDateTime, Words
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, StateRow
 
 TABLE_NAME: Final = "kafka_transaction_state"
@@ -26,56 +24,29 @@ LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
 POSITION_TABLE_NAME: Final = "kafka_consumed_offset"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _UUID_LENGTH: Final = 36
-_MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime in UTC, also where the database (SQLite, MariaDB, MySQL) stores no time zone."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """MySQL's DATETIME has whole seconds by default; its TIMESTAMP would depend on the session's time zone."""
-        return dialect.type_descriptor(mysql.DATETIME(fsp=6) if dialect.name in _MYSQL else DateTime(timezone=True))
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To what the driver accepts: if the stored value has no offset, it must be in UTC."""
-        if value is None:
-            return None
-        value = value.astimezone(UTC)
-        return value if dialect.name == "postgresql" else value.replace(tzinfo=None)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC, whatever the session's time zone is."""
-        del dialect
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
 
 metadata: Final = MetaData()
 
 state_table: Final = Table(
     TABLE_NAME,
     metadata,
-    Column("transactional_id", String(255), primary_key=True),
+    Column("transactional_id", Words(255), primary_key=True),
     Column("fence", BigInteger, nullable=False),
     Column("generation", Integer, nullable=False, server_default="0"),
-    Column("prepared_transaction_state", String(64), nullable=False, server_default=""),
+    Column("prepared_transaction_state", Words(64), nullable=False, server_default=""),
     Column("prepared_generation", Integer, nullable=False, server_default="0"),
-    Column("delivery", Text, nullable=True),
+    Column("delivery", LongWords(), nullable=True),
     Column("settled_generation", Integer, nullable=False, server_default="-1"),
     Column("transaction_number", BigInteger, nullable=False, server_default="0"),
-    Column("lost", Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL), nullable=False),  # MySQL's TEXT ends at 64 KiB
-    Column("owner", String(MAX_OWNER_LENGTH), nullable=False, server_default=""),
-    Column("claim_token", String(32), nullable=False, server_default=""),
+    Column("lost", LongWords(is_medium=True), nullable=False),
+    Column("owner", Words(MAX_OWNER_LENGTH), nullable=False, server_default=""),
+    Column("claim_token", Words(32), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("forgotten", Boolean, nullable=False),
-    Column("cluster_id", String(255), nullable=False, server_default=""),
-    Column("store_id", String(32), nullable=False, server_default=""),
+    Column("cluster_id", Words(255), nullable=False, server_default=""),
+    Column("store_id", Words(32), nullable=False, server_default=""),
     Column("named_from", Integer),
-    Column("generation_kind", String(16), nullable=False, server_default=ProducerKind.LIBRDKAFKA.value),
+    Column("generation_kind", Words(16), nullable=False, server_default=ProducerKind.LIBRDKAFKA.value),
 )
 
 
@@ -83,7 +54,7 @@ store_table: Final = Table(
     STORE_TABLE_NAME,
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("identity", Text, nullable=False),
+    Column("identity", LongWords(), nullable=False),
 )
 """One row, with the number 1: which database this is (`StoreIdentity`)."""
 
@@ -91,8 +62,8 @@ store_table: Final = Table(
 lease_table: Final = Table(
     LEASE_TABLE_NAME,
     metadata,
-    Column("transactional_id", String(255), primary_key=True),
-    Column("owner", String(MAX_OWNER_LENGTH), nullable=False),
+    Column("transactional_id", Words(255), primary_key=True),
+    Column("owner", Words(MAX_OWNER_LENGTH), nullable=False),
     Column("leased_until", UtcDateTime, nullable=False),
 )
 """One row for each id that was ever leased. A released id has the owner ''."""
@@ -101,14 +72,29 @@ lease_table: Final = Table(
 position_table: Final = Table(
     POSITION_TABLE_NAME,
     metadata,
-    Column("group_id", String(MAX_GROUP_LENGTH), primary_key=True),
-    Column("topic", String(MAX_TOPIC_LENGTH), primary_key=True),
+    Column("group_id", Words(MAX_GROUP_LENGTH), primary_key=True),
+    Column("topic", Words(MAX_TOPIC_LENGTH), primary_key=True),
     Column("partition_number", Integer, primary_key=True, autoincrement=False),
     Column("next_offset", BigInteger, nullable=False),
-    Column("topic_id", String(_UUID_LENGTH), nullable=False, server_default=""),
+    Column("topic_id", Words(_UUID_LENGTH), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
 )
 """One row for each consumer group and partition that was read: the next offset."""
+
+
+def begins_with_prefix(column: ColumnElement[str]) -> ColumnElement[bool]:
+    """The condition that a text begins with the prefix in `prefix_parameters`.
+
+    By substr instead of LIKE: nothing to escape, and SQLite's LIKE is case-insensitive. Without a prefix its result is not
+    used: with MariaDB's sql_mode ORACLE it is NULL.
+    """
+    length = bindparam("length", type_=Integer)
+    return or_(length == 0, func.substr(column, 1, length) == bindparam("prefix"))
+
+
+def prefix_parameters(prefix: str) -> dict[str, str | int]:
+    """The parameters of `begins_with_prefix`."""
+    return {"prefix": prefix, "length": len(prefix)}
 
 
 def state_row(columns: RowMapping) -> StateRow:

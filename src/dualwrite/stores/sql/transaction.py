@@ -25,6 +25,7 @@ from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.context import NEWEST_CLAIM, StoreContext, parameters_of
 from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.home import own_connection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.sessions import TransactionSessions, close_ended
@@ -68,6 +69,7 @@ class SqlStoreTransaction(StoreTransaction):
         self._outcome_is_known = True
         self._recorded_at_commit: Record | None = None
         self._reports: tuple[object, ...] = ()  # when the watch began
+        self._store_id = ""  # of the row that BEGIN has read
 
     def begin(self) -> None:
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
@@ -122,6 +124,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _check_fence(self, current: Any) -> None:
         if current is None or current.fence != self._claim.fence:
             raise self._errors.fenced(current)
+        self._store_id = current.store_id
 
     # --- the user's side --------------------------------------------------------------------------------------------------
 
@@ -328,6 +331,7 @@ class SqlStoreTransaction(StoreTransaction):
         return Record(
             transactional_id=self._claim.transactional_id,
             fence=self._claim.fence,
+            store_id=self._store_id,
             token=self._token,
             state=state_text(state),
             generation=generation,
@@ -343,7 +347,11 @@ class SqlStoreTransaction(StoreTransaction):
         current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
         if current is not None and marked is not None and not current.marked:
             return self._errors.ended_by_block()
-        return self._errors.fenced(current)
+        if current is None:
+            changed = self._context.dialect.wrong_encoding(connection)
+            if changed is not None:
+                return self._errors.not_found_in_encoding(changed)
+        return self._errors.row_not_found(current, self._store_id)
 
     def _record_failed(self, error: BaseException) -> DualWriteError:
         """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
@@ -358,7 +366,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _claim_after_rollback(self) -> Any:
         """Roll back, and read the newest claim in a new transaction."""
         self.rollback()
-        with self._context.engine.connect() as connection:
+        with own_connection(self._context.engine) as connection:
             return connection.execute(NEWEST_CLAIM, {"id": self._claim.transactional_id}).first()
 
     def commit(self) -> None:
@@ -401,18 +409,20 @@ class SqlStoreTransaction(StoreTransaction):
             if not merged.was_not_executed(connection):
                 raise
             self.is_surely_rolled_back = True
-            if not merged.found_no_row(error):
-                raise self._record_failed(error) from error
-            raise self._why_no_row() from error
+            if merged.found_no_mark(error):
+                raise self._why_not_recorded(was_marked=False) from error
+            if merged.found_no_row(error):
+                raise self._why_not_recorded(was_marked=True) from error
+            raise self._record_failed(error) from error
 
-    def _why_no_row(self) -> DualWriteError:
+    def _why_not_recorded(self, *, was_marked: bool) -> DualWriteError:
         try:
             current = self._claim_after_rollback()
         except self._context.driver_errors as reading:
             return self._errors.translated(reading, "reading why the prepared state could not be recorded")
         if current is None or current.fence != self._claim.fence:
             return self._errors.fenced(current)
-        return self._errors.ended_by_block()
+        return self._errors.row_not_found(current, self._store_id) if was_marked else self._errors.ended_by_block()
 
     def rollback(self) -> None:
         """See StoreTransaction."""

@@ -16,6 +16,7 @@ from dualwrite.errors import (
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql.dialect import driver_error
 from dualwrite.stores.sql.errors import ErrorMap, address
+from dualwrite.stores.sql.home import full_name
 from dualwrite.stores.state_row import Claim
 
 
@@ -43,6 +44,46 @@ class TransactionErrors:
         """
         return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
 
+    def row_not_found(self, current: Any, store_id: str) -> DualWriteError:
+        """The error for a record that changed no row, although the transaction is still the marked one.
+
+        Args:
+            current: As for `fenced`.
+            store_id: The store that the row belonged to when the transaction began.
+        """
+        if current is None or current.fence != self._claim.fence:
+            return self.fenced(current)
+        table = full_name(self._errors.engine)
+        what = (
+            f"The prepared state could not be recorded in {table}: there the block's transaction does not see the row that it "
+            "began with. Nothing was committed."
+        )
+        if current.store_id != store_id:
+            return StoreCommitFailedError(
+                what,
+                transactional_id=self._claim.transactional_id,
+                cause=f"the row belonged to the store {store_id!r}, and now there is one of {current.store_id!r}: the store "
+                "got a new id meanwhile, or the block has replaced the table",
+                next_step="run the whole transaction again",
+            )
+        return StoreError(
+            what,
+            transactional_id=self._claim.transactional_id,
+            cause="the block, or a statement in it, hides the row or has replaced the table: row-level security, a rule, a "
+            "trigger, a temporary table of the same name (MariaDB, MySQL), ALTER TABLE",
+            next_step=f"leave {table} out of these, for all roles that blocks use",
+        )
+
+    def not_found_in_encoding(self, changed: str) -> StoreError:
+        """The error for an id that the database reads as another text, since the session's encoding was changed."""
+        return StoreError(
+            "The row of the id was not found, since the session's character set is no longer the driver's. Nothing was "
+            "committed.",
+            transactional_id=self._claim.transactional_id,
+            cause=changed,
+            next_step="leave the character set as it is in the block, or give it to the driver when it connects (charset=…)",
+        )
+
     def ended(self) -> WriterClosedError:
         """The error for a use of the transaction after its end."""
         return WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
@@ -54,8 +95,8 @@ class TransactionErrors:
             "messages, which are aborted now.",
             transactional_id=self._claim.transactional_id,
             cause="a COMMIT or ROLLBACK through the driver's own connection, a procedure, or a statement that ends the "
-            "transaction implicitly (SQLite: ON CONFLICT ROLLBACK; MariaDB, MySQL: CREATE TABLE and the like bypassing tx.db, "
-            "or a deadlock whose error the block ignored)",
+            "transaction implicitly, or removes its mark (PostgreSQL: RESET ALL; SQLite: ON CONFLICT ROLLBACK; MariaDB, "
+            "MySQL: CREATE TABLE and the like bypassing tx.db, or a deadlock whose error the block ignored)",
             next_step="check what the block wrote; remove the commit or rollback from it (savepoints are allowed)",
         )
 
