@@ -45,20 +45,25 @@ Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
-class ConnectOptions(TypedDict, total=False):
-    """The options of `connect` besides the database; see there for what each means."""
+class WriterOptions(TypedDict, total=False):
+    """The options that `connect` and `create_pool` have in common; see `connect` for what each means."""
 
     kafka: Kafka | None
-    transactional_id: str | None
     producer: ProducerName | None
     two_phase: bool | None
     lanes: int | None
     on_lost: OnLost | None
-    acknowledge: Acknowledge
     timeouts: Timeouts | None
     session: SessionSource | None
     schema: str | None
     settings: Settings | None
+
+
+class ConnectOptions(WriterOptions, total=False):
+    """The options of `connect` besides the database; see there for what each means."""
+
+    transactional_id: str | None
+    acknowledge: Acknowledge
 
 
 @overload
@@ -188,7 +193,7 @@ def _new_writer(
         raise
 
 
-class PoolArguments(ConnectOptions, total=False):
+class PoolArguments(WriterOptions, total=False):
     """The options of `create_pool` besides the database and the prefix; see there for what each means."""
 
     size: int
@@ -290,7 +295,7 @@ def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> 
     for name in given:
         if name == "transactional_id":
             raise ConfigurationError("A pool has no transactional_id of its own.", next_step="pass prefix=…")
-        if name not in ConnectOptions.__annotations__ or name in of_options:
+        if name not in PoolArguments.__annotations__:
             instead = f"; pass options=PoolOptions({name}=…)" if name in of_options else ""
             raise TypeError(f"create_pool() got an unexpected keyword argument {name!r}{instead}")
 

@@ -1,10 +1,11 @@
-"""The transaction object that the user's block works with: `tx.db`, `tx.session`, `tx.send`."""
+"""The transaction object of the user's code, `tx.db`, `tx.session`, `tx.send`, and what its writer and its pool do with it."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -15,8 +16,10 @@ from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
 from dualwrite.stores.positions import Move, Positions
+from dualwrite.stores.transaction import RunAloneError
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
 
     H = TypeVarWithDefault("H", default=Any)
@@ -29,23 +32,14 @@ class Transaction(Generic[H]):
 
     `Transaction[Connection]` is one whose `db` is a SQLAlchemy Connection; without a parameter `db` may be anything.
 
-    `DualWriter.transaction()` makes it; it can't be used after its block has ended.
-
-    Attributes:
-        state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
+    `DualWriter.transaction()`, the units of a pool, and the handlers of a processor get one. It can't be used after its block,
+    or its unit, has ended.
     """
 
-    def __init__(
-        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
-    ) -> None:
-        self._transactional_id = transactional_id
-        self._store_transaction = store_transaction
-        self._producer = producer
-        self._timeout = timeout
-        self._thread = threading.get_ident()
-        self._pid = os.getpid()
-        self._open = True
-        self.state: PreparedTxnState | None = None
+    __slots__ = ("__weakref__", "_opened")
+
+    def __init__(self, opened: OpenTransaction) -> None:
+        self._opened = opened
 
     @property
     def db(self) -> H:
@@ -53,21 +47,31 @@ class Transaction(Generic[H]):
 
         Raises:
             WriterClosedError: The block has ended.
+            UsageError: There is no database: a KafkaWriter's transaction.
         """
-        self._check()
-        handle: H = self._store_transaction.handle
+        handle: H = self._opened.db
         return handle
 
     @property
-    def session(self) -> Any:
+    def session(self) -> Session:
         """A SQLAlchemy ORM Session on the same database transaction as `db`.
 
         Raises:
             WriterClosedError: The block has ended.
             UsageError: The database is not a SQL database.
         """
-        self._check()
-        return self._store_transaction.session
+        session: Session = self._opened.session
+        return session
+
+    @property
+    def transactional_id(self) -> str:
+        """The transactional id of the writer, for logs."""
+        return self._opened.transactional_id
+
+    @property
+    def state(self) -> PreparedTxnState | None:
+        """The prepared state of Kafka's side: None before the prepare, if no message was sent, and in a unit of a group."""
+        return self._opened.state
 
     def send(
         self,
@@ -80,6 +84,8 @@ class Transaction(Generic[H]):
         timestamp: int | None = None,
     ) -> None:
         """Send one message as part of the transaction. It is sent immediately; consumers see it after the commit.
+
+        In a unit of a pool it is checked now and sent after the unit: if the topic is missing, the unit fails then.
 
         Args:
             topic: The topic.
@@ -96,9 +102,7 @@ class Transaction(Generic[H]):
             DeliveryError: An earlier message of this transaction has failed, or the queue stayed full.
             WriterClosedError: The block has ended.
         """
-        self._check()
-        self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        hit("after_send")
+        self._opened.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
 
     def send_many(
         self,
@@ -121,9 +125,7 @@ class Transaction(Generic[H]):
         Raises: as for `send`, and InvalidMessageError if the numbers of keys and values differ. After an error some messages
             may have been sent.
         """
-        self._check()
-        self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
-        hit("after_send")
+        self._opened.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction (KIP-447), so that consume, write and produce are one unit.
@@ -131,7 +133,81 @@ class Transaction(Generic[H]):
         Args:
             consumer: A confluent-kafka Consumer with `enable.auto.commit` set to false.
             offsets: The next offset to read in each partition; by default, the one after what the consumer has returned so far.
+
+        Raises:
+            UsageError: Called in a unit of a group: positions belong to a whole transaction.
         """
+        self._opened.send_offsets(consumer, offsets)
+
+
+def opened(tx: Transaction[Any]) -> OpenTransaction:
+    """The transaction behind the object that the user's code has."""
+    return tx._opened  # noqa: SLF001  (not a property: users would see it)
+
+
+class OpenTransaction:
+    """A transaction as its writer, its pool and its processor see it; the user's code gets a `Transaction` of it.
+
+    Attributes:
+        transactional_id: The writer's logical id.
+        state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
+    """
+
+    def __init__(
+        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._store_transaction = store_transaction
+        self._producer = producer
+        self._timeout = timeout
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._open = True
+        self.state: PreparedTxnState | None = None
+
+    @property
+    def db(self) -> Any:
+        """See Transaction."""
+        self._check()
+        return self._store_transaction.handle
+
+    @property
+    def session(self) -> Any:
+        """See Transaction."""
+        self._check()
+        return self._store_transaction.session
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """See Transaction."""
+        self._check()
+        self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        hit("after_send")
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """See Transaction."""
+        self._check()
+        self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        hit("after_send")
+
+    def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
+        """See Transaction."""
         self._check()
         positions, group = progress_of(consumer, offsets)
         self._producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
@@ -174,14 +250,40 @@ class Transaction(Generic[H]):
     on_decided: Callable[[], None] | None = None
     """Called when the database has committed, before Kafka's side commits."""
 
-    def begin_unit(self) -> UnitTransaction[H]:
+    @property
+    def refused(self) -> str | None:
+        """What the current unit was about to do that others would see; see StoreTransaction."""
+        return self._store_transaction.refused
+
+    def watch(self, *, shares: bool) -> None:
+        """Watch what the user's statements leave behind; see StoreTransaction."""
+        self._store_transaction.watch(shares=shares)
+
+    @contextmanager
+    def part(self, *, shares: bool) -> Iterator[None]:
+        """A part of the user's work with a fresh handle: of one message of a batch.
+
+        Args:
+            shares: Whether other parts share the transaction; see `StoreTransaction.watch`.
+
+        Raises:
+            RunAloneError: The part left something behind for the next one: each must have a transaction of its own.
+        """
+        if shares:
+            self.watch(shares=True)
+        yield
+        if shares and self.refused is not None:
+            raise RunAloneError(self.refused)
+        self._store_transaction.renew_handle()
+
+    def begin_unit(self) -> UnitTransaction:
         """Begin a unit that can be undone alone; see StoreTransaction."""
         self._store_transaction.begin_unit()
         return self.only_unit()
 
-    def only_unit(self) -> UnitTransaction[H]:
+    def only_unit(self) -> UnitTransaction:
         """A unit that can't be undone alone; ended by `with` or `end`."""
-        return UnitTransaction(self._transactional_id, self._store_transaction, self._producer, timeout=self._timeout)
+        return UnitTransaction(self.transactional_id, self._store_transaction, self._producer, timeout=self._timeout)
 
     def begin_units(self) -> None:
         """Begin units that are undone only together; see StoreTransaction."""
@@ -217,18 +319,18 @@ class Transaction(Generic[H]):
 
     def _check(self) -> None:
         if not self._open:
-            raise WriterClosedError("The transaction ended with its block.", transactional_id=self._transactional_id)
+            raise WriterClosedError("The transaction ended with its block.", transactional_id=self.transactional_id)
         if os.getpid() != self._pid:
-            raise forked("the transaction", self._pid, self._transactional_id)
+            raise forked("the transaction", self._pid, self.transactional_id)
         if threading.get_ident() != self._thread:
             raise ConcurrentUseError(
                 "The transaction belongs to another thread.",
-                transactional_id=self._transactional_id,
+                transactional_id=self.transactional_id,
                 next_step="open one writer per thread, each with its own transactional id",
             )
 
 
-class UnitTransaction(Transaction[H]):
+class UnitTransaction(OpenTransaction):
     """One unit of a group: it writes in the group's transaction, and its messages wait until the unit has succeeded.
 
     Attributes:
@@ -278,7 +380,7 @@ class UnitTransaction(Transaction[H]):
         del consumer, offsets
         raise UsageError(
             "A unit of a group can't commit a consumer's positions.",
-            transactional_id=self._transactional_id,
+            transactional_id=self.transactional_id,
             next_step="use a transaction of its own: `with pool.transaction() as tx`, or a DualWriter",
         )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from tenacity import AsyncRetrying, Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import UsageError
 from dualwrite.transaction import H, Transaction
@@ -51,9 +51,7 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
     Raises:
         UsageError: `attempts` is below 1.
     """
-    if attempts < 1:
-        raise UsageError(f"attempts must be at least 1, not {attempts}.")
-    if attempts == 1:
+    if not _is_repeated(attempts):
         return once
 
     @functools.wraps(once)
@@ -62,6 +60,29 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
         return retrying(functools.partial(once, *args, **kwargs))  # tenacity has parameters of its own: `self`, `fn`
 
     return run
+
+
+def repeated_coroutine(
+    once: Callable[P, Coroutine[Any, Any, T]], *, attempts: int, is_retriable: Callable[[BaseException], bool]
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """As `repeated`, for an `async def` function."""
+    if not _is_repeated(attempts):
+        return once
+
+    @functools.wraps(once)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
+        )
+        return await retrying(functools.partial(once, *args, **kwargs))
+
+    return run
+
+
+def _is_repeated(attempts: int) -> bool:
+    if attempts < 1:
+        raise UsageError(f"attempts must be at least 1, not {attempts}.")
+    return attempts > 1
 
 
 def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:

@@ -19,6 +19,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
+from dualwrite.event_loop import check_may_block
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.producer_kind import ProducerKind
@@ -29,7 +30,7 @@ from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import H, Transaction, forked
+from dualwrite.transaction import H, OpenTransaction, Transaction, forked
 from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
 
@@ -252,16 +253,22 @@ class DualWriter(Generic[H]):
                 commit), or by someone else. It is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
             ConcurrentUseError: Another thread is using the writer, or the thread for idle writers has been for two minutes.
+            UsageError: An event loop runs in the thread, which the block would keep waiting: use `dualwrite.aio`.
             WriterClosedError: The writer is closed, or was never opened.
         """
-        return self._transaction_of(is_group=False)
+        check_may_block("transaction()", "a pool's `async with pool.transaction() as tx`")
+        return self._transaction_of(Transaction, is_group=False)
 
-    def group_transaction(self) -> AbstractContextManager[Transaction[H]]:
-        """Like `transaction`, for a pool: the block begins with `begin_units` or `begin_unit`."""
-        return self._transaction_of(is_group=True)
+    def group_transaction(self, *, is_group: bool) -> AbstractContextManager[OpenTransaction]:
+        """Like `transaction`, for a pool.
+
+        Args:
+            is_group: There are several units: the block begins with `begin_units` or `begin_unit`.
+        """
+        return self._transaction_of(lambda begun: begun, is_group=is_group)
 
     @contextmanager
-    def _transaction_of(self, *, is_group: bool) -> Iterator[Transaction[H]]:
+    def _transaction_of(self, handed_out: Callable[[OpenTransaction], T], *, is_group: bool) -> Iterator[T]:
         self._acquire("transaction()")
         try:
             self._lanes.forget_transactions()  # as in `_exclusively`
@@ -271,7 +278,7 @@ class DualWriter(Generic[H]):
             lane = self._lanes.next()
             try:
                 transaction = lane.begin(is_group=is_group)
-                yield transaction
+                yield handed_out(transaction)
                 self._check_process("the end of transaction()")
                 lane.before_commit()
                 transaction.end()

@@ -13,9 +13,9 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from dualwrite import Transaction, WriterPool, aio
-from dualwrite.errors import ConfigurationError, PoolTimeoutError, UsageError
+from dualwrite.errors import ConfigurationError, PoolTimeoutError, StoreCommitFailedError, UsageError
 from fixtures.pace import LIMIT, done, limit, until
-from pool.aio_scene import held, in_loop, opened
+from pool.aio_scene import both_here, held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
 
 
@@ -154,6 +154,53 @@ def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
     assert scene.agree() == list(range(40))
 
 
+def test_a_call_that_would_block_the_event_loop_is_refused_and_submit_is_not(scene: Scene) -> None:
+    async def main(threads: WriterPool[Any]) -> None:
+        for run in (threads.run, threads.with_options(key="k").run):
+            with pytest.raises(UsageError, match=r"run\(both\) would block the event loop .* await pool\.run\("):
+                run(both, scene, 1)
+        with pytest.raises(UsageError, match="would block the event loop"):
+            threads.transactional(attempts=3)(both)(scene, 1)
+        with pytest.raises(UsageError, match=r"transaction\(\) would block .* async with pool\.transaction"):
+            threads.transaction().__enter__()
+        assert await asyncio.wrap_future(threads.submit(both, scene, 2)) == 2
+        assert await asyncio.to_thread(threads.run, both, scene, 3) == 3
+
+    with open_pool(scene) as threads:
+        in_loop(main(threads))
+    assert scene.agree() == [2, 3]
+
+
+def test_a_decorated_function_is_a_unit_and_the_pool_tells_what_it_does(scene: Scene) -> None:
+    attempts: list[int] = []
+
+    async def unlucky(tx: aio.AsyncTransaction, number: int) -> int:
+        await both_here(tx, scene, number)
+        assert tx.transactional_id in pool.transactional_ids
+        attempts.append(number)
+        if len(attempts) < 3:
+            raise StoreCommitFailedError("a conflict")
+        return number
+
+    async def main() -> None:
+        nonlocal pool
+        async with opened(scene, size=2) as pool:
+            with pytest.raises(StoreCommitFailedError):
+                await pool.transactional(attempts=2)(unlucky)(2)
+            assert await pool.with_options(key="k").transactional(attempts=3)(unlucky)(3) == 3
+            assert await pool.transactional(both)(scene, 4) == 4
+            assert await pool.transactional(attempts=2)(both)(scene, 5) == 5
+            with pytest.raises(UsageError, match="attempts must be at least 1"):
+                pool.transactional(attempts=0)(both)
+            assert (len(pool.transactional_ids), pool.waiting, pool.options.timeout, pool.is_closed) == (2, 0, LIMIT, False)
+        assert pool.is_closed
+
+    pool: aio.AsyncWriterPool[Any]
+    in_loop(main())
+    assert attempts == [2, 2, 3]
+    assert scene.agree() == [3, 4, 5]
+
+
 def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +236,7 @@ def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
         assert made[0].is_closed
 
     here = threading.get_ident()
-    monkeypatch.setattr("dualwrite.aio.pool.create_writer_pool", slowly_created)
+    monkeypatch.setattr("dualwrite.aio.create.create_writer_pool", slowly_created)
     monkeypatch.setattr(WriterPool, "close", slowly_closed)
     try:
         in_loop(main())

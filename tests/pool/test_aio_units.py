@@ -79,6 +79,7 @@ def test_a_unit_runs_in_the_task_of_its_caller(scene: Scene) -> None:
         assert variable.get() == "the caller's"
         variable.set("the unit's")
         assert await tx.run_sync(lambda _: variable.get()) == "the unit's"
+        assert await tx.run_sync(type) is Transaction  # not what the pool itself works with
         assert await tx.run_sync(lambda _: threading.get_ident()) != threading.get_ident()
 
     async def main() -> None:

@@ -19,6 +19,8 @@ from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.session_effects import SessionEffects
+from dualwrite.stores.sql.session_text import Effect
 from fixtures.pace import LIMIT, until
 from pool.pool_scene import both, held, open_pool
 
@@ -152,6 +154,12 @@ def savepoint_policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """After all these failures no group would have one savepoint any more."""
     if request.param == "always":
         monkeypatch.setattr(SavepointPolicy, "allow", lambda _: True)
+
+
+@pytest.fixture(autouse=True)
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that set time limits would run alone; each of them fails and is undone, so the settings reach no other."""
+    monkeypatch.setattr(SessionEffects, "of", lambda *_: Effect.NONE)
 
 
 with_and_without_policy = pytest.mark.usefixtures("savepoint_policy")

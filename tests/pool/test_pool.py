@@ -496,6 +496,9 @@ def test_separate_transactions_beside_groups(scene: Scene) -> None:
     def own(number: int) -> None:
         with pool.transaction() as tx:
             both(tx, scene, number)
+            assert type(tx) is Transaction  # not what the pool itself works with
+            assert tx.transactional_id in pool.transactional_ids
+        assert tx.state is not None
 
     with open_pool(scene, size=3) as pool, ThreadPoolExecutor(8) as threads:
         for result in [

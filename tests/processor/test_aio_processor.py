@@ -49,6 +49,34 @@ async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene, offsets: Any) -> None:
+    """Each third message of a partition sets a tenant, and options of the connection."""
+    seen: set[tuple[Any, ...]] = set()
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        tenant = await tx.db.scalar(sa.text("SELECT current_setting('app.tenant', true)"))
+        seen.add((tenant or "", *tx.db.sync_connection.get_execution_options()))
+        await book(scene, message, tx)
+        await tx.db.execution_options(mark=1)
+        if int(message.value()) % 12 == 0:
+            await tx.db.execute(sa.text("SELECT set_config('app.tenant', 'one', true)"))
+
+    async def main() -> None:
+        await asyncio.to_thread(scene.produce, range(60))
+        async with pool_of(scene) as pool:
+            options = replace(FAST, offsets=offsets)
+            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=options)
+            running = asyncio.create_task(processor.run())
+            await rows(scene, range(60))
+            processor.stop()
+            await running
+
+    asyncio.run(main())
+    assert scene.agree() == list(range(60))
+    assert seen == {("",)}
+
+
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> None:
     """Two processors share a pool, and stop."""
 

@@ -162,6 +162,38 @@ def test_processors_share_a_commit(scene: ProcessorScene) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+@pytest.mark.parametrize("kind", ["writer", "pool"])
+def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene, kind: str, offsets: Any) -> None:
+    """Each third message sets a tenant, and options of the connection."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        tenant = tx.db.scalar(sa.text("SELECT current_setting('app.tenant', true)"))
+        seen.add((tenant or "", *tx.db.get_execution_options()))
+        scene.book(message, tx)
+        tx.db.execution_options(mark=1)
+        if int(message.value()) % 12 == 0:
+            tx.db.execute(sa.text("SELECT set_config('app.tenant', 'one', true)"))
+
+    scene.produce(range(60))
+    with ExitStack() as opened:
+        runner: Any = (
+            opened.enter_context(scene.writer())
+            if kind == "writer"
+            else opened.enter_context(
+                dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix)
+            )
+        )
+        options = replace(FAST, offsets=offsets, batch=20)
+        processor = DualProcessor(runner, scene.settings(), [scene.source], handle=handle, options=options)
+        opened.enter_context(scene.started(processor))
+        scene.wait_for(range(60))
+    assert scene.agree() == list(range(60))
+    assert seen == {("",)}
+
+
+@pytest.mark.slow
 def test_a_message_that_cannot_be_processed_stops_the_processor(scene: ProcessorScene) -> None:
     scene.produce(range(8))
 

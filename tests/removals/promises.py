@@ -332,6 +332,45 @@ PROMISES: Final = (
         "    def __getattr__(self, name: str) -> int: ...\n",
         ("typing/test_typing.py::test_a_type_checker_finds_exactly_the_wrong_names",),
     ),
+    Removal(
+        "a handler's message has the types of its topic",
+        "processor/processor.py",
+        "        handle: _Handler[Received[V, K], H] | None = ...,\n",
+        "        handle: _Handler[Any, H] | None = ...,\n",
+        ("typing/test_typing.py::test_a_type_checker_finds_exactly_the_wrong_names",),
+    ),
+    Removal(
+        "a unit gets only what is its own",
+        "pool/call.py",
+        "self._context.run(self._unit, Transaction(transaction), ",
+        "self._context.run(self._unit, transaction, ",
+        ("unit/test_surfaces.py::test_a_unit_gets_only_what_is_its_own",),
+    ),
+    Removal(
+        "a call that would block an event loop is refused",
+        "event_loop.py",
+        '    if hasattr(sys, "ps1"):\n        return\n',
+        "    return\n",
+        (
+            "pool/test_aio.py::test_a_call_that_would_block_the_event_loop_is_refused_and_submit_is_not",
+            "unit/test_event_loop.py::test_a_call_that_would_block_the_loop_is_refused_before_it_does_anything",
+            "unit/test_event_loop.py::test_so_is_one_in_a_callback_of_the_loop",
+        ),
+    ),
+    Removal(
+        "a call in the cell of a notebook may block",
+        "event_loop.py",
+        '    if hasattr(sys, "ps1"):\n',
+        '    if hasattr(sys, "nothing"):\n',
+        ("unit/test_event_loop.py::test_threads_and_interactive_sessions_may_block",),
+    ),
+    Removal(
+        "kafka-python's warnings are ignored where its classes are made",
+        "kafka/admin/messages/__init__.py",
+        "ignore_warnings()  # again",
+        "# again",
+        ("unit/test_imports.py::test_importing_anything_is_quiet_where_warnings_are_errors",),
+    ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(
         "a stray variable arms no failpoint",

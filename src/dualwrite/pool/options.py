@@ -27,6 +27,8 @@ class PoolOptions:
             renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
             instead.
         max_size: The maximum number of writers.
+        alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
+            that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -38,6 +40,7 @@ class PoolOptions:
     timeout: float = 30.0
     lease: float = 30.0
     max_size: int = 64
+    alone: bool = False
 
     def __post_init__(self) -> None:
         validate_acknowledge(self.acknowledge)

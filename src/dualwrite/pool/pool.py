@@ -21,7 +21,9 @@ from dualwrite.errors import (
     NestedTransactionError,
     UsageError,
 )
+from dualwrite.event_loop import check_may_block
 from dualwrite.pool.adoption import Adoption
+from dualwrite.pool.alone import AloneUnits
 from dualwrite.pool.bound_pool import BoundPool
 from dualwrite.pool.call import Call, in_callback
 from dualwrite.pool.ids import FixedIds, Ids
@@ -34,7 +36,7 @@ from dualwrite.pool.workers import Workers
 from dualwrite.pool.writers import Writers, closed
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import H, Transaction, forked
+from dualwrite.transaction import H, Transaction, forked, opened
 from dualwrite.transactional import repeated
 from dualwrite.writer import DualWriter
 
@@ -54,8 +56,9 @@ class WriterPool(Generic[H]):
     gets the exception.
 
     Isolation: the units of a group run one after another and see each other's changes, as if each had committed before the
-    next began. Under REPEATABLE READ and SERIALIZABLE, the isolation level applies to the group as a whole: one snapshot is
-    taken for all of its units.
+    next began. Nothing else of a unit reaches another: a unit that changes a setting of the session runs alone. Under
+    REPEATABLE READ and SERIALIZABLE, the isolation level applies to the group as a whole: one snapshot is taken for all of
+    its units.
 
     Args:
         open_writer: Opens a writer on a transactional id; each serves one group or one transaction at a time.
@@ -92,8 +95,9 @@ class WriterPool(Generic[H]):
         self._ids: Ids = FixedIds(prefix) if leases is None else LeasedIds(leases, prefix, seconds=self._options.lease)
         self._writers = Writers(prefix, self._ids)
         self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
-        self._waiting = WaitingCalls()
-        self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting)
+        alone = AloneUnits(prefix)
+        self._waiting = WaitingCalls(alone.goes_alone)
+        self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting, alone)
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
         self._pid = os.getpid()
         self._closing = threading.RLock()  # also for `resize`
@@ -161,9 +165,10 @@ class WriterPool(Generic[H]):
             PoolTimeoutError: The unit did not start within `timeout`; it has not run.
             DualWriteError: As for `DualWriter.transaction`. InDoubtTransactionError: its outcome is unknown.
             NestedTransactionError: Called from a unit of this pool, or in a done-callback of one of its futures.
+            UsageError: An event loop runs in the thread, which the call would block: use `dualwrite.aio`.
             WriterClosedError: The pool is closed.
         """
-        result: T = self._submitter.run(Call(unit, args, kwargs, None), self._options.timeout)
+        result: T = self._submitter.run(Call(unit, args, kwargs, None, alone=self._options.alone), self._options.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -172,14 +177,15 @@ class WriterPool(Generic[H]):
         A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool. If
         `close` cancels the call, its own thread runs them.
         """
-        return self._submitter.submit(Call(unit, args, kwargs, None))
+        return self._submitter.submit(Call(unit, args, kwargs, None, alone=self._options.alone))
 
-    def with_options(self, *, key: Hashable = None, timeout: float | None = None) -> BoundPool[H]:
-        """This pool with an ordering key, or a different time limit: `pool.with_options(key=customer).run(unit)`.
+    def with_options(self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[H]:
+        """This pool with an ordering key, or other options: `pool.with_options(key=customer).run(unit)`.
 
         Args:
             key: Units with the same key are committed in the order of their calls, and their messages sent in that order.
             timeout: Seconds that `run` waits for its unit to start; `submit` has no limit.
+            alone: Whether units run in transactions of their own, instead of the pool's option; see PoolOptions.
 
         Raises:
             UsageError: The key has no hash.
@@ -191,7 +197,8 @@ class WriterPool(Generic[H]):
             raise UsageError(
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
-        return BoundPool(self._submitter, key, self._seconds(timeout))
+        alone = self._options.alone if alone is None else alone
+        return BoundPool(self._submitter, key, self._seconds(timeout), self._is_retriable, alone=alone)
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -234,15 +241,18 @@ class WriterPool(Generic[H]):
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
+            UsageError: As for `run`.
             ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.transaction`.
         """
+        check_may_block("transaction()", "async with pool.transaction() as tx")
         self._check("transaction()")
         limit = self._limit(timeout)
         with self._writers.checked_out("a transaction of its own", limit) as writer:
             if self._is_closed:
                 raise closed(self._prefix)
             with writer.transaction() as begun:
+                opened(begun).watch(shares=False)
                 yield begun
 
     # --- its size -----------------------------------------------------------------------------------------------------------

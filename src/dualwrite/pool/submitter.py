@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol
 
 from dualwrite.errors import PoolTimeoutError
+from dualwrite.event_loop import check_may_block
 from dualwrite.pool.call import Call
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers, closed, pool_timeout
@@ -69,6 +70,7 @@ class Submitter:
         Raises:
             BaseException: As for `WriterPool.run`.
         """
+        check_may_block(f"run({call.name})", "await pool.run(…)")
         try:
             return self.submit(call, waits=True).result(timeout)
         except TimeoutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from queue import Empty, SimpleQueue
 
 from dualwrite.pool.call import Call
@@ -14,9 +14,13 @@ class WaitingCalls:
     """A queue. Any thread may `put` calls, even in a signal handler; only the thread whose turn it is may take them.
 
     A call is held back while another call with the same key is in a group that has not committed yet.
+
+    Args:
+        goes_alone: Whether a call must be the only one of its group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, goes_alone: Callable[[Call], bool] = lambda call: call.alone) -> None:
+        self._goes_alone = goes_alone
         self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the thread that takes calls
         self._calls: deque[Call] = deque()  # received from the inbox, and not taken by a group yet
         self._busy: set[Hashable] = set()
@@ -34,7 +38,7 @@ class WaitingCalls:
     def take(self, most: int) -> list[Call]:
         """Wait for calls and take up to `most` of them for a group; return an empty list once the queue is closed and empty."""
         while True:
-            taken = self._takable(most, set())
+            taken = self._takable(most, set(), may_be_alone=True)
             if taken:
                 return taken
             if self._is_closed and not self._calls:
@@ -48,7 +52,7 @@ class WaitingCalls:
 
     def take_more(self, most: int, group: Iterable[Call]) -> list[Call]:
         """Take up to `most` further calls for a group that has not committed yet; does not wait."""
-        return self._takable(most, {call.key for call in group if call.key is not None})
+        return self._takable(most, {call.key for call in group if call.key is not None}, may_be_alone=False)
 
     def put_back(self, calls: list[Call], group: Iterable[Call]) -> None:
         """Put the calls that were taken last, and have not begun, back at the front. Only for the thread whose turn it is.
@@ -103,7 +107,7 @@ class WaitingCalls:
         except Empty:
             return len(self._calls) > before
 
-    def _takable(self, most: int, own: set[Hashable]) -> list[Call]:
+    def _takable(self, most: int, own: set[Hashable], *, may_be_alone: bool) -> list[Call]:
         self._receive()
         taken: list[Call] = []
         passed_over: list[Call] = []
@@ -112,8 +116,9 @@ class WaitingCalls:
             call = self._calls.popleft()
             if call.is_cancelled:
                 continue
+            alone = self._goes_alone(call)
             try:
-                is_held_back = self._is_held_back(call.key, own, blocked)
+                is_held_back = self._is_held_back(call.key, own, blocked, joins=not alone or (may_be_alone and not taken))
             except Exception as error:  # noqa: BLE001  (a method of the key, such as __eq__)
                 call.deliver_error(error)
                 continue
@@ -121,14 +126,16 @@ class WaitingCalls:
                 passed_over.append(call)
             else:
                 taken.append(call)
+                if alone:
+                    break
         self._calls.extendleft(reversed(passed_over))
         return taken
 
-    def _is_held_back(self, key: Hashable, own: set[Hashable], blocked: set[Hashable]) -> bool:
-        """Whether a call with this key must wait for an earlier one; if not, the key is busy from now on."""
+    def _is_held_back(self, key: Hashable, own: set[Hashable], blocked: set[Hashable], *, joins: bool) -> bool:
+        """Whether a call with this key must wait for an earlier one, or can't join; if not, the key is busy from now on."""
         if key is None:
-            return False
-        if key not in own and (key in blocked or key in self._busy):
+            return not joins
+        if not joins or key in blocked or (key not in own and key in self._busy):
             blocked.add(key)
             return True
         own.add(key)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, WriterClosedError
+from dualwrite.pool.alone import AloneUnits
 from dualwrite.pool.call import Call
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.options import PoolOptions
@@ -32,6 +33,7 @@ class Workers:
         upkeep: Its `wanted` is the number of writers that the pool should have.
         writers: The writers that the groups use.
         waiting: The queue.
+        alone: Which calls run alone.
 
     Attributes:
         threads: The threads, including surplus ones until their next turn.
@@ -45,6 +47,7 @@ class Workers:
         upkeep: Upkeep,
         writers: Writers,
         waiting: WaitingCalls,
+        alone: AloneUnits,
     ) -> None:
         self.threads: list[threading.Thread] = []
         self._prefix = prefix
@@ -53,6 +56,7 @@ class Workers:
         self._upkeep = upkeep
         self._writers = writers
         self._waiting = waiting
+        self._alone = alone
         self._savepoint_policy = SavepointPolicy() if store.units_need_savepoints else None
         self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
         self._here = threading.local()
@@ -112,6 +116,8 @@ class Workers:
             most_bytes=int(self._options.group_bytes),
             when_decided=self._options.acknowledge == "decided",
             savepoint_policy=self._savepoint_policy,
+            goes_alone=self._alone.goes_alone,
+            runs_alone=self._alone.add,
         )
         while True:
             self._turn.acquire()  # released as soon as the group's SQL is done

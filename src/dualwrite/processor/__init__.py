@@ -2,8 +2,9 @@
 
 from dualwrite.processor.aio import AsyncDualProcessor
 from dualwrite.processor.arrow import to_arrow, to_pandas
+from dualwrite.processor.decoded import Received
 from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import DualProcessor
 
-__all__ = ["AsyncDualProcessor", "DualProcessor", "KafkaWriter", "ProcessorOptions", "to_arrow", "to_pandas"]
+__all__ = ["AsyncDualProcessor", "DualProcessor", "KafkaWriter", "ProcessorOptions", "Received", "to_arrow", "to_pandas"]

@@ -6,21 +6,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dualwrite.aio.pool import AsyncWriterPool
-from dualwrite.aio.transaction import AsyncTransaction
+from dualwrite.aio.transaction import A, AsyncTransaction, plain
 from dualwrite.errors import AfterCommitError, FencedError
-from dualwrite.kafka.topic import Topic
+from dualwrite.kafka.topic import K, ReadableTopic, V
+from dualwrite.processor.decoded import Received
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import check_handlers, make_loop
 from dualwrite.processor.runners import Content, Runner, is_transient_in, log_failed_listener
 from dualwrite.processor.stopping import StoppedError
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
+from dualwrite.transaction import opened
 from dualwrite.transactional import awaited, name_of
 
-AsyncHandle = Callable[[Sequence[Any], AsyncTransaction[Any]], Awaitable[object]]
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+M = TypeVar("M")
+_AsyncHandler = Callable[[M, AsyncTransaction[A]], Awaitable[object]]
+"""A function for a message, or for a list of them."""
+
+AsyncHandle = _AsyncHandler[list[Any], Any]
 
 
 class AsyncDualProcessor:
@@ -40,11 +49,47 @@ class AsyncDualProcessor:
         ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
     """
 
+    @overload
+    def __init__(
+        self,
+        pool: AsyncWriterPool[A],
+        consumer: Mapping[str, Any],
+        topics: Sequence[ReadableTopic[V, K]],
+        *,
+        handle: _AsyncHandler[Received[V, K], A] | None = ...,
+        handle_batch: _AsyncHandler[list[Received[V, K]], A] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        pool: AsyncWriterPool[A],
+        consumer: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        handle: _AsyncHandler[Message, A] | _AsyncHandler[Received[bytes, bytes], A] | None = ...,
+        handle_batch: _AsyncHandler[list[Message], A] | _AsyncHandler[list[Received[bytes, bytes]], A] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        pool: AsyncWriterPool[A],
+        consumer: Mapping[str, Any],
+        topics: Sequence[str | ReadableTopic[V, K]],
+        *,
+        handle: _AsyncHandler[Received[V | bytes, K | bytes], A] | None = ...,
+        handle_batch: _AsyncHandler[list[Received[V | bytes, K | bytes]], A] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
     def __init__(
         self,
         pool: AsyncWriterPool[Any],
         consumer: Mapping[str, Any],
-        topics: Sequence[str | Topic[Any, Any]],
+        topics: Sequence[Any],
         *,
         handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None = None,
         handle_batch: AsyncHandle | None = None,
@@ -149,6 +194,7 @@ class _LoopRunner(Runner):
                 await awaited(self._handle(content(), tx), name_of(self._handle))
             await tx.run_sync(finish)
 
+        unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner
         if not self._alone:
             await self._pool.run(unit)
             return
@@ -156,15 +202,17 @@ class _LoopRunner(Runner):
             async with self._pool.transaction() as tx:
                 await unit(tx)
         except AfterCommitError as error:
-            log_failed_listener(error, tx.after_commit_error)
+            log_failed_listener(error, opened(plain(tx)).after_commit_error)
 
 
 def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None) -> AsyncHandle:
     assert handle is not None
     name = name_of(handle)
 
-    async def all_of(messages: Sequence[Any], tx: AsyncTransaction[Any]) -> None:
+    async def all_of(messages: list[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            await awaited(handle(message, tx), name)
+            with opened(plain(tx)).part(shares=len(messages) > 1):
+                await awaited(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of

@@ -21,6 +21,7 @@ from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.verdicts import Verdict, verdict_of
 from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition
+from dualwrite.stores.transaction import RunAloneError
 from dualwrite.transactional import made_for_each_attempt
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ class Attempts:
                     batch = left
                     continue
                 log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+            except RunAloneError as error:
+                self._reading.most = 1
+                what = "from now on each message has a transaction of its own: the next ones would see"
+                log.info("%s: %s %s", self._group, what, error.what)
+                raise UnprocessableError(error) from error
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
                 verdict = verdict_of(error, self._is_transient, before=before)
                 rest = self._rest_after(error, verdict, consumer, batch, pause=pause, seconds=time.monotonic() - began)

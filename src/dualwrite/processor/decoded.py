@@ -1,11 +1,43 @@
-"""A message with its deserialized key and value. The original message is kept unchanged, for retries and dead letters."""
+"""What a handler gets: a message with its deserialized key and value. The original is kept, for retries and dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from dualwrite.kafka.topic import Topic
+from dualwrite.kafka.topic import K_co, Topic, V_co
+
+
+class Received(Protocol[V_co, K_co]):
+    """A message in a handler: what it has of confluent-kafka's Message, with the types of its topic.
+
+    `Received[Order, str]` is a message of a `Topic[Order, str]`, and `Received[bytes, bytes]` one of a topic that was given by
+    name. It is a type for annotations; the objects are confluent-kafka's, or have its methods.
+    """
+
+    def key(self) -> K_co | None:
+        """The key as the topic's deserializer returned it, or bytes if the topic has none for keys; None without a key."""
+
+    def value(self) -> V_co | None:
+        """The value as the topic's deserializer returned it, or bytes if the topic has none for values; None: a tombstone."""
+
+    def topic(self) -> str:
+        """The topic's name."""
+
+    def partition(self) -> int:
+        """The partition."""
+
+    def offset(self) -> int:
+        """The offset in the partition."""
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """The headers; None without headers."""
+
+    def timestamp(self) -> tuple[int, int]:
+        """The kind of timestamp, as confluent-kafka numbers them, and milliseconds since 1970."""
+
+    def __len__(self) -> int:
+        """The size of the original value in bytes."""
 
 
 class DecodedMessage:

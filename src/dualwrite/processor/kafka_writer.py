@@ -17,6 +17,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
+from dualwrite.event_loop import check_may_block
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
@@ -27,7 +28,7 @@ from dualwrite.processor.runners import Content, Handle, Runner
 from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.base import StoreTransaction
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import OpenTransaction, Transaction
 from dualwrite.transactional import check_has_run, name_of
 from dualwrite.transactional_id import validate_transactional_id
 
@@ -40,7 +41,7 @@ _GENERATION: Final = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_
 """The consumer's membership has ended; the producer is not fenced."""
 
 
-class KafkaTransaction(Transaction[Any]):
+class KafkaTransaction(OpenTransaction):
     """A transaction on Kafka alone: `db` and `session` raise UsageError."""
 
     def __init__(self, transactional_id: str, producer: TransactionalProducer, *, timeout: float) -> None:
@@ -63,7 +64,7 @@ class KafkaTransaction(Transaction[Any]):
     def _no_database(self) -> UsageError:
         return UsageError(
             "A KafkaWriter's transaction has no database.",
-            transactional_id=self._transactional_id,
+            transactional_id=self.transactional_id,
             next_step="give DualProcessor a DualWriter or a WriterPool to write to a database",
         )
 
@@ -139,7 +140,7 @@ class KafkaWriter:
         self.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[KafkaTransaction]:
+    def transaction(self) -> Iterator[Transaction]:
         """One transaction: the end of the block commits, an exception aborts.
 
         Raises:
@@ -149,20 +150,22 @@ class KafkaWriter:
             FencedError: Another process uses the id, or a transaction took longer than its timeout; open the writer again.
             InDoubtTransactionError: The commit was not answered; the group's offsets show whether it succeeded.
             BrokerUnavailableError: Kafka can't be reached; nothing was committed.
+            UsageError: An event loop runs in the thread, which the block would keep waiting.
             WriterClosedError: The writer is not open.
         """
+        check_may_block("transaction()", "AsyncDualProcessor on an AsyncWriterPool")
         producer = self._ready()
         producer.begin_transaction()
-        tx = KafkaTransaction(self._id, producer, timeout=self._timeouts.kafka)
+        begun = KafkaTransaction(self._id, producer, timeout=self._timeouts.kafka)
         committing = False
         try:
-            yield tx
-            tx.end()
+            yield Transaction(begun)
+            begun.end()
             producer.prepare_transaction(timeout=self._timeouts.delivery)
             committing = True
             producer.commit_transaction(timeout=self._timeouts.kafka)
         except BaseException as error:
-            tx.end()
+            begun.end()
             if committing:
                 self._drop_producer()  # the next producer waits for the end of this transaction
                 self._raise_in_doubt(error)

@@ -30,6 +30,7 @@ from dualwrite.processor.starts import how_to_reset
 from dualwrite.processor.stopping import StopFlag, StoppedError
 from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition, Position
+from dualwrite.stores.transaction import RunAloneError
 from dualwrite.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -163,12 +164,13 @@ class ProcessingLoop:
             self._handle(consumer, batch)
         except UnprocessableError as error:
             if len(batch.messages) > 1:
-                log.warning(
-                    "%s: a batch of %d messages failed, and is processed one by one: %s",
-                    self._group,
-                    len(batch.messages),
-                    error,
-                )
+                if not isinstance(error.reason, RunAloneError):
+                    log.warning(
+                        "%s: a batch of %d messages failed, and is processed one by one: %s",
+                        self._group,
+                        len(batch.messages),
+                        error,
+                    )
                 return False
             reason = error.reason
         else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.topic import Topic
+from dualwrite.event_loop import check_may_block
+from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
 from dualwrite.pool.pool import WriterPool
+from dualwrite.processor.decoded import Received
 from dualwrite.processor.group_offsets import GroupProgress
 from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter
 from dualwrite.processor.loop import ProcessingLoop
@@ -21,9 +23,16 @@ from dualwrite.processor.stored import StoredProgress
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import H, Transaction, opened
 from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+M = TypeVar("M")
+_Handler = Callable[[M, Transaction[H]], None]
+"""A function for a message, or for a list of them."""
 
 
 class DualProcessor:
@@ -42,7 +51,8 @@ class DualProcessor:
         consumer: Settings for confluent-kafka's Consumer, with `group.id`; what is missing comes from the environment.
         topics: Names of topics, or Topics, whose deserializers are applied to the messages' keys and values. A message that
             can't be deserialized is treated as if its handler had raised an exception.
-        handle: Called as `handle(message, tx)` for each message: a confluent-kafka Message, or an object with its methods.
+        handle: Called as `handle(message, tx)` for each message: a confluent-kafka Message, or an object with its methods
+            (`Received`).
         handle_batch: Called as `handle_batch(messages, tx)` for the messages of one transaction: a list, new for each call.
         options: Batches, retries, where positions are kept, and what to do with messages that can't be processed.
 
@@ -50,19 +60,55 @@ class DualProcessor:
         ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
     """
 
+    @overload
+    def __init__(
+        self,
+        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        consumer: Mapping[str, Any],
+        topics: Sequence[ReadableTopic[V, K]],
+        *,
+        handle: _Handler[Received[V, K], H] | None = ...,
+        handle_batch: _Handler[list[Received[V, K]], H] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        consumer: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        handle: _Handler[Message, H] | _Handler[Received[bytes, bytes], H] | None = ...,
+        handle_batch: _Handler[list[Message], H] | _Handler[list[Received[bytes, bytes]], H] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        consumer: Mapping[str, Any],
+        topics: Sequence[str | ReadableTopic[V, K]],
+        *,
+        handle: _Handler[Received[V | bytes, K | bytes], H] | None = ...,
+        handle_batch: _Handler[list[Received[V | bytes, K | bytes]], H] | None = ...,
+        options: ProcessorOptions | None = ...,
+    ) -> None: ...
+
     def __init__(
         self,
         runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter,
         consumer: Mapping[str, Any],
-        topics: Sequence[str | Topic[Any, Any]],
+        topics: Sequence[Any],
         *,
         handle: Callable[[Any, Transaction[Any]], None] | None = None,
-        handle_batch: Callable[[Sequence[Any], Transaction[Any]], None] | None = None,
+        handle_batch: Callable[[list[Any], Transaction[Any]], None] | None = None,
         options: ProcessorOptions | None = None,
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work: Handle = handle_batch if handle_batch is not None else _each(handle)
+        work: Handle = handle_batch if handle_batch is not None else _each(handle, runner)
         runs: Runner
         if isinstance(runner, KafkaWriter):
             runs, store = KafkaRunner(runner, work), None
@@ -90,7 +136,9 @@ class DualProcessor:
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: the position has moved, and the
                 messages that the batch has sent are lost, or may be.
             BrokerError, StoreError: A permanent error of Kafka or of the database; transient ones are retried.
+            UsageError: An event loop runs in the thread, which `run` would block: use AsyncDualProcessor.
         """
+        check_may_block("DualProcessor.run()", "AsyncDualProcessor")
         self._loop.begin()
         with _stopped_by_sigterm(self.stop):
             self._loop.run()
@@ -144,14 +192,18 @@ def make_loop(
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 
-def _each(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
+def _each(
+    handle: Callable[[Any, Transaction[Any]], object] | None, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter
+) -> Handle:
     assert handle is not None
     name = name_of(handle)
 
-    def all_of(messages: Sequence[Any], tx: Transaction[Any]) -> None:
+    def all_of(messages: list[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            check_has_run(handle(message, tx), name)
+            with nullcontext() if isinstance(runner, KafkaWriter) else opened(tx).part(shares=len(messages) > 1):
+                check_has_run(handle(message, tx), name)
 
+    all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,14 +12,14 @@ from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, opened
 from dualwrite.transactional import check_has_run, name_of
 from dualwrite.writer import DualWriter
 
 log = logging.getLogger(__name__)
 
-Handle = Callable[[Sequence[Any], Transaction[Any]], object]
-Content = Callable[[], Sequence[Any]]
+Handle = Callable[[list[Any], Transaction[Any]], object]
+Content = Callable[[], list[Any]]
 """Returns the messages for a handler: with each call a list of its own, with new objects if they were deserialized."""
 
 
@@ -68,15 +68,17 @@ class ThreadRunner(Runner):
                 check_has_run(self._handle(content(), tx), name_of(self._handle))
             finish(tx)
 
+        work.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
         if isinstance(self._runner, WriterPool) and not self._alone:
             self._runner.run(work)
             return
         block: AbstractContextManager[Transaction[Any]] = self._runner.transaction()
         try:
             with block as tx:
+                opened(tx).watch(shares=False)
                 work(tx)
         except AfterCommitError as error:
-            log_failed_listener(error, tx.after_commit_error)
+            log_failed_listener(error, opened(tx).after_commit_error)
 
     def is_transient(self, error: BaseException) -> bool:
         """See Runner."""

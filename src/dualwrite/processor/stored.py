@@ -20,7 +20,7 @@ from dualwrite.processor.progress import Progress, place_of, topics_without
 from dualwrite.processor.work import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, opened
 
 
 class StoredProgress(Progress):
@@ -83,7 +83,7 @@ class StoredProgress(Progress):
         del consumer
 
         def finish(tx: Transaction[Any]) -> None:
-            tx.move_positions(self._positions, self._group, self._moves(batch.after))
+            opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))
 
         return finish
 

@@ -35,7 +35,7 @@ from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.settings import Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Lane:
         self._state = WriterState()
         self.advance = self._state.advance
         self._store_transaction: StoreTransaction | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: OpenTransaction | None = None
 
     @property
     def phase(self) -> Phase:
@@ -98,7 +98,7 @@ class Lane:
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, is_group: bool = False) -> Transaction:
+    def begin(self, *, is_group: bool = False) -> OpenTransaction:
         """Begin the transaction on both sides; with `is_group`, the transaction of a pool's group."""
         producer = self.ownership.producer
         begin = self._store.begin_group if is_group else self._store.begin
@@ -106,7 +106,7 @@ class Lane:
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
-        self._transaction = Transaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
+        self._transaction = OpenTransaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
         return self._transaction
 
     def before_commit(self) -> None:
@@ -114,7 +114,7 @@ class Lane:
         assert self._store_transaction is not None
         self._store_transaction.before_commit()
 
-    def commit(self, transaction: Transaction) -> None:
+    def commit(self, transaction: OpenTransaction) -> None:
         """Prepare, record, and commit both sides."""
         producer = self.ownership.producer
         store_transaction = self._store_transaction

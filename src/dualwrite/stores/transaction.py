@@ -17,6 +17,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class RunAloneError(Exception):
+    """A unit was about to change what the units after it see: it must be undone, and run in a transaction of its own.
+
+    Internal: raised by a unit's handle, and handled by whoever runs the units.
+
+    Args:
+        what: The statement, or the call.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} would be seen by the units that share the transaction; this unit runs again, alone")
+        self.what = what
+
+
 class TransactionThread(Protocol):
     """The thread of a transaction that a coroutine uses (docs/guides/asyncio.md).
 
@@ -91,6 +105,23 @@ class StoreTransaction(ABC):
             Exception: What the user's listeners and the flush raise, unchanged; both sides are rolled back.
         """
 
+    # --- isolation of those who use this transaction, or its connection, one after another ----------------------------------
+
+    refused: str | None = None
+    """What the current unit was about to do when RunAloneError was raised, even if the unit has ignored that."""
+
+    def watch(self, *, shares: bool) -> None:  # noqa: B027  (handles without settings have nothing to watch)
+        """From here on, watch what the user's statements leave behind; see `dualwrite.stores.sql.session_text`.
+
+        Args:
+            shares: Whether others will use the transaction too. If so, a statement that leaves something behind is not
+                executed, and raises RunAloneError. Otherwise it is executed, and if it changes the session, the connection is
+                not used again after the transaction.
+        """
+
+    def renew_handle(self) -> None:  # noqa: B027  (as above)
+        """Forget what the user has set on the handle: options, factories, listeners. `end_unit` and `undo_unit` do so, too."""
+
     # --- units of work that share this transaction (group commit) -----------------------------------------------------------
 
     def begin_unit(self) -> None:
@@ -110,6 +141,7 @@ class StoreTransaction(ABC):
         Raises:
             Exception: As `before_commit`; the unit must be undone.
             StoreCommitFailedError: The unit has left the transaction unable to commit; the unit must be undone.
+            RunAloneError: The unit has ignored an earlier RunAloneError; it must be undone.
         """
 
     def undo_unit(self, error: BaseException) -> None:  # noqa: B027  (never called without begin_unit)

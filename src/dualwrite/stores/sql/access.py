@@ -39,6 +39,9 @@ class Access:
         """What the user writes with on that connection."""
         return connection
 
+    def renew(self, handle: Any) -> None:
+        """Forget what the user has set on a handle, or on None, apart from SQLAlchemy's connection."""
+
     def batch(self, connection: GuardedConnection) -> Batch | None:
         """Begin to send the user's statements without waiting for the response to each; None if that is not possible."""
         del connection
@@ -47,6 +50,9 @@ class Access:
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> Any:
         """What a coroutine writes with on that connection; see StoreTransaction."""
         return AsyncConnection(connection, thread)
+
+    can_replace: bool = True
+    """Whether another connection can be made in place of one that is closed."""
 
     def check(self, own: Connection) -> None:
         """Check that the connections of transactions mean the same table as `own`, on which claims are made."""

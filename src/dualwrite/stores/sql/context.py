@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import MergedStatements, Record, StoreDialect
 from dualwrite.stores.sql.errors import ErrorMap
+from dualwrite.stores.sql.session_effects import SessionEffects
 from dualwrite.stores.sql.table import state_table as t
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class StoreContext:
     errors: ErrorMap
     access: Access
     session: SessionSource | None = None
+    effects: SessionEffects = field(init=False)
     merged: MergedStatements | None = field(init=False)
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
@@ -61,6 +63,7 @@ class StoreContext:
             )
         )
         marked = self.dialect.marked_condition()
+        object.__setattr__(self, "effects", SessionEffects(self.dialect.family))
         object.__setattr__(self, "merged", self.dialect.merged_statements(self.engine))
         object.__setattr__(self, "check_fence", check)
         object.__setattr__(self, "record", record if marked is None else record.where(marked))

@@ -6,7 +6,7 @@ A new database needs one file with a `StoreDialect`, and a case in `dialects.py`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
+
+from dualwrite.stores.sql.session_effects import Routine
 
 
 class ErrorClass(Enum):
@@ -245,7 +247,7 @@ class StoreDialect(ABC):
         SQLAlchemy sends no ROLLBACK after a COMMIT that failed; drivers send none if there is no transaction.
         """
         if command == "ROLLBACK":
-            connection.connection.rollback()
+            driver_connection(connection).rollback()
 
     @abstractmethod
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
@@ -265,6 +267,21 @@ class StoreDialect(ABC):
         """The settings that decide whether an acknowledged commit is durable; see TxnStateStore."""
         del connection
         return {}
+
+    # --- what is left in a session ----------------------------------------------------------------------------------------
+
+    family: ClassVar[str]
+    """The SQL of the database; see `session_text.examined`."""
+
+    def routines(self, connection: Connection, names: frozenset[str]) -> Iterable[Routine]:
+        """The routines that statements with these names may call; see `session_effects.Routines`."""
+        del connection, names
+        return ()
+
+    def session_reports(self, connection: Connection) -> tuple[object, ...]:
+        """The settings that the server has reported to the driver by itself, without a round trip."""
+        del connection
+        return ()
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
@@ -308,6 +325,12 @@ class StoreDialect(ABC):
         """
         del transactional_id
         return self.known_blocker(engine)
+
+
+def driver_connection(connection: Connection) -> Any:
+    """The driver's connection under SQLAlchemy's, for our own use: the user's use of it would be watched."""
+    pooled: Any = Connection.connection.fget(connection)  # type: ignore[attr-defined]  # a property
+    return pooled.dbapi_connection
 
 
 def driver_error(error: BaseException) -> BaseException:

@@ -26,10 +26,15 @@ from dualwrite.errors import TransactionControlError, UsageError, WriterClosedEr
 from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 from dualwrite.stores.sql.home import OwnConnection
+from dualwrite.stores.sql.watch import Watch
 
 _COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 _HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
 """Statements that can't end a transaction, whatever is in them."""
+
+
+_FOR_US: Final[Any] = 1
+"""A true value of `_has_events`, without which SQLAlchemy skips our listener; the user's listeners set it to True."""
 
 
 class Batch(Protocol):
@@ -50,7 +55,7 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id")
+    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id", "watch")
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
@@ -66,6 +71,8 @@ class Guard:
         """While statements are sent without waiting for their responses."""
         self.thread: int | None = None
         """If a coroutine uses the transaction: the only thread that may run statements."""
+        self.watch: Watch | None = None
+        """Watches the user's statements, if others use the transaction or its connection afterwards."""
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
@@ -151,6 +158,7 @@ class GuardedConnection(OwnConnection):
         self._has_events = False
         self._users_options: Any = None
         self._own_options: Any = None
+        self._info_before: dict[Any, Any] | None = None
 
     @property
     def runs_our_statements(self) -> bool:
@@ -185,6 +193,36 @@ class GuardedConnection(OwnConnection):
         finally:
             self.restore_guard()
 
+    def renew(self, *, keeps_ends: bool) -> None:
+        """Forget the options and the listeners that the user has added, and what he has changed in `info`.
+
+        Args:
+            keeps_ends: Keep the listeners for the end of the transaction.
+        """
+        self._execution_options = self._users_options = self._own_options
+        if (self._users_has_events if self.guard.lifted else self._has_events) is True:
+            self._renew_listeners(keeps_ends=keeps_ends)
+        if self._info_before is not None:
+            info = self._pooled.info
+            info.clear()
+            info.update(self._info_before)
+            self._info_before = None
+
+    def _renew_listeners(self, *, keeps_ends: bool) -> None:
+        before = self.__dict__.pop("dispatch")
+        self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
+        self._has_events = Connection._has_events  # noqa: SLF001  (our own listener is for statements)
+        for name in ("commit", "rollback") if keeps_ends else ():
+            for listener in list(getattr(before, name).local.listeners):
+                event.listen(self, name, listener)
+        self._users_has_events = self._has_events
+        if self.guard.lifted:
+            self._has_events = False
+
+    @property
+    def _pooled(self) -> PoolProxiedConnection:
+        return super().connection
+
     def guard_call(self, call: str) -> None:
         """Refuse unless the writer itself is acting."""
         if not self.guard.lifted:
@@ -200,12 +238,14 @@ class GuardedConnection(OwnConnection):
         if guard.lifted:
             return
         guard.check_thread()
+        if guard.watch is not None:
+            self._has_events = self._has_events or _FOR_US
         if isinstance(statement, str):  # exec_driver_sql
             _refuse_control(self, statement)
         elif type(statement) is TextClause:
             _refuse_control(self, statement.text)
         elif not isinstance(statement, _HARMLESS):
-            self._has_events = True  # SQLAlchemy 2.0 sets it from the engine alone and would skip the listener
+            self._has_events = self._has_events or _FOR_US
 
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
@@ -266,10 +306,21 @@ class GuardedConnection(OwnConnection):
 
     @property
     def connection(self) -> PoolProxiedConnection:
-        """The driver's connection."""
-        if self.guard.ended:
-            self.guard.check_open()
+        """The driver's connection. Nobody sees what is done with it, so a unit that uses it runs alone."""
+        guard = self.guard
+        if guard.ended:
+            guard.check_open()
+        if guard.watch is not None and not guard.lifted:
+            guard.watch.see_driver("tx.db.connection")
         return super().connection
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """As Connection.info; what the user changes in it is forgotten after the unit."""
+        info = self._pooled.info
+        if self._info_before is None and not self.guard.lifted:
+            self._info_before = dict(info)
+        return info
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
@@ -303,10 +354,13 @@ class GuardedConnection(OwnConnection):
 def _refuse_control_text(
     connection: GuardedConnection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
 ) -> None:
-    del cursor, parameters, context, executemany
-    if not connection.guard.lifted:
-        connection.guard.check_thread()
+    del cursor, context, executemany
+    guard = connection.guard
+    if not guard.lifted:
+        guard.check_thread()
         _refuse_control(connection, statement)
+        if guard.watch is not None:
+            guard.watch.see(statement, parameters)
 
 
 def _refuse_control(connection: GuardedConnection, statement: str) -> None:

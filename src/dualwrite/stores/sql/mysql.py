@@ -11,13 +11,14 @@ from pymysql import Connection as PyMySQLConnection
 from pymysql import Error as PyMySQLError
 from pymysql import InterfaceError
 from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
 from dualwrite.stores.sql.home import schema_of
 from dualwrite.stores.sql.mysql_locks import holder_of_row
+from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
@@ -102,6 +103,12 @@ _SOCKET_OPTIONS: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
 }
+_ROUTINES: Final = text(
+    "SELECT ROUTINE_DEFINITION, ROUTINE_BODY FROM information_schema.ROUTINES WHERE LOWER(ROUTINE_NAME) IN :names"
+).bindparams(bindparam("names", expanding=True))
+_TRIGGERS: Final = text(
+    "SELECT ACTION_STATEMENT, 'SQL' FROM information_schema.TRIGGERS WHERE LOWER(EVENT_OBJECT_TABLE) IN :names"
+).bindparams(bindparam("names", expanding=True))
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _SAVED_LIMITS: Final = "dualwrite.limits"
 _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
@@ -122,6 +129,7 @@ class MysqlDialect(StoreDialect):
         "SET SESSION TRANSACTION READ ONLY or transaction_read_only, or the server is a replica (read_only)"
     )
     time_limit: ClassVar[str] = "max_statement_time (MySQL: max_execution_time)"
+    family: ClassVar[str] = "mysql"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""
@@ -226,6 +234,14 @@ class MysqlDialect(StoreDialect):
             (schema_of(connection.engine), TABLE_NAME),
         ).scalar()
         return found if engine is None else {**found, "engine": engine}
+
+    def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
+        """See StoreDialect."""
+        return [
+            Routine(source, language or "SQL")
+            for query in (_ROUTINES, _TRIGGERS)
+            for source, language in connection.execute(query, {"names": list(names)}).all()
+        ]
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
@@ -344,7 +360,7 @@ def _seconds(timeout: float) -> int:
 
 
 def _raw(connection: Connection) -> PyMySQLConnection[Any]:
-    raw = connection.connection.dbapi_connection
+    raw = driver_connection(connection)
     assert isinstance(raw, PyMySQLConnection)
     return raw
 

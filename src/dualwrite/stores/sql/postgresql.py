@@ -23,6 +23,7 @@ from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
 from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
+from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import state_table as t
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,26 @@ _WHEREABOUTS: Final = text(
     "FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d "
     "WHERE d.datname = pg_catalog.current_database()"
 )
+_ROUTINES: Final = text(
+    "SELECT p.prosrc, l.lanname, p.oid FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang "
+    # extensions are written in C; what PostgreSQL itself brings in SQL leaves nothing behind
+    "WHERE l.lanname NOT IN ('internal', 'c') AND p.pronamespace <> 'pg_catalog'::regnamespace "
+    "AND (lower(p.proname) = ANY(:names) OR p.oid IN (SELECT g.tgfoid FROM pg_catalog.pg_trigger g "
+    "JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid WHERE NOT g.tgisinternal AND lower(c.relname) = ANY(:names)))"
+)
+_BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
+_REPORTED: Final = (
+    b"TimeZone",
+    b"DateStyle",
+    b"IntervalStyle",
+    b"client_encoding",
+    b"standard_conforming_strings",
+    b"application_name",
+    b"default_transaction_read_only",
+    b"is_superuser",
+    b"session_authorization",
+    b"search_path",  # from PostgreSQL 18 on
+)
 _DURABILITY: Final = text(
     "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
     "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
@@ -109,6 +130,7 @@ class PostgresqlDialect(StoreDialect):
         "the server is a standby"
     )
     time_limit: ClassVar[str] = "statement_timeout"
+    family: ClassVar[str] = "postgresql"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -228,6 +250,20 @@ class PostgresqlDialect(StoreDialect):
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect; `transaction_read_only` is on in a standby."""
         return {decoded(row.name): decoded(row.setting) for row in connection.execute(_DURABILITY)}
+
+    def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
+        """See StoreDialect."""
+        found = connection.execute(_ROUTINES, {"names": list(names)}).all()
+        return [
+            # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
+            Routine(source or connection.scalar(_BODY, {"oid": oid}), language)
+            for source, language, oid in found
+        ]
+
+    def session_reports(self, connection: Connection) -> tuple[object, ...]:
+        """See StoreDialect."""
+        reported = raw_connection(connection).pgconn.parameter_status
+        return tuple(reported(name) for name in _REPORTED)
 
     def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""

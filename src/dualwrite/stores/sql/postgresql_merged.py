@@ -19,7 +19,7 @@ from psycopg.pq import Escaping, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Engine
 
-from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record
+from dualwrite.stores.sql.dialect import UNIT, Fence, MergedStatements, Record, driver_connection
 from dualwrite.stores.sql.home import full_name
 
 MARKER: Final = "dualwrite.transaction"
@@ -98,7 +98,7 @@ class PostgresqlMergedStatements(MergedStatements):
 
 def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
     """The driver's connection under SQLAlchemy's."""
-    raw = connection.connection.dbapi_connection
+    raw = driver_connection(connection)
     assert isinstance(raw, psycopg.Connection)
     return raw
 

@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.stores.sql.access import Access
+from dualwrite.stores.sql.dialect import driver_connection
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.home import SHARED_CONNECTIONS, full_name, given_schema, look_up_tables
 from dualwrite.stores.sql.postgresql import is_behind_pooler
@@ -78,9 +79,14 @@ class PsycopgAccess(Access):
         """See Access: the user's own connection, guarded."""
         raw = _recipe_connection(connection)
         guarded = view_of(GuardedPsycopgConnection, raw.original)
-        guarded.guard = connection.guard
-        guarded.owner = connection
+        guarded.guard, guarded.owner = connection.guard, connection
+        guarded.own, guarded.prepared, guarded.handlers = {}, None, []
         return guarded
+
+    def renew(self, handle: GuardedPsycopgConnection | None) -> None:
+        """See Access."""
+        if handle is not None:
+            handle.restore()
 
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> NoReturn:
         """Refused: psycopg's connection blocks, and its asynchronous one can't be made from it."""
@@ -90,6 +96,11 @@ class PsycopgAccess(Access):
             next_step="run the statements in a plain function, which gets psycopg's connection as tx.db: `await "
             "tx.run_sync(function)`; or use `tx.session`; or make the pool with a URL or an Engine",
         )
+
+    @property
+    def can_replace(self) -> bool:  # type: ignore[override]  # a plain attribute of the others
+        """See Access."""
+        return self._transaction_pool is None
 
     def check(self, own: Connection) -> None:
         """See Access; the store's own connections do not have a `SET search_path` or `SET ROLE` of the user's connection.
@@ -166,7 +177,7 @@ def _query(table: str) -> str:
 
 
 def _recipe_connection(connection: GuardedConnection) -> RecipeConnection:
-    raw = connection.connection.dbapi_connection
+    raw = driver_connection(connection)
     assert isinstance(raw, RecipeConnection)
     return raw
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
+from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
 
 from dualwrite.stores.sql.control_text import control_statement
@@ -20,9 +22,15 @@ class GuardedPsycopgConnection(ConnectionView):
     replace the transaction raises before anything is sent, so the transaction stays intact and usable.
     """
 
-    __slots__ = ("guard", "owner")
+    __slots__ = ("guard", "handlers", "own", "owner", "prepared")
 
     guard: Guard
+    own: dict[str, Any]
+    """What the user has set on this view; the connection keeps its own."""
+    prepared: tuple[int | None, int | None] | None
+    """The connection's `prepare_threshold` and `prepared_max`, if the user has set one of them."""
+    handlers: list[tuple[Callable[[Any], None], Any]]
+    """The handlers of notices and notifications that the user has added, with the method that removes each."""
     owner: object
     """Kept alive: when it is garbage-collected it rolls back, and that would deadlock on psycopg's lock during a statement."""
 
@@ -33,6 +41,8 @@ class GuardedPsycopgConnection(ConnectionView):
         self.guard.check_open()
         if args or "name" in kwargs:  # a server-side cursor
             self._end_batch()
+            if self.guard.watch is not None:
+                self.guard.watch.see_cursor("cursor(name)")
         return super().cursor(*args, **kwargs)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,23 +73,95 @@ class GuardedPsycopgConnection(ConnectionView):
         if self.guard.batch is not None:
             self.guard.batch.end()
 
+    # --- settings: those of the connection, and what the user sets on this view, which ends with it -------------------------
+
+    @property
+    def row_factory(self) -> Any:
+        """As Connection.row_factory."""
+        return self._setting("row_factory")
+
+    @row_factory.setter
+    def row_factory(self, value: Any) -> None:
+        self.own["row_factory"] = value
+
     @property
     def cursor_factory(self) -> Any:
         """The user's factory, with the guard checking each statement."""
-        return _guarded_cursors(self.__dict__["cursor_factory"])
+        return self._guarded(self._setting("cursor_factory"))
 
     @cursor_factory.setter
     def cursor_factory(self, value: Any) -> None:
-        self.__dict__["cursor_factory"] = value
+        self.own["cursor_factory"] = value
 
     @property
     def server_cursor_factory(self) -> Any:
         """The user's factory, with the guard checking each statement."""
-        return _guarded_cursors(self.__dict__["server_cursor_factory"])
+        return self._guarded(self._setting("server_cursor_factory"))
 
     @server_cursor_factory.setter
     def server_cursor_factory(self, value: Any) -> None:
-        self.__dict__["server_cursor_factory"] = value
+        self.own["server_cursor_factory"] = value
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """A copy of the connection's adapters."""
+        found: AdaptersMap | None = self.own.get("adapters")
+        if found is None:
+            found = self.own["adapters"] = AdaptersMap(super().adapters)
+        return found
+
+    @property
+    def prepare_threshold(self) -> int | None:
+        """As Connection.prepare_threshold."""
+        return self._prepared.prepare_threshold
+
+    @prepare_threshold.setter
+    def prepare_threshold(self, value: int | None) -> None:
+        self._remember_prepared()
+        self._prepared.prepare_threshold = value
+
+    @property
+    def prepared_max(self) -> int | None:
+        """As Connection.prepared_max."""
+        return ConnectionView.prepared_max.fget(self)  # type: ignore[attr-defined, no-any-return]  # a property
+
+    @prepared_max.setter
+    def prepared_max(self, value: int | None) -> None:
+        self._remember_prepared()
+        ConnectionView.prepared_max.fset(self, value)  # type: ignore[attr-defined]  # a property
+
+    def _remember_prepared(self) -> None:
+        if self.prepared is None:
+            self.prepared = self.prepare_threshold, self.prepared_max
+
+    def add_notice_handler(self, callback: Any) -> None:
+        """As Connection.add_notice_handler; it is removed at the end of the unit or block."""
+        super().add_notice_handler(callback)
+        self.handlers.append((super().remove_notice_handler, callback))
+
+    def add_notify_handler(self, callback: Any) -> None:
+        """As Connection.add_notify_handler; it is removed at the end of the unit or block."""
+        super().add_notify_handler(callback)
+        self.handlers.append((super().remove_notify_handler, callback))
+
+    def restore(self) -> None:
+        """Give the connection its own settings back."""
+        self.own.clear()
+        if self.prepared is not None:
+            (self._prepared.prepare_threshold, most), self.prepared = self.prepared, None
+            ConnectionView.prepared_max.fset(self, most)  # type: ignore[attr-defined]  # a property
+        for remove, callback in self.handlers:
+            with suppress(ValueError):  # the user has removed it
+                remove(callback)
+        self.handlers.clear()
+
+    def _setting(self, name: str) -> Any:
+        return self.own[name] if name in self.own else self.__dict__[name]
+
+    def _guarded(self, factory: Any) -> Any:
+        if not isinstance(factory, type) and self.guard.watch is not None:
+            self.guard.watch.see_driver("a cursor_factory that is a function")
+        return _guarded_cursors(factory)
 
     # --- what would end, replace or change the transaction ----------------------------------------------------------------
 
@@ -153,23 +235,23 @@ class _GuardedCursor:
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.execute."""
-        self._check(query)
+        self._check(query, args, kwargs)
         return super().execute(query, *args, **kwargs)  # type: ignore[misc]  # the next class in the MRO has it
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.executemany."""
-        self._check(query)
+        self._check(query, args, kwargs)
         return super().executemany(query, *args, **kwargs)  # type: ignore[misc]  # as above
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """As Cursor.stream."""
-        self._check(query)
+        self._check(query, args, kwargs)
         self._end_batch()
         return cast("Iterator[Any]", super().stream(query, *args, **kwargs))  # type: ignore[misc]  # as above
 
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.copy."""
-        self._check(statement)
+        self._check(statement, args, kwargs)
         self._end_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
 
@@ -207,7 +289,7 @@ class _GuardedCursor:
         if self.connection.guard.batch is not None:
             self.connection.guard.batch.end()
 
-    def _check(self, query: Any) -> None:
+    def _check(self, query: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         guard = self.connection.guard
         guard.check_open()
         if isinstance(query, str):
@@ -216,11 +298,15 @@ class _GuardedCursor:
             text = query.as_string(self.connection)
         elif isinstance(query, bytes):
             text = query.decode(errors="replace")
-        else:
-            return  # a template: the transaction's marker detects it
+        else:  # a template: the transaction's marker detects it
+            if guard.watch is not None:
+                guard.watch.see_driver("a template")
+            return
         control = control_statement(text)
         if control is not None:
             guard.refuse(control)
+        if guard.watch is not None:
+            guard.watch.see(text, (*args, kwargs))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
 from dualwrite.stores.sql.table import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
@@ -46,6 +46,7 @@ class SqliteDialect(StoreDialect):
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
     read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
+    family: ClassVar[str] = "sqlite"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""
@@ -159,7 +160,7 @@ class SqliteDialect(StoreDialect):
 
 
 def _raw(connection: Connection) -> sqlite3.Connection:
-    return cast("sqlite3.Connection", connection.connection.dbapi_connection)
+    return cast("sqlite3.Connection", driver_connection(connection))
 
 
 def _acquire_write_lock(raw: sqlite3.Connection, timeout: float | None) -> None:

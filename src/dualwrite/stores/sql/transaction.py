@@ -7,9 +7,11 @@ each of them takes a round trip.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,11 +27,13 @@ from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, Record, d
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.home import own_connection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
+from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.sessions import TransactionSessions, close_ended
 from dualwrite.stores.sql.transaction_errors import TransactionErrors
 from dualwrite.stores.sql.units import UnitSavepoints
+from dualwrite.stores.sql.watch import Watch
 from dualwrite.stores.state_row import Claim
-from dualwrite.stores.transaction import StoreTransaction, TransactionThread
+from dualwrite.stores.transaction import RunAloneError, StoreTransaction, TransactionThread
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -65,6 +69,7 @@ class SqlStoreTransaction(StoreTransaction):
         self._outcome_is_known = True
         self._recorded_at_commit: Record | None = None
         self._store_id = ""  # of the row that BEGIN has read
+        self._reports: tuple[object, ...] = ()  # when the watch began
 
     def begin(self) -> None:
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
@@ -160,6 +165,50 @@ class SqlStoreTransaction(StoreTransaction):
             raise self._errors.ended()
         return self._connection
 
+    # --- isolation --------------------------------------------------------------------------------------------------------
+
+    @property
+    def refused(self) -> str | None:  # type: ignore[override]  # a plain attribute of stores without settings
+        """See StoreTransaction."""
+        watch = self._guard.watch
+        return None if watch is None else watch.refused
+
+    def watch(self, *, shares: bool) -> None:
+        """See StoreTransaction."""
+        watch = self._guard.watch
+        if watch is None:
+            watch = self._guard.watch = Watch(self._context.effects, self._routines)
+            self._reports = self._context.dialect.session_reports(self._open_connection())
+        watch.shares = shares
+
+    def _routines(self, names: frozenset[str]) -> Iterable[Routine] | None:
+        with self.own_statements() as connection:
+            if self._context.dialect.commit_blocker(connection) is not None:
+                return None
+            return self._context.dialect.routines(connection, names)
+
+    def renew_handle(self) -> None:
+        """See StoreTransaction."""
+        self._renew_handle(keeps_ends=True)
+
+    def _renew_handle(self, *, keeps_ends: bool) -> None:
+        self._context.access.renew(self._handle)
+        self._handle = None
+        if self._connection is not None:
+            self._connection.renew(keeps_ends=keeps_ends)
+
+    def _check_isolated(self, connection: GuardedConnection) -> None:
+        """Raise if the unit was refused and has ignored that, or if the server reports that a setting has changed."""
+        watch = self._guard.watch
+        if watch is None or not watch.shares:
+            return
+        if watch.refused is None and self._guard.batch is None:
+            reports = self._context.dialect.session_reports(connection)
+            if reports != self._reports:
+                watch.refused = "a setting, as the server reports"
+        if watch.refused is not None:
+            raise RunAloneError(watch.refused)
+
     # --- units of a group -------------------------------------------------------------------------------------------------
 
     def begin_units(self) -> None:
@@ -181,12 +230,15 @@ class SqlStoreTransaction(StoreTransaction):
     def end_units(self) -> None:
         """See StoreTransaction."""
         self._end_batch()
-        self._check_can_commit(self._open_connection())
+        connection = self._open_connection()
+        self._check_can_commit(connection)
+        self._check_isolated(connection)
 
     def undo_units(self, error: BaseException) -> None:
         """See StoreTransaction."""
         quietly(self._end_batch)  # if it raises, that is `error` again, or a consequence of it
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
+        self._begin_isolated()
 
     def _end_batch(self) -> None:
         if self._guard.batch is not None:
@@ -201,17 +253,27 @@ class SqlStoreTransaction(StoreTransaction):
     def begin_unit(self) -> None:
         """See StoreTransaction: a savepoint, which replaces that of the unit before."""
         self._units.begin(self._open_connection())
+        self.watch(shares=True)
 
     def end_unit(self) -> None:
         """See StoreTransaction."""
         connection = self._open_connection()
         self.before_commit()
         self._check_can_commit(connection)
+        self._check_isolated(connection)
         self._units.end(connection)
+        self._renew_handle(keeps_ends=True)
 
     def undo_unit(self, error: BaseException) -> None:
         """See StoreTransaction."""
         self._units.undo(self._open_connection(), error)
+        self._begin_isolated()
+
+    def _begin_isolated(self) -> None:
+        """After a unit was undone."""
+        self._renew_handle(keeps_ends=False)
+        if self._guard.watch is not None:
+            self._guard.watch.refused = None
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
@@ -374,13 +436,18 @@ class SqlStoreTransaction(StoreTransaction):
         if connection is None:
             return
         sessions = self._sessions.remove_all()
+        self._context.access.renew(self._handle)
         self._connection = self._handle = None
         guard = self._guard
         connection.lift_guard()
         try:
+            if guard.watch is not None:
+                quietly(functools.partial(connection.renew, keeps_ends=True))
             if guard.batch is not None:
                 quietly(guard.batch.end)
             if not self._is_committed and (discard or not quietly(lambda: self._roll_back(connection))):
+                quietly(connection.invalidate)
+            if guard.watch is not None and guard.watch.has_changed_session and self._context.access.can_replace:
                 quietly(connection.invalidate)
             for session in sessions:
                 guard.ended = True

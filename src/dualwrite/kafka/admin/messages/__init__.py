@@ -4,6 +4,10 @@ from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 
+from dualwrite.kafka_python import ignore_warnings
+
+ignore_warnings()  # again: the filters may have been replaced since, as pytest does for each test
+
 message: Any = ApiMessage  # untyped, like its metaclass, which reads the schema of the class's name in this package
 
 

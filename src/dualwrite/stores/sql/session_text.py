@@ -1,0 +1,241 @@
+"""What a SQL text leaves behind in the session: settings, temporary tables, cursors, locks. No I/O.
+
+Units of a group share a session, so what one of them leaves behind would reach the next one. This half finds it in the text of
+a statement, and of the functions and triggers that it may call; `session_effects` asks the database for those.
+
+Every statement that does not begin with a word of `_HARMLESS` is taken for one that changes the session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+
+class Effect(IntEnum):
+    """How long what a statement leaves behind is seen by those that come after it."""
+
+    NONE = 0
+    TRANSACTION = 1
+    """Until the transaction ends: `SET LOCAL`, `set_config(…, true)`, cursors, `ON COMMIT DROP`."""
+    SESSION = 2
+    """As long as the connection exists: `SET`, other temporary tables, session-level locks, prepared statements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What the text of a statement shows.
+
+    Args:
+        effect: Its effect, apart from the functions and triggers that it calls.
+        names: All its identifiers, in lower case: some may be functions, or tables with triggers.
+        if_false: Its effect if one of its parameters is false: `set_config(…, …, :is_local)`.
+    """
+
+    effect: Effect
+    names: frozenset[str]
+    if_false: Effect
+
+
+_HARMLESS: Final = frozenset(
+    (
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "REPLACE", "WITH", "VALUES", "TABLE", "EXPLAIN", "COPY", "SHOW"),
+        *("DESCRIBE", "DESC", "SAVEPOINT", "RELEASE", "ROLLBACK", "NOTIFY", "FETCH", "MOVE", "CLOSE", "LOCK", "ANALYZE"),
+        *("CREATE", "ALTER", "DROP", "TRUNCATE", "COMMENT", "GRANT", "REVOKE", "REFRESH", "REINDEX", "IMPORT", "SECURITY"),
+    )
+)
+_CALL_NOTHING: Final = frozenset(("SAVEPOINT", "RELEASE", "ROLLBACK"))
+_POSTGRESQL_LOCAL: Final = ("LOCAL ", "CONSTRAINTS ", "TRANSACTION ")
+"""What follows SET if it ends with the transaction."""
+
+_STRING: Final = r"'(?:[^']|'')*'"
+_TOKENS: Final = {
+    "postgresql": rf"(?P<string>\b[eE]'(?:[^'\\]|\\.|'')*'|{_STRING}|\$(?P<tag>[A-Za-z_0-9]*)\$.*?\$(?P=tag)\$)"
+    r'|(?P<comment>--[^\n]*|/\*.*?\*/)|"(?P<name>(?:[^"]|"")*)"',
+    "mysql": r"""(?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
+    r"|(?P<comment>--[^\n]*|\#[^\n]*|/\*.*?\*/)|`(?P<name>[^`]*)`",
+    "sqlite": rf"(?P<string>{_STRING})|(?P<comment>--[^\n]*|/\*.*?\*/)|[\"`\[](?P<name>[^\"`\]]*)[\"`\]]",
+}
+_TOKEN: Final = {name: re.compile(pattern, re.DOTALL) for name, pattern in _TOKENS.items()}
+_IDENTIFIER: Final = re.compile(r"[^\W\d][\w$]*")
+_FIRST_WORDS: Final = re.compile(r"[\s(]*(\w+|\W)\s*(.*)", re.DOTALL)
+_TEMPORARY: Final = re.compile(
+    r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\b|\bINTO\s+(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b"
+    r"|\bpg_temp\b|\btemp(?:orary)?\s*\.",
+    re.IGNORECASE,
+)
+_ON_COMMIT_DROP: Final = re.compile(r"\bON\s+COMMIT\s+DROP\b", re.IGNORECASE)
+_SET_CONFIG: Final = re.compile(r"\bset_config\s*\(", re.IGNORECASE)
+_SESSION_CALLS: Final = {
+    "postgresql": re.compile(r"\b(?:pg_(?:try_)?advisory_lock(?:_shared)?|setseed)\s*\(", re.IGNORECASE),
+    "mysql": re.compile(r":=|\bINTO\s+@|\bGET_LOCK\s*\(|/\*M?!", re.IGNORECASE),
+    "sqlite": re.compile(r"\bload_extension\s*\(", re.IGNORECASE),
+}
+_RUNS_TEXT: Final = re.compile(
+    r"\b(?:query|cursor|table|schema|database)_to_xml\w*\s*\(|\bts_(?:stat|rewrite)\s*\(", re.IGNORECASE
+)
+"""PostgreSQL's functions that execute a statement that they get as text."""
+
+_READING_PRAGMA: Final = re.compile(
+    r"(?:\w+\.)?(?:\w+\s*\Z|(?:table_x?info|table_list|index_list|index_x?info|foreign_key_list|foreign_key_check|"
+    r"integrity_check|quick_check)\s*\()",
+    re.IGNORECASE,
+)
+_STATEMENT_IN_BODY: Final = re.compile(
+    r"(?:\A|;|\b(?:BEGIN|THEN|ELSE|LOOP|ATOMIC|DO|RETURN)\b)\s*(SET|RESET|DISCARD|LISTEN|PREPARE|DECLARE|LOAD)\b\s*(\S*)",
+    re.IGNORECASE,
+)
+_ASSIGNMENT: Final = re.compile(
+    r"(?:\A|;|\b(?:BEGIN|THEN|ELSE|LOOP|DO)\b)\s*SET\s+(?!NEW\b|STATEMENT\b)(@{0,2}\w+)|(@\w+)\s*:?=", re.IGNORECASE
+)
+_PREPARE: Final = re.compile(r"\bPREPARE\b", re.IGNORECASE)
+_DECLARED: Final = re.compile(r"\bDECLARE\s+([\w\s,]+?)\s+\w+(?:\s*\(|\s*;|\s+DEFAULT|\s+UNSIGNED)", re.IGNORECASE)
+_UNTIL_BEGIN: Final = re.compile(r"\bDECLARE\b.*?\bBEGIN\b", re.IGNORECASE | re.DOTALL)
+_FALSE: Final = ("false", "0", "f", "off", "no", "n")
+_SETS_IN_TEXT: Final = re.compile(r"'\s*(?:SET\s+(?!LOCAL\b)|RESET\b|CREATE\s+TEMP|DISCARD\b)", re.IGNORECASE)
+
+
+def examined(sql: str, family: str) -> Examined:
+    """What the text of a statement, or of several, shows.
+
+    Args:
+        sql: The text.
+        family: "postgresql", "mysql" (also for MariaDB), or "sqlite".
+    """
+    plain = _plain(sql, family)
+    effect = if_false = Effect.NONE
+    words = set()
+    for statement in plain.split(";"):
+        found = _FIRST_WORDS.match(statement)
+        if found is not None:
+            words.add(found[1].upper())
+            effect = max(effect, _effect_of_statement(found[1].upper(), found[2], sql, family))
+    if words <= _CALL_NOTHING:
+        return Examined(effect, frozenset(), effect)
+    called, called_if_false = _effect_of_calls(plain, family)
+    if _TEMPORARY.search(plain):
+        called = max(called, Effect.TRANSACTION if _ON_COMMIT_DROP.search(plain) else Effect.SESSION)
+    if family == "mysql" and _SESSION_CALLS[family].search(sql):  # executable comments are no comments
+        called = Effect.SESSION
+    effect = max(effect, called)
+    if_false = max(effect, called_if_false)
+    return Examined(effect, frozenset(name.lower() for name in _IDENTIFIER.findall(plain)), if_false)
+
+
+def examined_body(source: str | None, language: str, family: str) -> Examined:
+    """What the body of a function, a procedure or a trigger shows; everything is possible in a language that can't be read.
+
+    Args:
+        source: The body; None if the database does not show it.
+        language: Its language.
+        family: See `examined`.
+    """
+    if source is None or language.lower() not in ("sql", "plpgsql"):
+        return Examined(Effect.SESSION, frozenset(), Effect.SESSION)
+    plain = _plain(source, family)
+    effect, if_false = _effect_of_calls(plain, family)
+    effect = max(effect, if_false)
+    if _TEMPORARY.search(plain):
+        effect = Effect.SESSION
+    if family == "mysql":
+        own = {name for match in _DECLARED.finditer(plain) for name in re.split(r"[\s,]+", match[1].lower())}
+        if any((match[1] or "@").lower() not in own for match in _ASSIGNMENT.finditer(plain)) or _PREPARE.search(plain):
+            effect = Effect.SESSION
+    else:
+        if re.search(r"\bEXECUTE\b", plain, re.IGNORECASE):
+            effect = max(effect, Effect.SESSION if _SETS_IN_TEXT.search(source) else Effect.TRANSACTION)
+        for match in _STATEMENT_IN_BODY.finditer(_UNTIL_BEGIN.sub("BEGIN", plain)):
+            is_local = match[1].upper() == "SET" and f"{match[2].upper()} " in _POSTGRESQL_LOCAL
+            effect = max(effect, Effect.TRANSACTION if is_local else Effect.SESSION)
+    return Examined(effect, frozenset(name.lower() for name in _IDENTIFIER.findall(plain)), effect)
+
+
+def any_is_false(parameters: Any) -> bool:
+    """Whether one of a statement's parameters is false, as a boolean of any driver."""
+    return any(str(value).lower() in _FALSE for value in _values(parameters))
+
+
+def _values(parameters: Any) -> Iterator[Any]:
+    if isinstance(parameters, dict):
+        yield from parameters.values()
+    elif isinstance(parameters, (list, tuple)):
+        for each in parameters:
+            if isinstance(each, (dict, list, tuple)):
+                yield from _values(each)
+            else:
+                yield each
+
+
+def _plain(sql: str, family: str) -> str:
+    """The text without comments and the content of strings, and with quoted names as if they were not quoted."""
+
+    def replaced(token: re.Match[str]) -> str:
+        if token["string"] is not None:
+            return "''"
+        return " " if token["comment"] is not None else token["name"].replace(";", "_")
+
+    return _TOKEN[family].sub(replaced, sql)
+
+
+def _effect_of_statement(word: str, rest: str, sql: str, family: str) -> Effect:
+    """The effect of a statement that begins with `word`, apart from what it calls."""
+    if word in _HARMLESS:
+        return Effect.NONE
+    match family, word:
+        case "postgresql", "SET":
+            return Effect.TRANSACTION if rest.upper().startswith(_POSTGRESQL_LOCAL) else Effect.SESSION
+        case "postgresql", "DECLARE":
+            is_local = re.search(r"\bWITH\s+HOLD\b", rest, re.IGNORECASE) is None
+        case "postgresql", "DO":
+            body = re.search(r"\$(\w*)\$(.*?)\$\1\$", sql, re.DOTALL)
+            return max(Effect.TRANSACTION, examined_body(body[2] if body else None, "plpgsql", family).effect)
+        case "mysql", "LOAD" if re.match(r"(?:DATA|XML)\b", rest, re.IGNORECASE):
+            return Effect.NONE
+        case "sqlite", "PRAGMA" if "=" not in rest and _READING_PRAGMA.match(rest):
+            return Effect.NONE
+        case _:
+            is_local = word == "CALL"  # what the procedure does is found by its name
+    return Effect.TRANSACTION if is_local else Effect.SESSION
+
+
+def _effect_of_calls(plain: str, family: str) -> tuple[Effect, Effect]:
+    """The effect of the built-in functions that a text calls, and the same if a parameter is false."""
+    effect = if_false = Effect.NONE
+    if _SESSION_CALLS[family].search(plain):
+        return Effect.SESSION, Effect.SESSION
+    if family == "postgresql":
+        if _RUNS_TEXT.search(plain):
+            effect = if_false = Effect.TRANSACTION
+        for call in _SET_CONFIG.finditer(plain):
+            own, own_if_false = _effect_of_set_config(_last_argument(plain, call.end()))
+            effect, if_false = max(effect, own), max(if_false, own_if_false)
+    return effect, if_false
+
+
+def _effect_of_set_config(is_local: str) -> tuple[Effect, Effect]:
+    """The effect of `set_config(name, value, is_local)`, and the same if `is_local` is a parameter that is false."""
+    value = re.sub(r"::\s*\w+", "", is_local).strip().lower()
+    if value == "true":
+        return Effect.TRANSACTION, Effect.TRANSACTION
+    if re.fullmatch(r"%s|%\(\w+\)s|\$\d+|:\w+|%[bt]|%\(\w+\)[bt]", value):
+        return Effect.TRANSACTION, Effect.SESSION
+    return Effect.SESSION, Effect.SESSION
+
+
+def _last_argument(plain: str, start: int) -> str:
+    """The last argument of a call whose arguments begin at `start`."""
+    depth, begin = 0, start
+    for place in range(start, len(plain)):
+        character = plain[place]
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            if depth == 0:
+                return plain[begin:place]
+            depth -= 1
+        elif character == "," and depth == 0:
+            begin = place + 1
+    return ""
