@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -16,6 +15,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.settings import KNOWN_NAMES
 from dualwrite.kafka.time_budget import chosen_timeout_ms
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dualwrite.stores.zookeeper import ZooKeeperStore
     from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _LARGE_NUMBER: Final = 99_999
 """A number for which a pool's prefix must leave room in its ids."""
@@ -243,7 +243,8 @@ def create_pool(
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
         schema: As for `connect`.
-        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts.
+        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts. The default of
+            `Timeouts(delivery=…)` is 20 s for a pool.
 
     Returns:
         A pool. Close it with `with` or `close()`.
@@ -258,18 +259,19 @@ def create_pool(
     _check_pool_arguments(connecting, {each.name for each in fields(PoolOptions)})
     options = options or PoolOptions()
     options.check_size(size)
-    chosen = (settings or Settings.from_environment()).with_changes(schema=schema)
+    chosen = (settings or Settings.from_environment()).with_changes(schema=schema, timeouts=connecting.pop("timeouts", None))
+    chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())
     validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
-    kafka, within = connecting.get("kafka"), chosen.with_changes(timeouts=connecting.get("timeouts"))
+    kafka = connecting.get("kafka")
     # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
-    pool_timeouts = replace(within.timeouts, claim=min(within.timeouts.claim, options.lease))
+    pool_timeouts = replace(chosen.timeouts, claim=min(chosen.timeouts.claim, options.lease))
 
     def open_writer(name: str) -> DualWriter[Any]:
         return connect(store, transactional_id=name, settings=chosen, acknowledge=options.acknowledge, **connecting)
 
     def recoverer() -> Recoverer:
-        return open_recoverer(store, kafka=kafka, settings=within, timeouts=pool_timeouts)
+        return open_recoverer(store, kafka=kafka, settings=chosen, timeouts=pool_timeouts)
 
     with ExitStack() as opened:
         if store is not database:
@@ -403,7 +405,7 @@ def _selected_ids(recoverer: Recoverer, ids: Iterable[str] | None, prefix: str) 
     selected = []
     for name in listed:
         if fences.get(name, 0) is None:
-            log.info("%s: skipped: a running job is using it", name)
+            log.info("skipped: a running job is using it", transactional_id=name)
         else:
             selected.append(name)
     return selected, {name: fence for name, fence in fences.items() if fence is not None}

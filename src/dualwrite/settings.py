@@ -25,6 +25,11 @@ from typing import Any, Final, Literal, Self, cast, get_args
 from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
 
+_DELIVERY: Final = 60.0
+
+_DELIVERY_IN_POOL: Final = 20.0
+"""Longer than a cluster needs to replace a leader that has died: its session ends after 9 s (`broker.session.timeout.ms`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -36,7 +41,8 @@ class Timeouts:
         kafka: For one call to a coordinator or one EndTxn, including name lookup, connecting, TLS, login and retries. Opening
             and recovery apply it to each lane: once to resolving what was left open, once to taking the id over.
         delivery: For the flush at prepare, and for queueing one message when the queue is full. If one call queues many
-            messages, for each wait during which the brokers store nothing.
+            messages, for each wait during which the brokers store nothing. While Kafka is down, a transaction keeps its row
+            locks for as long. None: 60 s; for the writers of a pool 20 s, since they serve requests.
 
     Raises:
         ConfigurationError: A limit is not a number, or out of this range.
@@ -44,11 +50,22 @@ class Timeouts:
 
     claim: float = 30.0
     kafka: float = 60.0
-    delivery: float = 60.0
+    delivery: float | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            check_seconds(f"The time limit {limit.name!r}", getattr(self, limit.name))
+            given = getattr(self, limit.name)
+            if given is not None or limit.default is not None:
+                check_seconds(f"The time limit {limit.name!r}", given)
+
+    @property
+    def for_delivery(self) -> float:
+        """`delivery`, or its default for a writer."""
+        return _DELIVERY if self.delivery is None else self.delivery
+
+    def in_pool(self) -> Self:
+        """These limits with the defaults of a pool."""
+        return replace(self, delivery=_DELIVERY_IN_POOL) if self.delivery is None else self
 
 
 PREFIX: Final = "DUALWRITE_"

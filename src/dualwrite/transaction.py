@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
-from dualwrite.kafka.messages import checked_message, checked_messages
+from dualwrite.kafka.messages import check_many, checked_message, checked_messages
 from dualwrite.kafka.offsets import progress_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
@@ -122,8 +122,8 @@ class Transaction(Generic[H]):
             partition: The partition for all messages.
             timestamp: The timestamp of all messages; by default the time of the call.
 
-        Raises: as for `send`, and InvalidMessageError if the numbers of keys and values differ. After an error some messages
-            may have been sent.
+        Raises: as for `send`, and InvalidMessageError if the numbers of keys and values differ, or either is a single text.
+            After an error some messages may have been sent.
         """
         self._opened.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
@@ -203,6 +203,7 @@ class OpenTransaction:
     ) -> None:
         """See Transaction."""
         self._check()
+        check_many(values, keys)
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from dualwrite.errors import (
 from dualwrite.event_loop import check_may_block
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
@@ -34,7 +34,7 @@ from dualwrite.transaction import H, OpenTransaction, Transaction, forked
 from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -192,10 +192,13 @@ class DualWriter(Generic[H]):
         idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
         return self
 
-    def close(self) -> None:
+    def close(self, *, limit: Deadline | None = None) -> None:
         """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
 
         If closing a lane fails, the other lanes are still closed.
+
+        Args:
+            limit: For resolving what is in doubt; by default 10 seconds.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now; recovery will resolve it.
@@ -205,7 +208,7 @@ class DualWriter(Generic[H]):
             return
         with self._exclusively("close()"):
             try:
-                self._lanes.close()
+                self._lanes.close(limit)
             finally:
                 if self._owns_coordinator:
                     self._coordinator.close()
@@ -391,7 +394,7 @@ class DualWriter(Generic[H]):
         try:
             self._lanes.recover_if_idle(idle.RECOVER_LIMIT)
         except DualWriteError as error:
-            log.info("%s: what the last transaction has left could not be resolved yet: %s", self._id, error)
+            log.info("what the last transaction has left could not be resolved yet: %s", error, transactional_id=self._id)
             pause = self._recovery_pause = min(self._recovery_pause * 2, idle.RECOVER_PAUSE)
             return pause
         self._recovery_pause = idle.RECOVER_AFTER

@@ -37,7 +37,7 @@ def ours(setting: str) -> str:
         ("socket.keepalive.enable", "on" if CONFIG.keepalive else "off"),
         ("max.in.flight.requests.per.connection", str(MAX_IN_FLIGHT)),
         ("queue.buffering.max.kbytes", f"{NATIVE.buffer_bytes // 2**20} MiB"),
-        ("message.timeout.ms", f"{dualwrite.Timeouts().delivery:g} s"),
+        ("message.timeout.ms", f"{dualwrite.Timeouts().for_delivery:g} s"),
     ],
 )
 def test_defaults_of_the_native_producer_are_those_in_the_table(setting: str, value: str) -> None:

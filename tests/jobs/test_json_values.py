@@ -114,6 +114,8 @@ def test_every_column_that_cannot_be_encoded_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"no column 'x'.*column 'd': duration\[us\] can't be written as JSON"):
         json_values(batch, ["x", "d"])
     assert json_problem(pa.list_(pa.duration("us")))
+    twice = pa.struct([pa.field("a", pa.int8()), pa.field("a", pa.int8())])
+    assert "'a' is twice" in str(json_problem(pa.list_(twice)))  # a reader would see only the last one
     assert json_problem(pa.map_(pa.struct([("a", pa.int8())]), pa.int8()))
     assert json_problem(pa.struct([("a", pa.list_(pa.int8()))])) is None
 

@@ -93,6 +93,9 @@ def test_partition_headers_and_timestamp_of_each_row(broker: DevCluster, topic: 
             "timestamp": pa.array([MOMENT, None], pa.timestamp("us", "UTC")),
         }
     )
+    nameless = pa.record_batch({"value": pa.array(["z"]), "headers": pa.array([[None]], HEADERS)})
+    with pytest.raises(InvalidMessageError, match="A header's name must be a str, not NoneType"):
+        MessageEncoder(nameless.schema, topic=topic).send(nameless, producer)
     send(producer, batch, topic=topic)
     first, second = sorted(read_topic(broker.bootstrap_servers, topic), key=lambda message: message.value())
     assert (first.partition(), first.headers()) == (2, [("h", b"1"), ("h", None)])

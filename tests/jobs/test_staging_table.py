@@ -290,6 +290,35 @@ def test_a_number_unknown_to_the_database_is_refused(engine: sa.Engine) -> None:
         through(engine, batch)
 
 
+def test_a_decimal_of_which_sqlite_would_keep_only_some_digits_is_refused(sqlite_url: str) -> None:
+    engine = sa.create_engine(sqlite_url)
+    execute(engine, "CREATE TABLE t (price decimal(38,2), any)")
+    prices = [Decimal("1234567890123.45"), Decimal("120000000000000000000.00"), None]
+    through(engine, pa.record_batch({"price": pa.array(prices, pa.decimal128(38, 2))}))
+    assert [row[0] for row in read(engine, "SELECT price FROM t WHERE price IS NOT NULL")] == [1234567890123.45, 1.2e20]
+    long = pa.array([Decimal("12345678901234567890.12")], pa.decimal128(38, 2))
+    with pytest.raises(
+        StoreError, match=r"Column price has the number 12345678901234567890\.12, of which SQLite would keep 15"
+    ):
+        through(engine, pa.record_batch({"price": long}))
+    through(engine, pa.record_batch({"any": long}))
+    assert read(engine, "SELECT any FROM t WHERE any IS NOT NULL") == [("12345678901234567890.12",)]
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("s", pa.array(["too long"])), ("n", pa.array([-1], pa.int32()))], ids=["a text", "a number"]
+)
+def test_a_server_without_strict_mode_alters_no_value(mariadb_url: str, name: str, value: pa.Array) -> None:
+    engine = sa.create_engine(mariadb_url, connect_args={"sql_mode": ""})
+    execute(engine, "CREATE TABLE t (s varchar(3), n int unsigned)")
+    with pytest.raises(sa.exc.DBAPIError, match=r"Data too long|Out of range"):
+        through(engine, pa.record_batch({name: value}))
+    assert read(engine, "SELECT @@SESSION.sql_mode") == [("",)]
+    assert read(engine, "SELECT * FROM t") == []
+    engine.dispose()
+
+
 # --- keys and transactions ----------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,27 @@ def test_a_failed_delivery_ends_the_session(broker: DevCluster, new_producer: Ne
     assert producer.must_be_replaced
 
 
+def test_a_batch_of_small_messages_that_exceeds_the_limit_of_the_topic(
+    broker: DevCluster, new_producer: NewProducer, new_name: NewName, committed: Committed
+) -> None:
+    """The error names `batch.size`, and with it the messages are sent: librdkafka does not split a batch."""
+    topic = new_name("topic")
+    make_topic(broker, topic, max_message_bytes="20000")
+
+    def send(**settings: str) -> None:
+        producer = new_producer(**settings)
+        producer.begin_transaction()
+        for _ in range(20_000):
+            producer.send(topic, b"x" * 300)
+        producer.prepare_transaction(timeout=LIMIT)
+        producer.commit_transaction(timeout=LIMIT)
+
+    with pytest.raises(MessageTooLargeError, match=r"librdkafka sends messages in batches .*Next step: set batch\.size"):
+        send()
+    send(**{"batch.size": "20000"})
+    assert len(committed(topic)) == 20_000
+
+
 # --- before and after a session ---------------------------------------------------------------------------------------
 
 

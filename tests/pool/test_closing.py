@@ -15,7 +15,7 @@ import pytest
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool, aio
-from dualwrite.errors import ConcurrentUseError, WriterClosedError
+from dualwrite.errors import BrokerUnavailableError, ConcurrentUseError, WriterClosedError
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit, until, until_recorded
 from pool.aio_scene import in_loop
@@ -68,6 +68,21 @@ def test_closing_waits_for_separate_transactions(scene: Scene) -> None:
         assert not closing.done()
     done(closing)
     assert scene.agree() == [1]
+
+
+def test_while_kafka_does_not_answer_closing_does_not_try_every_call(scene: Scene) -> None:
+    """Each would cost the time limit of a delivery."""
+    pool = open_pool(scene, size=1, options=PoolOptions(timeout=LIMIT, group_units=1))
+    no_answer = failpoints.only_at(2, failpoints.raises(BrokerUnavailableError("Nobody answers.")))
+    with failpoints.armed("after_prepare", no_answer), ThreadPoolExecutor(1) as thread:
+        with held(pool):
+            futures = [pool.submit(both, scene, number) for number in range(5)]
+            closing = thread.submit(pool.close)
+            until(lambda: pool._is_closed, "the pool is closing")
+        done(closing)
+    assert isinstance(futures[0].exception(0), BrokerUnavailableError)
+    assert all(future.cancelled() for future in futures[1:])
+    assert scene.agree() == []
 
 
 def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:

@@ -30,6 +30,7 @@ from dualwrite.errors import (
     StateTableMissingError,
     WriterClosedError,
 )
+from dualwrite.outages import database_at
 from dualwrite.pool.ids import FixedIds
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.writers import Writers
@@ -354,8 +355,9 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
             with caplog.at_level(logging.WARNING):
                 proxy.refuse()
                 proxy.cut()
-                until(lambda: "could not be renewed" in caplog.text, "the renewal has failed")
+                until(lambda: "does not answer" in caplog.text, "the renewal has failed")
                 until(lambda: all(each.has_ended for each in leases(scene)), "the leases have ended")
+                assert len(caplog.records) == 1, "one warning of the outage, whatever else has failed because of it"
             if taken:
                 other = others.enter_context(open_pool(scene, options=SHORT))
                 assert set(other.transactional_ids) == ids(scene, 1, 2)
@@ -365,6 +367,7 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
             until(lambda: set(pool.transactional_ids) == wanted, lambda: f"{pool.transactional_ids}")
             write_until(pool, scene, lambda: True, numbers)
             until(lambda: not any(each.has_ended for each in leases(scene)), "the leases are renewed")
+            until(lambda: "answers again" in caplog.text, "the end of the outage is logged")
     assert {1, *([2] if taken else [])} < set(scene.agree())
 
 
@@ -453,14 +456,14 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
 
 
 def test_ids_that_cannot_be_opened_are_avoided(tmp_path: Any) -> None:
-    ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
+    ids = LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory"))
     assert ids.acquire(2) == ["shop.1", "shop.2"]
     ids.avoid("shop.1")
     assert ids.acquire(1) == ["shop.3"]
     assert ids.acquire_one("shop.1")
     assert not ids.acquire_one("shop.1"), "it has it already"
     ids.close()
-    other = LeasedIds(memory_leases(tmp_path), "shop", seconds=600)
+    other = LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory"))
     assert other.acquire(1) == ["shop.1"]
     other.close()
 
@@ -479,7 +482,7 @@ def test_fixed_ids_are_reused() -> None:
 
 
 def test_a_checkout_timeout_reports_why_no_writer_can_be_opened(tmp_path: Any) -> None:
-    writers = Writers("shop", LeasedIds(memory_leases(tmp_path), "shop", seconds=600))
+    writers = Writers("shop", LeasedIds(memory_leases(tmp_path), "shop", seconds=600, database=database_at("memory")))
     with ThreadPoolExecutor(1) as thread:
 
         def wait() -> None:

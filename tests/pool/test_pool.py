@@ -38,6 +38,14 @@ from pool.pool_scene import both, both_producers, grouped, held, open_pool, then
 every_database = pytest.mark.parametrize("database", thinned(DATABASES, quick=["postgresql"]))
 
 
+def test_the_default_time_limits_suit_a_request(scene: Scene) -> None:
+    """A transaction keeps its row locks while it waits for Kafka. A limit that is given is kept."""
+    for given, seconds in ((None, 20.0), (dualwrite.Timeouts(claim=5.0), 20.0), (dualwrite.Timeouts(delivery=60.0), 60.0)):
+        with open_pool(scene, size=1, timeouts=given) as pool:
+            (writer,) = pool._writers._open
+            assert {lane._timeouts.for_delivery for lane in writer._lanes} == {seconds}
+
+
 # --- what a caller gets -----------------------------------------------------------------------------------------------------
 
 

@@ -10,11 +10,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from dualwrite.devcluster import DevCluster
+from dualwrite.errors import BrokerError
 from dualwrite.kafka.librdkafka.batch import Partition
 from dualwrite.kafka.librdkafka.consumer import Begin, GroupConsumer
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
-from fixtures.pace import ended, limit
+from fixtures.pace import ended, limit, until
 from processor.closing_worker import PROTOCOLS, wait_until_assigned
 
 NewName = Callable[[str], str]
@@ -73,6 +74,39 @@ def test_an_assignment_that_comes_while_it_closes_begins_nothing(brisk: DevClust
     assert begun == []
     assert consumer.owned() == {}
     assert consumer.seen == ["assigned", "revoked", "close"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_two_members_with_the_same_instance_id(brisk: DevCluster, new_name: NewName, protocol: str) -> None:
+    """The older one is fenced, or the newer one is refused (KIP-848): the error says what to change."""
+    topic, group = new_name("source"), new_name("group")
+    make_topic(brisk, topic)
+    settings = {
+        "bootstrap.servers": brisk.bootstrap_servers,
+        "group.id": group,
+        "group.instance.id": "a",
+        **PROTOCOLS[protocol],
+    }
+
+    def begin(partitions: list[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    members = [GroupConsumer(settings, [topic], begin)]
+
+    def polled() -> bool:
+        for member in members:
+            member.poll(1, 0.1)
+        return False
+
+    until(lambda: polled() or members[0].owned())
+    members.append(GroupConsumer(settings, [topic], begin))
+    try:
+        with pytest.raises(BrokerError, match=r"Next step: give each process a group\.instance\.id of its own"):
+            until(polled)
+    finally:
+        for member in members:
+            member.close()
 
 
 @pytest.mark.soak

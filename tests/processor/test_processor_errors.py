@@ -123,7 +123,7 @@ POISON = [flush, deferred, swallowed, too_slow]
     ),
 )
 def test_errors_after_the_handler_count_as_attempts(
-    scene: ProcessorScene, dead: str, poison: Callable[..., None], runner: str
+    scene: ProcessorScene, dead: str, poison: Callable[..., None], runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = Counter[int]()
 
@@ -141,9 +141,13 @@ def test_errors_after_the_handler_count_as_attempts(
     assert (letter.value(), dict(letter.headers())["dualwrite.attempts"]) == (b"%d" % BAD, b"2")
     assert scene.agree() == GOOD
     assert 2 <= tried[BAD] <= 2 + 1, "in its batch, and by itself"
+    (last,) = [record for record in caplog.records if "could not be processed in 2 attempts" in record.getMessage()]
+    assert last.exc_info, "the traceback shows where it failed"
+    assert (last.__dict__["group_id"], last.__dict__["topic"]) == (scene.group, scene.source)
+    assert (last.__dict__["partition"], last.__dict__["offset"]) == (BAD % PARTITIONS, BAD // PARTITIONS)
 
 
-def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene) -> None:
+def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene, caplog: pytest.LogCaptureFixture) -> None:
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         scene.book(message, tx)
         flush(scene, int(message.value()), tx)
@@ -155,6 +159,9 @@ def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene) 
     assert (error.partition, error.offset, error.attempts) == (1, 1, 2)
     assert isinstance(error.__cause__, sa.exc.IntegrityError)
     assert BAD not in scene.agree()
+    (stopping,) = [record for record in caplog.records if "the processor stops" in record.getMessage()]
+    assert stopping.exc_info
+    assert stopping.exc_info[1] is error
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +16,19 @@ from processor_scene import ProcessorScene
 import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
+from dualwrite.outages import kafka_at
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.recipe.phases import Phase
 from dualwrite.stores.positions import Partition
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, limit, until
+from fixtures.pace import LIMIT, done, limit, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
 NewName = Callable[[str], str]
+PRODUCERS = ("native", "librdkafka")
 OPTIONS = ProcessorOptions(batch=5, pause=0.05, longest_pause=0.5)
 BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
 """The member loses its partitions during the outage."""
@@ -72,6 +76,54 @@ def test_the_broker_is_killed_between_the_two_commits(
     back.join(LIMIT)
     assert scene.agree() == list(range(40))
     assert "the outcome on Kafka's side is unknown" in caplog.text
+
+
+def test_an_outage_is_logged_once_for_all_that_notice_it(
+    databases: Databases,
+    brisk: DevCluster,
+    new_name: NewName,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Pools with either producer and a consumer; while they wait, and when Kafka answers again."""
+    scenes = [ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name) for _ in range(3)]
+    patient = dualwrite.Timeouts(kafka=LIMIT, delivery=LIMIT)
+    kafka = kafka_at(brisk.bootstrap_servers)
+    with caplog.at_level(logging.INFO, "dualwrite"), ExitStack() as opened:
+        futures = []
+        pools = [
+            opened.enter_context(
+                dualwrite.create_pool(
+                    scene.events.database,
+                    kafka=brisk.bootstrap_servers,
+                    prefix=scene.prefix,
+                    producer=producer,
+                    timeouts=patient,
+                )
+            )
+            for scene, producer in zip(scenes, PRODUCERS, strict=False)
+        ]
+        for pool, scene in zip(pools, scenes, strict=False):
+            pool.run(lambda tx, scene=scene: tx.send(scene.target, "1"))
+        opened.enter_context(scenes[-1].running(**BRIEF))
+        scenes[-1].produce(range(4))
+        scenes[-1].wait_for(range(4))
+        brisk.kill()
+        try:
+            for pool, scene in zip(pools, scenes, strict=False):
+                futures += [pool.submit(lambda tx, scene=scene: tx.send(scene.target, "2")) for _ in range(3)]
+            until(lambda: kafka.is_out and len(kafka._calls) >= len(pools), "both wait")
+        finally:
+            brisk.start()
+        for future in futures:
+            done(future)
+        until(lambda: not kafka.is_out, "the end of the outage is logged")
+    texts = [record.getMessage() for record in caplog.records if record.name == "dualwrite.outages"]
+    about_kafka = [text for text in texts if text.startswith("Kafka at")]
+    assert ["does not answer" in text for text in about_kafka] == [True, False], texts
+    others = Counter(r.getMessage() for r in caplog.records if r.levelno > logging.INFO and r.name != "dualwrite.outages")
+    assert not [text for text, times in others.items() if times > 1 or "librdkafka" not in text], others
+    assert "%3|" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])

@@ -342,8 +342,8 @@ PROMISES: Final = (
     Removal(
         "a unit gets only what is its own",
         "pool/call.py",
-        "self._context.run(self._unit, Transaction(transaction), ",
-        "self._context.run(self._unit, transaction, ",
+        "self._context.run(self.unit, Transaction(transaction), ",
+        "self._context.run(self.unit, transaction, ",
         ("unit/test_surfaces.py::test_a_unit_gets_only_what_is_its_own",),
     ),
     Removal(
@@ -371,6 +371,47 @@ PROMISES: Final = (
         "# again",
         ("unit/test_imports.py::test_importing_anything_is_quiet_where_warnings_are_errors",),
     ),
+    Removal(
+        "a model that would be read back as another one is not sent",
+        "kafka/models.py",
+        "        if difference is not None:\n",
+        "        if difference == ():\n",
+        (
+            "unit/test_topic_of_models.py::test_what_json_would_change_is_refused",
+            "unit/test_topic_of_models.py::test_any_other_model_is_read_back_as_it_was_or_refused",
+        ),
+    ),
+    Removal(
+        "a model that shows a secret or computed fields that it can't read is refused at once",
+        "kafka/model_types.py",
+        "    for each in _kinds_in(model, set()):\n        decorators",
+        "    for each in ():\n        decorators",
+        ("unit/test_topic_of_models.py::test_a_class_that_shows_that_it_can_not_be_read_back_is_refused",),
+    ),
+    Removal(
+        "a single text is not sent character by character",
+        "kafka/messages.py",
+        "        if isinstance(given, str | bytes | bytearray | memoryview | Mapping):\n",
+        "        if isinstance(given, Mapping) and not given:\n",
+        (
+            "unit/test_messages.py::test_a_single_text_is_no_series_of_messages",
+            "unit/test_topic.py::test_many_messages_are_no_single_one",
+        ),
+    ),
+    Removal(
+        "a batch that is committed for another query or table does not count as a job's own",
+        "jobs/lease.py",
+        "    if run.bound_to != bound_to:\n",
+        "    if run.bound_to == ():\n",
+        ("unit/test_job_rules.py::test_a_batch_that_is_committed_for_another_query",),
+    ),
+    Removal(
+        "a batch before the newest comes from a checkpoint that was reset",
+        "jobs/lease.py",
+        "committed.newest > run.batch_id:",
+        "committed.newest > run.batch_id and not committed.this:",
+        ("unit/test_job_rules.py::test_an_outdated_batch",),
+    ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(
         "a stray variable arms no failpoint",
@@ -396,8 +437,8 @@ PROMISES: Final = (
     Removal(
         "a writer loads librdkafka only if it uses it",
         "api.py",
-        "log = logging.getLogger(__name__)\n",
-        "log = logging.getLogger(__name__)\nimport confluent_kafka\n",
+        "log = SubjectLogger(__name__)\n",
+        "log = SubjectLogger(__name__)\nimport confluent_kafka\n",
         (
             "unit/test_imports.py::test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic",
             "writer/test_connect.py::test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses",
@@ -409,6 +450,57 @@ PROMISES: Final = (
         'DEFAULT_KAFKA_VERSION = "4.2.2"',
         'DEFAULT_KAFKA_VERSION = "4.3.1"',
         ("crash/test_leaderless.py::test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back",),
+    ),
+    # --- what an operator sees, and what a caller waits for -------------------------------------------------------------------
+    Removal(
+        "a call that waits for Kafka or the database is noticed",
+        "outages.py",
+        "            if waiting:\n",
+        "            if waiting and not waiting:\n",
+        ("unit/test_outages.py::test_calls_that_wait_are_one_outage",),
+        hangs=True,
+    ),
+    Removal(
+        "an outage is logged once",
+        "outages.py",
+        "            if self._began is not None:\n                self._kinds.add(kind)\n",
+        "            if self._began is None and self._ended is None:\n                self._kinds.add(kind)\n",
+        ("unit/test_outages.py::test_calls_that_fail_are_one_outage",),
+    ),
+    Removal(
+        "the last attempt at a message is logged with its traceback",
+        "processor/loop.py",
+        "attempts, exc_info=reason, **self._fields(message)",
+        "attempts, **self._fields(message)",
+        ("processor/test_processor_errors.py::test_errors_after_the_handler_count_as_attempts",),
+    ),
+    Removal(
+        "librdkafka logs through logging",
+        "kafka/librdkafka/own_lines.py",
+        'return {"logger": OwnLines(**fields), **settings}',
+        "return dict(settings)",
+        ("unit/test_logs.py::test_the_lines_of_an_admin_client_go_through_logging",),
+    ),
+    Removal(
+        "a pool waits for deliveries for seconds, not for a minute",
+        "api.py",
+        "    chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())\n",
+        "",
+        ("pool/test_pool.py::test_the_default_time_limits_suit_a_request",),
+    ),
+    Removal(
+        "an abort does not wait for long if Kafka does not answer",
+        "recipe/lane.py",
+        "abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))",
+        "abort_transaction(timeout=self._timeouts.kafka)",
+        ("writer/test_lane_errors.py::test_after_a_delivery_without_an_answer_the_abort_takes_seconds_only",),
+    ),
+    Removal(
+        "closing does not try every call while Kafka does not answer",
+        "pool/workers.py",
+        "        if self._waiting.is_closed and is_no_answer(error):\n",
+        "        if error is None and is_no_answer(error):\n",
+        ("pool/test_closing.py::test_while_kafka_does_not_answer_closing_does_not_try_every_call",),
     ),
     # --- statements and commands ----------------------------------------------------------------------------------------------
     Removal(

@@ -35,11 +35,11 @@ PROTOCOL: Final = (
         """\
         if answer.proven:
             return answer
-        log.debug("%s: EndTxn answered %s; describing again\"""",
+        log.debug("EndTxn answered %s; describing again\"""",
         """\
         if answer is not None:
             return answer
-        log.debug("%s: EndTxn answered %s; describing again\"""",
+        log.debug("EndTxn answered %s; describing again\"""",
         ("crash/test_traces.py::test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_not_called_lost",),
     ),
     Removal(
@@ -103,8 +103,8 @@ PROTOCOL: Final = (
     Removal(
         "F9 a repeated EndTxn ends the session",
         "kafka/librdkafka/producer.py",
-        "                self._must_be_replaced = True\n                if not is_retriable(error)",
-        "                if not is_retriable(error)",
+        "                    self._must_be_replaced = True\n                    if not is_retriable(error)",
+        "                    if not is_retriable(error)",
         ("crash/test_traces.py::test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_id_at_kafka",),
     ),
     Removal(

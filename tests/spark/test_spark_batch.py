@@ -222,6 +222,9 @@ def test_a_named_job_is_done_once(scene: SparkScene) -> None:
     scene.assert_holds(range(50))
     scene.write(scene.orders(range(50, 60)), jobId="nightly 2026-11-22")
     scene.assert_holds(range(60))
+    told = refused(scene, scene.orders(range(60, 70)), jobId="nightly 2026-11-22", topic=f"{scene.name}-other")
+    assert f"committed for table orders, topic {scene.name}; this run is of table orders, topic {scene.name}-other" in told
+    scene.assert_holds(range(60))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -107,8 +108,51 @@ def test_foreach_batch(scene: SparkScene) -> None:
     scene.assert_holds(range(40))
 
 
-def write_batch(options: dict[str, str], frame: DataFrame, batch_id: int) -> None:
-    dualwrite.spark.write_batch(frame, batch_id, **options)
+def write_batch(options: dict[str, str], frame: DataFrame, batch_id: int, job_id: str | None = None) -> None:
+    dualwrite.spark.write_batch(frame, batch_id, job_id=job_id, **options)
+
+
+@pytest.mark.slow
+def test_a_job_with_a_name_belongs_to_one_query(scene: SparkScene) -> None:
+    """A new checkpoint numbers its batches from 0 again: their rows must not be taken for those that are committed."""
+    each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options, job_id="my job")
+    twice: Callable[[DataFrame, int], None] = partial(write_twice, scene.options)
+    scene.add_input(range(10))
+    scene.fail_at("job_after_commit", "kill")
+    with pytest.raises(StreamingQueryException):
+        await_end(scene.start(each=each))
+    await_end(scene.start(each=each))  # the same query: batch 0 was committed before
+    (scene.place / "checkpoint").rename(scene.place / "first")
+    scene.add_input(range(10, 20))
+    with pytest.raises(StreamingQueryException, match=r"batch 0 of job 'my job' was committed for the query .*; this run is"):
+        await_end(scene.start(each=each))
+    shutil.rmtree(scene.place / "checkpoint")
+    (scene.place / "first").rename(scene.place / "checkpoint")
+    with pytest.raises(StreamingQueryException, match="write_batch was called twice for batch 1 of job 'my job'"):
+        await_end(scene.start(each=twice))
+    scene.assert_holds(range(20))
+
+
+def write_twice(options: dict[str, str], frame: DataFrame, batch_id: int) -> None:
+    for _ in range(2):
+        write_batch(options, frame, batch_id, "my job")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_restored_from_an_older_copy(scene: SparkScene) -> None:
+    """Its next batches have the numbers of batches that are committed, but maybe other rows."""
+    checkpoint, copy = scene.place / "checkpoint", scene.place / "copy"
+    scene.add_input(range(10))
+    scene.run()
+    shutil.copytree(checkpoint, copy)
+    for first in (10, 20):
+        scene.add_input(range(first, first + 10))
+    scene.run()
+    shutil.rmtree(checkpoint)
+    copy.rename(checkpoint)
+    with pytest.raises(StreamingQueryException, match="out of order: batch 2 of the same job"):
+        scene.run()
+    scene.assert_holds(range(30))
 
 
 @pytest.mark.slow

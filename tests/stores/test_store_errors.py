@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -149,10 +150,27 @@ def test_urls_of_unknown_stores(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_engine_with_one_connection_for_all_threads() -> None:
-    engine = sa.create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match="SingletonThreadPool"):
-        SqlStateStore(engine)
+@pytest.mark.parametrize(
+    ("url", "options", "expected"),
+    [
+        ("sqlite://", {}, r"SingletonThreadPool .*use a file"),
+        ("sqlite:///:memory:", {"poolclass": sa.StaticPool}, r"StaticPool .*use a file, .*and no poolclass"),
+        ("sqlite:///file:x?mode=memory&uri=true", {"poolclass": sa.StaticPool}, r"StaticPool .*use a file"),
+        (
+            "sqlite:////tmp/shop.db",
+            {"poolclass": sa.StaticPool},
+            r"StaticPool .*Next step: create .* without poolclass=StaticPool",
+        ),
+        (
+            "postgresql+psycopg://db/shop",
+            {"poolclass": sa.StaticPool},
+            r"Next step: create the engine without poolclass=StaticPool",
+        ),
+    ],
+)
+def test_an_engine_with_one_connection_for_all_threads(url: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        SqlStateStore(sa.create_engine(url, **options))
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,23 @@ def test_the_next_batch() -> None:
 
 
 def test_a_batch_that_is_committed() -> None:
-    assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=9)) == (Opening.ALREADY_COMMITTED, None)
+    assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=7)) == (Opening.ALREADY_COMMITTED, None)
 
 
-def test_an_outdated_batch() -> None:
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_an_outdated_batch(is_committed: bool) -> None:
+    """A query repeats only its newest batch. An earlier one comes from a checkpoint that was reset: it has other rows."""
     with pytest.raises(BatchRefusedError, match="out of order: batch 9"):
-        open_on(row_of(STREAM), again(STREAM), Committed(this=False, newest=9))
+        open_on(row_of(STREAM), again(STREAM), Committed(this=is_committed, newest=9))
+
+
+def test_a_batch_that_is_committed_for_another_query() -> None:
+    run = again(STREAM, batch_id=0, bound_to="the query new")
+    for newest in (0, 9):
+        with pytest.raises(BatchRefusedError, match=r"committed for the query old; this run is of the query new.*job_id"):
+            open_on(row_of(STREAM), run, Committed(this=True, newest=newest, bound_to="the query old"))
+    committed = Committed(this=True, newest=0, bound_to="the query new")
+    assert open_on(row_of(STREAM), run, committed) == (Opening.ALREADY_COMMITTED, None)
 
 
 @pytest.mark.parametrize("is_open", [True, False])

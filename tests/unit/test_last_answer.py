@@ -26,6 +26,8 @@ SHORT = 0.2
 class AnswersOnce:
     """Answers the first request that the topic is unknown, and the next one not within its limit."""
 
+    config = KafkaConfig.of("127.0.0.1:9092")
+
     def __init__(self, *codes: int) -> None:
         self._codes = list(codes)
 

@@ -15,7 +15,14 @@ from dualwrite.errors import (
     TransactionTimeoutRefusedError,
     UnknownTopicError,
 )
-from dualwrite.kafka.librdkafka.errors import LEADER_MOVED, broker_error, consumer_recovers, is_retriable, kafka_error
+from dualwrite.kafka.librdkafka.errors import (
+    LEADER_MOVED,
+    broker_error,
+    consumer_recovers,
+    consuming_error,
+    is_retriable,
+    kafka_error,
+)
 
 KINDS = [
     ("UNKNOWN_TOPIC_OR_PART", UnknownTopicError),
@@ -67,6 +74,34 @@ def test_any_other_error_is_a_broker_error() -> None:
     error = broker_error(KafkaError(KafkaError.INVALID_REQUEST), "x", "commit_transaction")
     assert type(error) is BrokerError
     assert error.name == "INVALID_REQUEST"
+
+
+def test_a_broker_refuses_the_batch_and_the_producer_the_message() -> None:
+    of_broker, own = (
+        broker_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "x", f"{what} to topic 't'") for what in ("delivery", "send")
+    )
+    assert "batch.size" in str(of_broker.next_step)
+    assert "make it smaller" in str(own.next_step)
+    assert "batch" not in str(own)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind", "next_step"),
+    [
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, None, BrokerAuthorizationError, "Read on the consumer group"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, None, BrokerAuthorizationError, "Read on the topic"),
+        (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID, BrokerError, "group.instance.id of its own"),
+        (KafkaError._FATAL, KafkaError.UNRELEASED_INSTANCE_ID, BrokerError, "group.consumer.session.timeout.ms"),
+        (KafkaError.FENCED_INSTANCE_ID, None, BrokerError, "group.instance.id of its own"),
+    ],
+)
+def test_a_consumer_that_cannot_continue(code: int, reason: int | None, kind: type[BrokerError], next_step: str) -> None:
+    text = KafkaError(code if reason is None else reason).str()
+    error = consuming_error(KafkaError(code, f"Fatal error: {text}: Fatal consumer error: {text}"), " of t-0")
+    assert type(error) is kind
+    assert str(error).startswith("Consuming of t-0 failed: ")
+    assert next_step in str(error.next_step)
+    assert error.code == code
 
 
 @pytest.mark.parametrize("code", sorted(LEADER_MOVED))

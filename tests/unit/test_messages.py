@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import InvalidMessageError
-from dualwrite.kafka.messages import MAX_TOPIC_LENGTH, as_bytes, check_number, check_topic, header_list
+from dualwrite.kafka.messages import MAX_TOPIC_LENGTH, as_bytes, check_number, check_topic, checked_messages, header_list
 
 
 @pytest.mark.parametrize("topic", ["a", "orders.v1_x-y", "A" * MAX_TOPIC_LENGTH, "...", "_", "-"])
@@ -87,3 +87,10 @@ def test_a_number_within_its_range_is_returned(number: int) -> None:
 def test_any_other_number_is_refused(number: Any) -> None:
     with pytest.raises(InvalidMessageError, match="partition must be an int from 0 to 10"):
         check_number("partition", number, 10)
+
+
+@pytest.mark.parametrize(("values", "keys"), [("lamp", None), (b"", None), ({"a": 1}, None), (["a"], "k")])
+def test_a_single_text_is_no_series_of_messages(values: Any, keys: Any) -> None:
+    """In a unit of a group, and in a coroutine."""
+    with pytest.raises(InvalidMessageError, match="send_many must be a list"):
+        list(checked_messages("t", values, keys=keys, partition=None, timestamp=None))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dualwrite.deadline import Deadline
-from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.native.metadata import Topics
 from fixtures.pace import LIMIT
 
@@ -17,6 +17,8 @@ NONE = -1
 
 class Cluster:
     """Two brokers, 1 and 2; every topic has these leaders."""
+
+    config = KafkaConfig.of("127.0.0.1:9092")
 
     def __init__(self, *leaders: int) -> None:
         self.leaders = leaders

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from dualwrite.errors import BrokerUnavailableError, LostTransactionError, RecoveryError, UnverifiedTransactionError
+from dualwrite.pool.adoption import Adoption
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
 from dualwrite.state import PreparedTxnState
@@ -32,6 +35,17 @@ def test_iterating_gives_every_generation_of_every_id() -> None:
     report = RecoveryReport((IdReport("a", tuple(outcomes[:2])), IdReport("b"), IdReport("c", (outcomes[2],))))
     assert list(report) == outcomes
     assert report.count() == {Outcome.COMMITTED: 1, Outcome.ABORTED: 2}
+
+
+def test_the_log_of_adopted_ids_names_each_id_and_says_in_words_what_happened(caplog: pytest.LogCaptureFixture) -> None:
+    found = [GenerationOutcome(f"shop.{number}~2", 0, kind, None) for number, kind in enumerate(Outcome)]
+    nothing: Any = None
+    with caplog.at_level(logging.INFO):
+        Adoption(nothing, nothing, nothing, "shop", nothing)._log(RecoveryReport((IdReport("shop", tuple(found)),)))
+    texts = {record.__dict__["transactional_id"]: record.getMessage() for record in caplog.records}
+    assert texts["shop.1~2"] == "shop.1~2: recovered: the database and Kafka had both committed"
+    assert len(texts) == len(Outcome) - 1, "NOTHING is not worth a line"
+    assert not [text for text in texts.values() if any(kind.value in text for kind in Outcome)]
 
 
 def test_an_empty_report_is_ok_and_raises_nothing() -> None:

@@ -53,6 +53,7 @@ OTHERS = {
     "transactionalIdPrefix": "others",
     "jobId": "job",
     "batchId": "7",
+    "queryId": "query",
     "numPartitions": "3",
     "producer": "native",
     "twoPhase": "true",

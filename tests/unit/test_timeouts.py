@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,11 +16,23 @@ from dualwrite.settings import Settings, Timeouts
 
 
 def test_the_defaults_are_valid() -> None:
-    assert Timeouts() == Timeouts(claim=30.0, kafka=60.0, delivery=60.0)
+    assert Timeouts() == Timeouts(claim=30.0, kafka=60.0, delivery=None)
+    assert (Timeouts().for_delivery, Timeouts().in_pool().for_delivery) == (60.0, 20.0)
 
 
-@pytest.mark.parametrize("name", ["claim", "kafka", "delivery"])
-@pytest.mark.parametrize("bad", [0, -1, -0.5, float("nan"), "5", None, True, [], b"1"])
+def test_a_limit_that_was_given_is_kept_in_a_pool() -> None:
+    given = Timeouts(delivery=60.0)
+    assert given.in_pool() == given
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *product(["claim", "kafka", "delivery"], [0, -1, -0.5, float("nan"), "5", True, [], b"1"]),
+        ("claim", None),
+        ("kafka", None),
+    ],
+)
 def test_anything_but_a_positive_number_is_refused_by_name(name: str, bad: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}'"):
         Timeouts(**{name: bad})

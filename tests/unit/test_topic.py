@@ -93,6 +93,13 @@ def test_many_messages_at_once(tx: Sent) -> None:
     assert [message[1] for message in tx.messages] == [b'[0, "numbers", "value"]', b'[1, "numbers", "value"]']
 
 
+@pytest.mark.parametrize("values", ["text", b"bytes", {"a": 1}])
+def test_many_messages_are_no_single_one(tx: Sent, values: Any) -> None:
+    with pytest.raises(InvalidMessageError, match=r"values of send_many must be a list .*send a single message with send"):
+        Topic("numbers", value_serializer=as_json).send_many(tx, values)
+    assert tx.messages == []
+
+
 @pytest.mark.parametrize("field", ["key", "value"])
 def test_a_serializer_that_fails(tx: Sent, field: Field) -> None:
     topic: Topic[Any, Any] = Topic("orders", **{f"{field}_serializer": failing(ValueError("no such field"))})

@@ -337,6 +337,14 @@ BAD_MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+BAD_SERIES: list[dict[str, Any]] = [  # of a text each character would be a message, of a dict each name
+    {"values": "lamp"},
+    {"values": b"lamp"},
+    {"values": {"a": 1}},
+    {"values": ["a", "b"], "keys": "kl"},
+]
+
+
 @both_producers
 def test_a_message_is_refused_and_the_block_may_continue(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
@@ -347,6 +355,9 @@ def test_a_message_is_refused_and_the_block_may_continue(sqlite_scene: Scene) ->
                 with pytest.raises(InvalidMessageError) as caught:
                     tx.send(**{"topic": scene.topic, **message})
                 assert named in str(caught.value)
+            for many in BAD_SERIES:
+                with pytest.raises(InvalidMessageError, match="send_many must be a list"):
+                    tx.send_many(scene.topic, **many)
             scene.both(tx, 2)
         for message, _ in BAD_MESSAGES:
             with pytest.raises(InvalidMessageError), writer.transaction() as tx:

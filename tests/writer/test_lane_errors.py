@@ -9,6 +9,7 @@ import pytest
 import dualwrite
 from dualwrite import (
     BrokerUnavailableError,
+    DeliveryError,
     DualWriter,
     FencedError,
     InDoubtTransactionError,
@@ -19,6 +20,9 @@ from dualwrite import (
     UnverifiedTransactionError,
     WriterClosedError,
 )
+from dualwrite.kafka import NativeProducer
+from dualwrite.recipe.idle import RECOVER_LIMIT
+from dualwrite.recipe.ownership import Ownership
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.transactional_id import TransactionalId
@@ -351,3 +355,26 @@ def test_a_writer_that_reopens_with_an_unacknowledged_loss_can_use_its_other_lan
         scene.write(writer, 4, 5, 6)
     assert (scene.rows(), scene.messages()) == ([1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 6])
     scene.assert_resolved()
+
+
+# --- Kafka does not answer ------------------------------------------------------------------------------------------------
+
+
+def test_after_a_delivery_without_an_answer_the_abort_takes_seconds_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller waits for it, and the thread for idle writers does it as well; the locks are released before."""
+    limits: list[float] = []
+
+    def no_answer(producer: NativeProducer, *, timeout: float) -> None:
+        limits.append(timeout)
+        raise unavailable()
+
+    with scene.connect(timeouts=dualwrite.Timeouts(kafka=600)) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(NativeProducer, "abort_transaction", no_answer)
+            patched.setattr(Ownership, "recover", lambda _: pytest.fail("it would wait for Kafka as well"))
+            no_delivery = failpoints.raises(DeliveryError("Messages were not acknowledged."))
+            with failpoints.armed("after_prepare", no_delivery), pytest.raises(DeliveryError):
+                scene.write(writer, 1)
+        assert limits == [RECOVER_LIMIT]
+        scene.write(writer, 2)
+    assert scene.agree() == [2]

@@ -14,7 +14,6 @@ This module does not need Spark.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -24,11 +23,12 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPlan
 from dualwrite.chunks.registry import markers_of
 from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
+from dualwrite.logs import SubjectLogger
 from dualwrite.transaction import Transaction
 from dualwrite.transactional import check_has_run, made_for_each_attempt, name_of
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 T = TypeVar("T")
 
@@ -144,8 +144,9 @@ class _Attempt:
             raise self._changed(missing[0], None)
         done = PartitionReport(self.partition, rows, count - chunks_before, rows_before, chunks_before)
         log.info(
-            "job %r, partition %d: wrote %d rows in %d transactions; skipped %d rows in %d chunks that were committed before",
-            *(self.plan.job_id, self.partition, done.rows, done.chunks, rows_before, chunks_before),
+            "partition %d: wrote %d rows in %d transactions; skipped %d rows in %d chunks that were committed before",
+            *(self.partition, done.rows, done.chunks, rows_before, chunks_before),
+            job=self.plan.job_id,
         )
         return done
 

@@ -55,6 +55,7 @@ from dualwrite.errors.store import (
     StoreCopiedError,
     StoredStateError,
     StoreError,
+    StoreLockedError,
     StoreUnavailableError,
 )
 from dualwrite.errors.usage import (
@@ -114,6 +115,7 @@ __all__ = [
     "StoreCommitUnknownError",
     "StoreCopiedError",
     "StoreError",
+    "StoreLockedError",
     "StoreUnavailableError",
     "StoredStateError",
     "TopicReplacedError",

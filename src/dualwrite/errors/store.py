@@ -15,6 +15,10 @@ class StoreUnavailableError(StoreError):
     retriable = True
 
 
+class StoreLockedError(StoreUnavailableError):
+    """Another transaction held a lock for longer than the time limit, at a time when nothing was in doubt."""
+
+
 class StateTableMissingError(StoreError):
     """The table `kafka_transaction_state` is missing or older than this release; the message names the command to run."""
 

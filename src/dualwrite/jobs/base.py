@@ -27,6 +27,8 @@ class JobRun:
         batch_id: The batch's number, increased by the job; 0 for a job with only one batch.
         keeps_lease: Whether the job also holds its prefix between two batches, as a streaming query does.
         token: A unique token of this run.
+        bound_to: What the job's name stands for: a query, or a table and a topic. A batch that is committed for something else
+            must not count as this one's.
     """
 
     prefix: str
@@ -34,6 +36,7 @@ class JobRun:
     batch_id: int = 0
     keeps_lease: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    bound_to: str = ""
 
     @property
     def name(self) -> str:

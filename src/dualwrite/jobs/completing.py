@@ -6,7 +6,6 @@ any process can repeat it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from dualwrite.jobs.base import Prepared
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import AttemptRow
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import KafkaCheck
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
@@ -26,7 +26,7 @@ from dualwrite.recovery.resolve import resolve_id
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql.dialect import ErrorClass
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _POLL_INTERVAL: Final = 0.05
 _LOCK_TIMEOUT: Final = 1.0
@@ -103,7 +103,7 @@ def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Cla
         try:
             return resolve(claim)
         except DualWriteError as error:
-            log.warning("%s: could not be resolved now: %s", claim.transactional_id, error)
+            log.warning("could not be resolved now: %s", error, transactional_id=claim.transactional_id)
             return IdReport(claim.transactional_id, error=error)
 
     if not claims:
@@ -126,7 +126,12 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
     report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_resolved])
     for found in report:
         if found.outcome is not Outcome.NOTHING:
-            log.info("%s: cleaned up generation %d: %s", found.transactional_id, found.generation, found.outcome.value)
+            log.info(
+                "cleaned up generation %d: %s",
+                found.generation,
+                found.outcome.in_words,
+                transactional_id=found.transactional_id,
+            )
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
 
@@ -156,5 +161,9 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
         except StoreUnavailableError as error:
             if not short.is_caused_by(error, ErrorClass.LOCKED):
                 raise
-            log.info("The staged rows of %s (token %d) are locked by another process and left to the next cleanup", name, fence)
+            log.info(
+                "the staged rows of token %d are locked by another process and left to the next cleanup",
+                fence,
+                transactional_id=name,
+            )
     return deleted

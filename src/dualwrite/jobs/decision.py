@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from dualwrite.jobs.job_rows import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.lease import Committed, JobRow, after_close, closed, opened, with_given_up
+from dualwrite.jobs.lease import Committed, JobRow, after_close, check_binding, closed, opened, with_given_up
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
 from dualwrite.stores.sql import SqlStateStore
@@ -105,7 +104,8 @@ class JobDecision:
 
         Raises:
             JobClosedError: The run is no longer open.
-            BatchRefusedError: A winner was fenced, or rows are missing. Nothing was committed.
+            BatchRefusedError: A winner was fenced, rows are missing, or the batch was committed for another query or table.
+                Nothing was committed.
             TransactionTimeoutError: Kafka may abort one of the transactions before it is committed. Nothing was committed.
             StoreError: The decision could not be made now; if the connection broke during COMMIT, it may have been committed.
         """
@@ -115,6 +115,7 @@ class JobDecision:
             row = read_job(connection, run.prefix, LOCKED)
             found = read_marker(connection, run.job_id, run.batch_id)
             if found is not None:
+                check_binding(run, found.bound_to)
                 return self._discarded(connection, run, row, found, winners=names)
             if row is None or not row.is_open_for(run):
                 raise closed(run, row)
@@ -125,7 +126,7 @@ class JobDecision:
             if moved != rows:
                 raise _refused(run, f"The tasks staged {rows} rows, but {moved} were found.")
             named = tuple(Winner(one.transactional_id, one.generation, str(one.state)) for one in winners)
-            marker = Marker(run.prefix, run.token, rows, named, now)
+            marker = Marker(run.prefix, run.token, rows, named, now, run.bound_to)
             _mark(connection, run, marker)
             ended = self._close(connection, row, winners=names)
             verdict = Verdict(Decided.COMMITTED, marker, _without(left_behind(connection, ended), names))
@@ -228,7 +229,7 @@ def _mark(connection: Connection, run: JobRun, marker: Marker) -> None:
             prefix=run.prefix,
             token=run.token,
             row_count=marker.row_count,
-            winners=json.dumps(marker.winners),
+            winners=marker.document,
             committed_at=marker.committed_at,
         )
     )

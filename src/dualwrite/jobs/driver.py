@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -24,13 +23,14 @@ from dualwrite.jobs.decision import Decided, JobDecision, Verdict
 from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import Marker
 from dualwrite.jobs.opening import open_run
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.shell import shell_word
 from dualwrite.stores.base import LostTransaction
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 class Mover(Protocol):
@@ -107,7 +107,7 @@ class JobCommitter:
         marker = verdict.marker
         assert marker is not None  # otherwise the decision has raised
         self._raise_for_incomplete(run, marker, RecoveryReport(completed.ids + rest.ids))
-        log.info("%s: %s rows and messages, %s", run.name, f"{marker.row_count:,}", verdict.decided.value)
+        log.info("%s rows and messages, %s", f"{marker.row_count:,}", verdict.decided.value, job=run.name)
         return rows if verdict.decided is Decided.COMMITTED else 0
 
     def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
@@ -157,7 +157,7 @@ class JobCommitter:
             if row is None or row.batch_id != batch_id or not row.keeps_lease:
                 return
             if row.is_open and not ledger.seems_dead(row, 2 * self._site.site.heartbeat_interval):
-                log.info("%s: batch %d is not aborted: tasks of its open run are still working", prefix, batch_id)
+                log.info("batch %d is not aborted: tasks of its open run are still working", batch_id, prefix=prefix)
                 return
             closed = self._decision.close(prefix, expected=row)
             if closed is not None:
@@ -168,7 +168,7 @@ class JobCommitter:
         report = self._resolve_rest(verdict)
         self._clear_staging(run, verdict)
         RecoveryReport(report.failed).raise_for_problems()
-        log.warning("%s: %s", run.name, verdict.decided.value)
+        log.warning("its run ended: %s", verdict.decided.value, job=run.name)
 
     def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
         """Resolve what is still open: transactions of lost attempts, of earlier runs, and of the committed run's winners."""
@@ -188,9 +188,9 @@ class JobCommitter:
         try:
             deleted = delete_staged(self._site, up_to, StagedRows(self._sink.staging_table))
         except DualWriteError as error:
-            log.warning("%s: its tasks' staged rows are left to the next cleanup: %s", run.name, error)
+            log.warning("its tasks' staged rows are left to the next cleanup: %s", error, job=run.name)
         else:
-            log.debug("%s: %d staged rows deleted", run.name, deleted)
+            log.debug("%d staged rows deleted", deleted, job=run.name)
         hit("job_after_clear")
 
     def _raise_for_incomplete(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
@@ -226,7 +226,7 @@ def _left_to_recovery(prefix: str, batch_id: int) -> Iterator[None]:
     try:
         yield
     except DualWriteError as error:
-        log.warning("%s: batch %d could not be aborted completely and is left to recovery: %s", prefix, batch_id, error)
+        log.warning("batch %d could not be aborted completely and is left to recovery: %s", batch_id, error, prefix=prefix)
 
 
 def _all_reported(outcomes: Sequence[TaskOutcome | None]) -> list[TaskOutcome]:

@@ -44,6 +44,7 @@ class Marker:
         row_count: How many rows it moved into the table.
         winners: The transactions with its messages.
         committed_at: When it was committed (UTC, aware; the driver's clock).
+        bound_to: What the job's name stood for; see JobRun.
     """
 
     prefix: str
@@ -51,6 +52,12 @@ class Marker:
     row_count: int
     winners: tuple[Winner, ...]
     committed_at: datetime
+    bound_to: str = ""
+
+    @property
+    def document(self) -> str:
+        """The content of the column `winners`."""
+        return json.dumps({"bound_to": self.bound_to, "winners": self.winners})
 
 
 def read_job(connection: Connection, prefix: str, query: Any = PLAIN) -> JobRow | None:
@@ -78,8 +85,9 @@ def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | 
     found = connection.execute(_MARKER, {"job": job_id, "batch": batch_id}).one_or_none()
     if found is None:
         return None
-    winners = tuple(Winner(*entry) for entry in json.loads(found.winners))
-    return Marker(found.prefix, found.token, found.row_count, winners, found.committed_at)
+    document = json.loads(found.winners)
+    winners = tuple(Winner(*entry) for entry in document["winners"])
+    return Marker(found.prefix, found.token, found.row_count, winners, found.committed_at, document["bound_to"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,12 @@ class Committed:
     Args:
         this: Whether the batch in question is committed.
         newest: The highest committed batch id, or None if no batch is committed.
+        bound_to: What the job's name stood for when the batch in question was committed; see JobRun.
     """
 
     this: bool
     newest: int | None
+    bound_to: str = ""
 
 
 def opened(
@@ -94,12 +96,14 @@ def opened(
     Raises:
         PrefixLeasedError: Another job holds the prefix.
         JobClosedError: The run was closed or replaced: the caller is a zombie.
-        BatchRefusedError: The job has committed a later batch, but not this one.
+        BatchRefusedError: The job has committed a later batch, or the batch was committed for another query or table.
     """
     if committed.this:
-        return Opening.ALREADY_COMMITTED, None
+        check_binding(run, committed.bound_to)
     if committed.newest is not None and committed.newest > run.batch_id:
         raise _out_of_order(run, committed.newest)
+    if committed.this:
+        return Opening.ALREADY_COMMITTED, None
     if row is not None and row.token == run.token:
         if not row.is_open:
             raise closed(run, row)
@@ -157,6 +161,24 @@ def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
         job_id=run.job_id,
         batch_id=run.batch_id,
     )
+
+
+def check_binding(run: JobRun, bound_to: str) -> None:
+    """Check that a batch was committed for what the run writes: only then it must not be written again.
+
+    Raises:
+        BatchRefusedError: It was committed for another query or table: these rows were never written.
+    """
+    if run.bound_to != bound_to:
+        raise BatchRefusedError(
+            f"{run.name} was committed for {bound_to or 'something else'}; this run is of {run.bound_to or 'something else'}.",
+            cause="two jobs have the same name, or the query has a new checkpoint, which numbers its batches from 0 again",
+            next_step="nothing was written; give these rows a job_id (jobId) of their own, or continue with the checkpoint, "
+            "the table and the topic that the job had",
+            prefix=run.prefix,
+            job_id=run.job_id,
+            batch_id=run.batch_id,
+        )
 
 
 def _earlier_tokens(row: JobRow | None, run: JobRun) -> tuple[str, ...]:

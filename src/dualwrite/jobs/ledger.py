@@ -8,7 +8,6 @@ when the run is closed, or can't claim it at all.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -36,13 +35,14 @@ from dualwrite.jobs.lease import Committed, JobRow, Opening, closed, opened
 from dualwrite.jobs.tables import attempt_table as a
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.jobs.tables import job_table as j
+from dualwrite.logs import SubjectLogger
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.table import state_table as t
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 DEFAULT_LEASE_TIMEOUT: Final = 30.0
 _WATCH_PAUSE: Final = 0.5
@@ -112,7 +112,7 @@ class JobLedger:
                 if row.keeps_lease or dead == row.token:
                     raise
                 if self.seems_dead(row, lease_timeout):
-                    log.warning("%s: job %s sent no heartbeat for %g s; taking over", run.prefix, row.job_id, lease_timeout)
+                    log.warning("job %s sent no heartbeat for %g s; taking over", row.job_id, lease_timeout, prefix=run.prefix)
                     dead = row.token
                     continue
                 now = self.job(run.prefix)
@@ -189,7 +189,7 @@ class JobLedger:
             try:
                 return attempt, self._store.claim_if(str(attempt), owner, under_the_open_run, timeout=timeout)
             except _TakenError:
-                log.info("%s: used by another attempt of this run; trying the next number", attempt)
+                log.info("used by another attempt of this run; trying the next number", transactional_id=attempt)
         raise AssertionError  # the loop is infinite
 
     def beat(self, run: JobRun, transactional_id: str) -> bool:
@@ -304,7 +304,9 @@ def _reserve(connection: Connection, run: JobRun, attempt: AttemptId, task: str)
 
 
 def _committed(connection: Connection, run: JobRun) -> Committed:
+    marker = read_marker(connection, run.job_id, run.batch_id)
     return Committed(
-        this=read_marker(connection, run.job_id, run.batch_id) is not None,
+        this=marker is not None,
         newest=connection.scalar(_NEWEST, {"job": run.job_id}),
+        bound_to="" if marker is None else marker.bound_to,
     )

@@ -40,7 +40,7 @@ batch_table: Final = Table(
     Column("winners", LongWords(is_medium=True), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
-"""One marker per committed batch, written in the transaction that committed the batch."""
+"""One marker per committed batch, written in the transaction that committed the batch. `winners` is `Marker.document`."""
 
 attempt_table: Final = Table(
     "kafka_job_attempt",

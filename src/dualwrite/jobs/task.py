@@ -8,7 +8,6 @@ the attempt sees all the rows that it will ever have; the Kafka transaction is p
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -27,12 +26,13 @@ from dualwrite.jobs.lease import Opening
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.opening import open_run
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
+from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql.clock import database_clock
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 Batch = TypeVar("Batch")
 BatchIn_contra = TypeVar("BatchIn_contra", contravariant=True)
@@ -106,7 +106,7 @@ class TaskAttempt(Generic[Batch]):
             producers, claim = self._claim()
         hit("job_after_claim")
         rows, prepared = self._write_all(itertools.chain((first,), remaining), producers, claim)
-        log.info("%s: %d rows staged, %s prepared", self._id, rows, prepared.state)
+        log.info("%d rows staged, %s prepared", rows, prepared.state, transactional_id=self._id)
         return self._outcome(rows=rows, prepared=prepared)
 
     def _outcome(self, *, rows: int = 0, prepared: Prepared | None = None, already_committed: bool = False) -> TaskOutcome:
@@ -167,7 +167,7 @@ class TaskAttempt(Generic[Batch]):
                 self._site.ledger.check_fence(connection, claim)
                 hit("job_after_fence")
             hit("job_after_staged")
-            state = producer.prepare_transaction(timeout=self._site.site.timeouts.delivery)
+            state = producer.prepare_transaction(timeout=self._site.site.timeouts.for_delivery)
             hit("job_after_prepare")
         except BaseException:
             self._abort(producer)
@@ -196,7 +196,7 @@ class TaskAttempt(Generic[Batch]):
         try:
             producer.abort_transaction(timeout=self._site.site.timeouts.kafka)
         except DualWriteError as error:
-            log.warning("%s: the transaction could not be aborted and is left to recovery: %s", self._id, error)
+            log.warning("the transaction could not be aborted and is left to recovery: %s", error, transactional_id=self._id)
 
 
 class RunStatus:
@@ -267,7 +267,7 @@ def _repeated(beat: Callable[[], bool], name: str, interval: float) -> Iterator[
                 if not beat():
                     return
             except DualWriteError as error:
-                log.warning("%s: a heartbeat could not be sent: %s", name, error)
+                log.warning("a heartbeat could not be sent: %s", error, transactional_id=name)
 
     thread = threading.Thread(target=run, name=f"dualwrite-{name}", daemon=True)
     thread.start()

@@ -11,10 +11,11 @@ from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.settings import Settings
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 NATIVE_LANES: Final = 3
 """Enough that a transaction need not wait for the previous one's markers (docs/how-it-works/kafka-and-two-phase-commit.md)."""
@@ -69,14 +70,18 @@ def choose_producer(
 
 def _log_two_phase(settings: Settings, found: BrokerCapabilities, *, two_phase: bool) -> None:
     if two_phase or settings.two_phase is False:
-        log.info("%s: native producer, %s two-phase commit", settings.transactional_id, "with" if two_phase else "without")
+        log.info(
+            "native producer, %s two-phase commit",
+            "with" if two_phase else "without",
+            transactional_id=settings.transactional_id,
+        )
         return
     obstacle = found.two_phase_obstacle or TwoPhaseObstacle.UNKNOWN
     log.log(
         logging.WARNING if obstacle is TwoPhaseObstacle.FORBIDDEN else logging.INFO,  # the brokers have it, and we don't get it
-        "%s: native producer, without two-phase commit: %s (two_phase=True requires it, two_phase=False turns it off)",
-        settings.transactional_id,
+        "native producer, without two-phase commit: %s (two_phase=True requires it, two_phase=False turns it off)",
         obstacle.value,
+        transactional_id=settings.transactional_id,
     )
 
 
@@ -96,7 +101,7 @@ def _native(
             kafka_transactional_id,
             coordinator,
             two_phase=two_phase,
-            delivery_timeout=settings.timeouts.delivery,
+            delivery_timeout=settings.timeouts.for_delivery,
             network=network,
         )
 
@@ -112,7 +117,7 @@ def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, se
     check_settings(config)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
-        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.delivery)
+        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.for_delivery)
 
     return ProducerFactory(ProducerKind.LIBRDKAFKA, make, lanes=LIBRDKAFKA_LANES)
 
@@ -128,9 +133,9 @@ def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> 
         )
     if found.native:
         log.warning(
-            "%s: librdkafka, because the metadata.version is that of Kafka 4.0 (KAFKA-19367); to use the native producer, %s",
-            settings.transactional_id,
+            "librdkafka, because the metadata.version is that of Kafka 4.0 (KAFKA-19367); to use the native producer, %s",
             upgrade,
+            transactional_id=settings.transactional_id,
         )
 
 

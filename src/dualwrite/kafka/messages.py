@@ -107,11 +107,27 @@ def checked_messages(
     """The messages of a `send_many`, each checked when the iterator reaches it.
 
     Raises:
-        InvalidMessageError: As for `checked_message` and `keyed`.
+        InvalidMessageError: As for `check_many`, `checked_message` and `keyed`.
     """
+    check_many(values, keys)
     pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
     for key, value in pairs:
         yield checked_message(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+
+def check_many(values: Any, keys: Any = None) -> None:
+    """Check that the values and keys of a `send_many` are several, not a single text, whose characters would be sent.
+
+    Raises:
+        InvalidMessageError: They are text or bytes, or a mapping, of which only the names would be sent.
+    """
+    for what, given in (("values", values), ("keys", keys)):
+        if isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+            raise InvalidMessageError(
+                f"The {what} of send_many must be a list or another iterable, not {type(given).__name__}.",
+                cause="each part of it would be sent as a message" if what == "values" else "each part of it would be a key",
+                next_step=f"pass a list of {what}, or send a single message with send",
+            )
 
 
 def keyed(

@@ -1,12 +1,17 @@
-"""Pydantic models as JSON: serializer and deserializer for `Topic`."""
+"""Pydantic models as JSON: serializer and deserializer for `Topic`. What would be read back as another value is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from dualwrite.errors import ConfigurationError
+from dualwrite.errors import SerializationError
+from dualwrite.kafka.model_types import OWN_SERIALIZERS, check_model, fields_of, writes_aliases
+from dualwrite.kafka.round_trip import Comparison, Difference
 
 if TYPE_CHECKING:
     from confluent_kafka.serialization import SerializationContext
@@ -31,43 +36,50 @@ M = TypeVar("M", bound=Model)
 
 
 def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]:
-    """A serializer that writes fields under the names under which `model_deserializer` reads them: their aliases, if any.
+    """A serializer that reads back what it has written, as `model_deserializer` does, and compares it with the object.
+
+    Fields are written under the names under which they are read: their aliases, if any. What Pydantic's JSON loses depends on
+    the value: NaN, the fields of a subclass, a value that was assigned without validation. So each object is read back. That
+    takes about twice the time of writing it.
 
     Args:
         model: The class.
 
     Raises:
-        ConfigurationError: A field of the class, or of a model in it, is written under a name under which it is not read: a
-            field with a default would lose its value without an error.
+        ConfigurationError: As `check_model`: the class shows that its objects can't be read back.
     """
-    by_alias = _config_of(model).get("validate_by_alias") is not False
+    by_alias = writes_aliases(model)
     model.model_rebuild(raise_errors=False)
     is_checked: bool = getattr(model, "__pydantic_complete__", True)
     if is_checked:
-        _check(model, by_alias=by_alias)
+        check_model(model)
+    comparison = Comparison()
 
     def serialize(content: M, context: SerializationContext) -> str:
         nonlocal is_checked
         del context
         if not is_checked:  # a class that it names had not been defined yet
-            _check(model, by_alias=by_alias)
+            check_model(model)
             is_checked = True
-        return content.model_dump_json(by_alias=by_alias)
+        if not hasattr(content, "model_dump_json"):
+            raise SerializationError(
+                f"it is {type(content).__qualname__}, not {model.__qualname__}.",
+                next_step=f"pass an object of the class {model.__qualname__}",
+            )
+        try:
+            written = content.model_dump_json(by_alias=by_alias)
+        except ValueError as error:  # Pydantic's PydanticSerializationError
+            raise _unwritable(content, error) from error
+        try:
+            read = model.model_validate_json(written)
+        except ValueError as error:  # Pydantic's ValidationError
+            raise _unreadable(content, error) from error
+        difference = comparison.difference(content, read)
+        if difference is not None:
+            raise _changed(content, difference)
+        return written
 
     return serialize
-
-
-def _check(model: Any, *, by_alias: bool) -> None:
-    for each in _kinds_in(model, set()):
-        for name, field in _fields_of(each).items():
-            written = (by_alias and field.serialization_alias) or name
-            if not field.exclude and written not in _names_read(name, field, _config_of(each)):
-                raise ConfigurationError(
-                    f"{each.__qualname__}.{name} is written as {written!r}, and can't be read under this name.",
-                    cause="its aliases for validation and for serialization differ",
-                    next_step=f"set only alias=, which is both; or let validation accept {written!r}, too (AliasChoices, "
-                    "validate_by_name); or give Topic a serializer and a deserializer of your own",
-                )
 
 
 def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext], M]:
@@ -84,54 +96,84 @@ def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext]
     return deserialize
 
 
-def _kinds_in(kind: Any, seen: set[Any]) -> Iterator[Any]:
-    """The classes with fields in a type that are not in `seen`, with those in the types of their fields that are written."""
-    if get_origin(kind) is type:
-        return
-    aliased = getattr(kind, "__value__", None)  # `type Names = …`
-    if aliased is not None:
-        yield from _kinds_in(aliased, seen)
-    if isinstance(kind, type) and kind not in seen:
-        seen.add(kind)
-        fields = _fields_of(kind)
-        if fields:
-            yield kind
-        for field in fields.values():
-            if not field.exclude:
-                yield from _kinds_in(field.annotation, seen)
-    for part in get_args(kind):
-        yield from _kinds_in(part, seen)
+def text_key(key: Any, context: SerializationContext) -> str:
+    """A serializer that accepts only text, since `key.decode()` reads every key as text."""
+    del context
+    if isinstance(key, str):
+        return key
+    raise SerializationError(
+        f"it is {type(key).__qualname__}, and would be read back as text.",
+        next_step=f"pass a str, such as str(key); or {OWN_SERIALIZERS}",
+    )
 
 
-def _fields_of(kind: Any) -> Mapping[str, Any]:
-    """The fields of a model, of a dataclass, a TypedDict or a NamedTuple, as Pydantic's FieldInfo."""
-    for own in ("__pydantic_fields__", "model_fields"):
-        if isinstance(found := getattr(kind, own, None), Mapping):
-            return found
-    if not (is_dataclass(kind) or hasattr(kind, "__total__") or hasattr(kind, "_field_defaults")):
-        return {}
-    from pydantic.fields import FieldInfo  # noqa: PLC0415  (there are models, so it is installed)
-
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except NameError:  # a class that is not defined here: what it has can't be seen
-        return {}
-    return {name: FieldInfo.from_annotation(hint) for name, hint in hints.items()}
+def _unwritable(content: Any, error: ValueError) -> SerializationError:
+    name, value = _failing_field(content)
+    if isinstance(value, bytes):
+        next_step = "set ser_json_bytes='base64' and val_json_bytes='base64' in its model_config"
+    else:
+        next_step = f"give the field a value or a type that Pydantic can write as JSON; or {OWN_SERIALIZERS}"
+    return SerializationError(
+        f"{type(content).__qualname__}{name} can't be written as JSON: {error}.",
+        next_step=next_step,
+    )
 
 
-def _names_read(name: str, field: Any, config: Mapping[str, Any]) -> set[str]:
-    """The names at the top level of an object under which a field is read."""
-    by_name = config.get("validate_by_name") or config.get("populate_by_name")
-    names = {name} if field.validation_alias is None or by_name else set()
-    if config.get("validate_by_alias") is False:
-        return names
-    for alias in getattr(field.validation_alias, "choices", [field.validation_alias]):  # AliasChoices, or a single one
-        match getattr(alias, "path", [alias]):  # AliasPath, or text
-            case [str(only)]:
-                names.add(only)
-    return names
+def _failing_field(content: Any) -> tuple[str, Any]:
+    """The first field of a model that can't be written by itself, also of a model in it or in its list or dict; its value."""
+    for name in fields_of(type(content)) if hasattr(content, "model_dump_json") else ():
+        try:
+            content.model_dump_json(include={name})
+        except Exception:  # noqa: BLE001  (whatever fails here has failed before)
+            value = getattr(content, name, None)
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+            for place, part in [("", value), *((f"[{key!r}]", part) for key, part in inner)]:
+                path, found = _failing_field(part)
+                if path:
+                    return f".{name}{place}{path}", found
+            return f".{name}", value
+    return "", content
 
 
-def _config_of(model: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = getattr(model, "model_config", {})
-    return found
+def _unreadable(content: Any, error: ValueError) -> SerializationError:
+    found: list[Any] = getattr(error, "errors", list)()
+    place, reason = (found[0]["loc"], found[0]["msg"]) if found else ((), str(error))
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return SerializationError(
+        f"{type(content).__qualname__}{name} can't be read back from its own JSON: {reason}.",
+        next_step=_next_step(_value_at(content, place), None),
+    )
+
+
+def _changed(content: Any, difference: Difference) -> SerializationError:
+    path, sent, read = difference
+    return SerializationError(
+        f"{type(content).__qualname__}{path} would change: it is {_shown(sent)}, and would be read back as {_shown(read)}.",
+        next_step=_next_step(sent, read),
+    )
+
+
+def _shown(content: Any) -> str:
+    """A value for a message; of an object only its class, since it may be long, and its field that differs is named."""
+    if not hasattr(content, "__dict__") or isinstance(content, Enum):
+        return reprlib.repr(content)
+    return f"an object of {type(content).__module__}.{type(content).__qualname__}"
+
+
+def _next_step(sent: Any, read: Any) -> str:
+    if isinstance(sent, float | Decimal) and not math.isfinite(sent):
+        return "leave out what is no number (None), or set ser_json_inf_nan='strings' in the class's model_config"
+    if type(read) in type(sent).__mro__[1:-1]:
+        kind = type(sent).__qualname__
+        return f"declare the field, or the topic's model, as {kind}, or as a union of all classes that it can be"
+    return f"declare a type whose values Pydantic reads from JSON as they were (Any and object are not); or {OWN_SERIALIZERS}"
+
+
+def _value_at(content: Any, place: Sequence[Any]) -> Any:
+    """The value at the place that a ValidationError names; None if it is not found there, for example under an alias."""
+    for part in place:
+        try:
+            content = getattr(content, part) if isinstance(part, str) and hasattr(content, part) else content[part]
+        except (LookupError, TypeError):
+            return None
+    return content

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
 from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError
 from dualwrite.errors.causes import causes_of
 from dualwrite.kafka.base import Headers
-from dualwrite.kafka.messages import check_topic, header_list
-from dualwrite.kafka.models import M, model_deserializer, model_serializer
+from dualwrite.kafka.messages import check_many, check_topic, header_list
+from dualwrite.kafka.models import M, model_deserializer, model_serializer, text_key
 
 if TYPE_CHECKING:
     from confluent_kafka.serialization import SerializationContext
@@ -102,17 +102,22 @@ class Topic(ReadableTopic[V, K], Generic[V, K]):
     def of_models(cls, name: str, model: type[M]) -> Topic[M, str]:
         """A topic of Pydantic models as JSON, with text as keys. Fields with an alias are written and read under their alias.
 
+        `send` reads each model back, and raises SerializationError if it would be another one: a NaN would become null, the
+        fields of a subclass would be lost. Private attributes and fields with `exclude=True` are no part of the JSON.
+
         Args:
             name: The topic.
             model: The models' class.
 
         Raises:
-            ConfigurationError: A field is written under a name under which it is not read: `serialization_alias` and
-                `validation_alias` differ.
+            ConfigurationError: The class shows that what is written can't be read: a field's `serialization_alias` and
+                `validation_alias` differ, it is a secret, or required and excluded; or the class has computed fields and
+                `extra="forbid"` or `"allow"`.
         """
         return Topic(
             name,
             value_serializer=model_serializer(model),
+            key_serializer=text_key,
             value_deserializer=model_deserializer(model),
             key_deserializer=lambda content, _: content.decode(),
         )
@@ -144,7 +149,11 @@ class Topic(ReadableTopic[V, K], Generic[V, K]):
         tx.send(self.name, value_bytes, key=key_bytes, headers=pairs or None, partition=partition, timestamp=timestamp)
 
     def send_many(self, tx: Sends, values: Iterable[V | None]) -> None:
-        """Send values without keys; see `send`. After an error some of them may have been sent."""
+        """Send values without keys; see `send`. After an error some of them may have been sent.
+
+        Raises: as for `send`, and InvalidMessageError if the values are a single text or mapping.
+        """
+        check_many(values)
         for value in values:
             self.send(tx, value)
 
@@ -200,6 +209,8 @@ class Topic(ReadableTopic[V, K], Generic[V, K]):
     ) -> DualWriteError:
         text = f"{what}: {type(reason).__qualname__}: {reason}"
         if not any(map(_is_unavailability, (reason, *causes_of(reason, before=before)))):
+            if isinstance(reason, SerializationError):  # of our own serializers
+                return kind(f"{what}: {reason.what}", next_step=reason.next_step, topic=self.name, field=field)
             return kind(text, topic=self.name, field=field)
         return SchemaRegistryUnavailableError(
             text, cause="the schema registry can't be reached", next_step="retry", topic=self.name, field=field

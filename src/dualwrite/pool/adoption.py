@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
 from dualwrite.errors import DualWriteError
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
@@ -13,7 +14,7 @@ from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease, LeaseStore, numbered_ids
 from dualwrite.transactional_id import TransactionalId
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _Seen = tuple[tuple[str, int, int], ...]
 
@@ -93,7 +94,7 @@ class Adoption:
             with self._open_recoverer() as recoverer:
                 pending = recoverer.pending([name])
                 if pending:
-                    log.info("%s: no process leases this id any more; recovering it", name)
+                    log.info("no process leases this id any more; recovering it", transactional_id=name)
                     self._log(recoverer.recover(pending))
         finally:
             self._ids.release(name)
@@ -101,13 +102,15 @@ class Adoption:
     def _log(self, report: RecoveryReport) -> None:
         for found in report:
             if found.outcome is not Outcome.NOTHING:
-                log.info("%s: recovered: %s", self._prefix, found.outcome.value)
+                log.info("recovered: %s", found.outcome.in_words, transactional_id=found.transactional_id)
         for failed in report.failed:
-            log.warning("%s: can't be recovered now; trying again: %s", failed.transactional_id, failed.error)
+            error, name = failed.error, failed.transactional_id
+            assert error is not None
+            log.log(level_of(error), "can't be recovered now; trying again: %s", error, transactional_id=name)
         try:
             raise_for_lost(report.unacknowledged)
-        except DualWriteError as error:
-            log.error("%s", error)  # noqa: TRY400  (the traceback adds nothing)
+        except DualWriteError as lost:
+            log.error("%s", lost, transactional_id=lost.transactional_id)  # noqa: TRY400  (the traceback adds nothing)
 
 
 def _is_open(row: StateRow) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from dualwrite.logs import SubjectLogger
 from dualwrite.pool.call import Call
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _MOST: Final = 1_000
 """More functions are not remembered: they run twice, first with others and then alone."""
@@ -40,7 +40,9 @@ class AloneUnits:
         function = _identity(call.unit)
         if function not in self._functions and len(self._functions) < _MOST:
             self._functions.add(function)
-            log.info("%s: %s runs in transactions of its own from now on: others would see %s", self._prefix, call.name, what)
+            log.info(
+                "%s runs in transactions of its own from now on: others would see %s", call.name, what, prefix=self._prefix
+            )
 
 
 def _identity(unit: Callable[..., Any]) -> object:

@@ -16,7 +16,6 @@ in a transaction of its own, and later calls of its function do so at once (`alo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -40,12 +39,13 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
+from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.call import Call
 from dualwrite.pool.savepoint_policy import SavepointPolicy
 from dualwrite.transaction import OpenTransaction
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
     StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
@@ -142,13 +142,18 @@ class Group:
         except _AllFailedError:
             self._deliver()
         except AfterCommitError:
-            log.exception("a group of %s has committed, and a listener of the commit has failed", _units(self.calls))
+            log.exception("a group of %s has committed, and a listener of it has failed", _units(self.calls), **self._fields)
             self._deliver()
         except BaseException as error:
             self.error = error
             run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
             if run_again:
-                log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
+                log.info(
+                    "a group of %d units failed; running them one by one: %s",
+                    *(len(self.calls), error),
+                    exc_info=if_unexpected(error),
+                    **self._fields,
+                )
             else:
                 self._deliver_error(error)
             if isinstance(error, FencedError):
@@ -163,6 +168,11 @@ class Group:
     def _run_aside(self) -> None:
         for call in self._aside:
             Group(self._writer, [call], replace(self._rules, most_units=1)).run()
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of a log record."""
+        return {"transactional_id": self._writer.transactional_id}
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""
@@ -253,7 +263,7 @@ class Group:
                 whole.send_messages(messages)
             whole.end_units()
         except BaseException as error:
-            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error)
+            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error, **self._fields)
             if whole.refused is not None and running is not None:
                 self._set_aside(running, whole.refused)
             whole.undo_units(error)

@@ -12,11 +12,13 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import DATABASE, Side, level_of
 from dualwrite.pool.ids import Ids
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.leases import LeaseStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 RENEWALS: Final = 3
 """How often a lease is renewed within its length, so that one renewal may fail."""
@@ -35,6 +37,7 @@ class LeasedIds(Ids):
         leases: The store's leases.
         prefix: The prefix of the ids.
         seconds: The length of a lease.
+        database: The database, for the log.
 
     Attributes:
         owner: The leases' owner: host, process id, program and a random part, which no other pool has.
@@ -43,12 +46,13 @@ class LeasedIds(Ids):
 
     are_leased = True
 
-    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float) -> None:
+    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float, database: Side) -> None:
         self.owner = f"{describe_owner('pool')} {uuid.uuid4().hex[:8]}"
         self.on_lost: Callable[[frozenset[str]], None] = lambda _: None
         self._leases = leases
         self._prefix = prefix
         self._seconds = seconds
+        self._database = database
         self._held: set[str] = set()
         self._avoided: set[str] = set()
         self._lock = threading.Lock()
@@ -109,8 +113,13 @@ class LeasedIds(Ids):
             self._held.clear()
         try:
             self._leases.release(names, self.owner)
-        except Exception as error:  # noqa: BLE001  (whatever the driver raises)
-            log.warning("%s: the leases of the pool's ids could not be released; they expire: %s", self._prefix, error)
+        except Exception as error:  # whatever the driver raises
+            log.warning(
+                "the leases of the pool's ids could not be released; they expire: %s",
+                error,
+                exc_info=if_unexpected(error),
+                prefix=self._prefix,
+            )
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 
@@ -126,21 +135,28 @@ class LeasedIds(Ids):
         while not self._stopping.wait(pause):
             try:
                 self._renew()
-            except Exception as error:  # noqa: BLE001  (whatever the driver raises: this thread must keep running)
+            except Exception as error:  # whatever the driver raises: this thread must keep running
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
-                    level = logging.WARNING if first else logging.INFO
-                    log.log(level, "%s: the pool's leases could not be renewed; trying again: %s", self._prefix, error)
+                    level = level_of(error) if first else logging.INFO
+                    log.log(
+                        level,
+                        "the pool's leases could not be renewed; trying again: %s",
+                        error,
+                        exc_info=if_unexpected(error),
+                        prefix=self._prefix,
+                    )
             else:
                 pause = self.interval
 
     def _renew(self) -> None:
         names = self.held
-        ours = self._leases.renew(names, self.owner, seconds=self._seconds)
+        with self._database.call(DATABASE):
+            ours = self._leases.renew(names, self.owner, seconds=self._seconds)
         lost = (names - ours) & self.held
         if lost:
-            log.warning("%s: other processes have leased %s meanwhile", self._prefix, ", ".join(sorted(lost)))
+            log.warning("other processes have leased %s meanwhile", ", ".join(sorted(lost)), prefix=self._prefix)
             self.on_lost(lost)  # before the ids can be acquired again: it must concern the writers that use them now
             with self._lock:
                 self._held -= lost

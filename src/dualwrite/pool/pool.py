@@ -22,6 +22,7 @@ from dualwrite.errors import (
     UsageError,
 )
 from dualwrite.event_loop import check_may_block
+from dualwrite.outages import database_at
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.alone import AloneUnits
 from dualwrite.pool.bound_pool import BoundPool
@@ -92,7 +93,13 @@ class WriterPool(Generic[H]):
         self._owns_store = owns_store
         self._open_writer = open_writer
         leases = store.leases
-        self._ids: Ids = FixedIds(prefix) if leases is None else LeasedIds(leases, prefix, seconds=self._options.lease)
+        self._ids: Ids = (
+            FixedIds(prefix)
+            if leases is None
+            else LeasedIds(
+                leases, prefix, seconds=self._options.lease, database=database_at(store.description, is_local=store.is_local)
+            )
+        )
         self._writers = Writers(prefix, self._ids)
         self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
         alone = AloneUnits(prefix)
@@ -301,8 +308,8 @@ class WriterPool(Generic[H]):
 
         Args:
             timeout: Seconds within which units and transactions must end. By default `close` waits as long as the pool makes
-                progress, and gives up when no unit has begun and no group has ended for the pool's `timeout`. Calls that have
-                not begun by then are cancelled.
+                progress, and gives up when no unit has begun and no group has ended for the pool's `timeout`, or when a group
+                has failed because Kafka or the database does not answer. Calls that have not begun by then are cancelled.
 
         Raises:
             ConcurrentUseError: A unit or transaction did not end in time; the error names it and says how far it got. Its

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,12 +9,14 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, UnverifiedTransactionError
+from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import level_of
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.ids import Ids
 from dualwrite.pool.writers import Writers
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _TRIES: Final = 5
 """How many ids are tried for one writer if other processes claim them or have locked their rows."""
@@ -91,7 +92,7 @@ class Upkeep:
                 if not left or not self._ids.are_leased:
                     self._ids.release(name)
                     raise
-                log.warning("%s: the id can't be opened; using another one: %s", name, error)
+                log.warning("the id can't be opened; using another one: %s", error, transactional_id=name)
                 self._ids.avoid(name)
             except (LostTransactionError, UnverifiedTransactionError):
                 self._ids.avoid(name)  # nothing is in doubt any more, but an operator has to acknowledge it
@@ -149,17 +150,28 @@ class Upkeep:
         for writer in self._writers.retired():
             try:
                 self._writers.close_one(writer)
-            except Exception as error:  # noqa: BLE001  (the process that has the id now resolves it)
-                log.info("%s: closing a writer whose id another process has claimed: %s", writer.transactional_id, error)
+            except Exception as error:  # the process that has the id now resolves it
+                log.info(
+                    "closing a writer whose id another process has claimed: %s",
+                    error,
+                    exc_info=if_unexpected(error),
+                    transactional_id=writer.transactional_id,
+                )
 
     def _replace(self) -> bool:
         """Open writers for those that are missing; False if one could not be opened."""
         try:
             with self._sizing:
                 self._fill()
-        except Exception as error:  # noqa: BLE001  (whatever it was: this thread must keep running)
+        except Exception as error:  # whatever it was: this thread must keep running
             if not self._stopping.is_set():
-                log.warning("%s: a writer of the pool could not be replaced; trying again: %s", self._prefix, error)
+                log.log(
+                    level_of(error),
+                    "a writer of the pool could not be replaced; trying again: %s",
+                    error,
+                    exc_info=if_unexpected(error),
+                    prefix=self._prefix,
+                )
                 self._writers.fail(error)
             return False
         return True
@@ -167,6 +179,12 @@ class Upkeep:
     def _search(self, adoption: Adoption) -> None:
         try:
             adoption.search(lambda: not self._stopping.is_set())
-        except Exception as error:  # noqa: BLE001  (as above)
+        except Exception as error:  # as above
             if not self._stopping.is_set():
-                log.warning("%s: the search for ids of dead processes failed; trying again: %s", self._prefix, error)
+                log.log(
+                    level_of(error),
+                    "the search for ids of dead processes failed; trying again: %s",
+                    error,
+                    exc_info=if_unexpected(error),
+                    prefix=self._prefix,
+                )

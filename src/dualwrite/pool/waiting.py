@@ -74,6 +74,11 @@ class WaitingCalls:
                 self._busy -= keys
             self._inbox.put(None)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the queue accepts no more calls."""
+        return self._is_closed
+
     def close(self) -> None:
         """Accept no more calls; those that are waiting are still taken."""
         self._is_closed = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, WriterClosedError
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import is_no_answer
 from dualwrite.pool.alone import AloneUnits
 from dualwrite.pool.call import Call
 from dualwrite.pool.group import Group, Rules
@@ -20,7 +21,7 @@ from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers
 from dualwrite.stores.base import TxnStateStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 class Workers:
@@ -128,7 +129,7 @@ class Workers:
                     return
                 self._run_group(calls, replace(rules, has_written=turn))
             except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
-                log.exception("%s: an unexpected error in a thread of the pool", self._prefix)
+                log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
             finally:
                 turn()
 
@@ -155,15 +156,23 @@ class Workers:
         try:
             with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
                 rules = replace(rules, more=more, put_back=put_back, doing=functools.partial(self._writers.note, writer))
-                Group(writer, list(calls), rules).run()
+                group = Group(writer, list(calls), rules)
+                group.run()
+            self._note_outage(group.error)
         except BaseException as error:
+            self._note_outage(error)
             if not isinstance(error, FencedError | WriterClosedError):
-                log.exception("%s: a group ended with an unexpected error", self._prefix)
+                log.exception("a group ended with an unexpected error", prefix=self._prefix)
             for call in calls:
                 call.deliver_error(error)
         finally:
             del self._groups[threading.get_ident()]
             self._waiting.release(calls)
+
+    def _note_outage(self, error: BaseException | None) -> None:
+        """While the pool is being closed, cancel the calls that wait if a side does not answer: they would fail, one by one."""
+        if self._waiting.is_closed and is_no_answer(error):
+            self._waiting.cancel()
 
 
 class _Once:

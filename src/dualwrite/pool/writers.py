@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
+from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.ids import Ids
+from dualwrite.recipe.lanes import CLOSE_LIMIT
 from dualwrite.recipe.phases import Phase
 from dualwrite.writer import DualWriter
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _PAUSE: Final = 0.01
 _RECOVERER: Final = "recoverer "
@@ -123,14 +125,14 @@ class Writers:
         try:
             owners = writer.new_owners()
             if all(owner.startswith(_RECOVERER) for owner in owners) and self._ids.keeps(name):
-                log.info("%s: claiming the id again after %s", name, "; ".join(owners))
+                log.info("claiming the id again after %s", "; ".join(owners), transactional_id=name)
                 writer.reopen()
                 return True
         except BaseException:
             self._check_in(writer)
             raise
         level = logging.WARNING if self._ids.are_leased else logging.ERROR
-        log.log(level, "%s: not used any more: it was claimed by %s", name, "; ".join(owners))
+        log.log(level, "not used any more: it was claimed by %s", "; ".join(owners), transactional_id=name)
         self._doing.pop(writer, None)
         self._retire(writer)
         return False
@@ -230,14 +232,18 @@ class Writers:
 
     # --- closing ----------------------------------------------------------------------------------------------------------
 
-    def close_one(self, writer: DualWriter[Any]) -> None:
+    def close_one(self, writer: DualWriter[Any], limit: Deadline | None = None) -> None:
         """Close a writer that was removed or retired.
+
+        Args:
+            writer: The writer.
+            limit: See `DualWriter.close`.
 
         Raises:
             DualWriteError: As for `DualWriter.close`.
         """
         try:
-            writer.close()
+            writer.close(limit=limit)
         finally:
             with self._lock:
                 self._open.pop(writer, None)
@@ -246,8 +252,13 @@ class Writers:
         """Close a writer whose transaction has ended after `close`."""
         try:
             self.close_one(writer)
-        except Exception as error:  # noqa: BLE001  (nobody waits for it; recovery resolves what is left)
-            log.warning("%s: closing a writer after its pool: %s", writer.transactional_id, error)
+        except Exception as error:  # nobody waits for it; recovery resolves what is left
+            log.warning(
+                "closing a writer after its pool: %s",
+                error,
+                exc_info=if_unexpected(error),
+                transactional_id=writer.transactional_id,
+            )
 
     def close(self, deadline: Deadline) -> None:
         """Wait for open transactions, then close every writer, even if closing one fails.
@@ -265,9 +276,10 @@ class Writers:
             busy = {writer: doing for writer, doing in self._doing.items() if writer in self._open}
         self._free.put(None)
         failed: list[Exception] = [_not_ended(self._prefix, deadline.seconds, busy)] if busy else []
+        limit = Deadline.after(CLOSE_LIMIT)
         for writer in [each for each in self._open if each not in busy]:
             try:
-                self.close_one(writer)
+                self.close_one(writer, limit)
             except Exception as error:  # noqa: BLE001  (the others must still be closed)
                 failed.append(error)
         if failed:

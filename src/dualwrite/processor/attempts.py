@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dualwrite.errors import DualWriteError, MessageFailedError, PositionMovedError
-from dualwrite.kafka.librdkafka.batch import Batch, name_of
+from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
+from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress
@@ -24,7 +26,7 @@ from dualwrite.stores.positions import Partition
 from dualwrite.stores.transaction import RunAloneError
 from dualwrite.transactional import made_for_each_attempt
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 FinishOf = Callable[[Batch], Finish]
 
@@ -103,7 +105,7 @@ class Attempts:
             DualWriteError: A permanent error.
         """
         before = sys.exception()
-        pause = self._options.pause
+        pause, first = self._options.pause, time.monotonic()
         while batch.messages:
             began = time.monotonic()
             try:
@@ -113,12 +115,7 @@ class Attempts:
                 if len(left.messages) < len(batch.messages):
                     batch = left
                     continue
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
-            except RunAloneError as error:
-                self._reading.most = 1
-                what = "from now on each message has a transaction of its own: the next ones would see"
-                log.info("%s: %s %s", self._group, what, error.what)
-                raise UnprocessableError(error) from error
+                log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
                 verdict = verdict_of(error, self._is_transient, before=before)
                 rest = self._rest_after(error, verdict, consumer, batch, pause=pause, seconds=time.monotonic() - began)
@@ -127,6 +124,10 @@ class Attempts:
                     continue
             else:
                 self._times_too_slow = 0
+                if pause > self._options.pause:
+                    log.info(
+                        "the batch is committed, %.1f s after its first attempt", time.monotonic() - first, group_id=self._group
+                    )
                 self._reading.next |= batch.after
                 self._progress.moved(consumer, batch)
                 return True
@@ -150,12 +151,17 @@ class Attempts:
             MessageFailedError: See `_was_too_slow`.
             Exception: The error itself, if the processor can't continue.
         """
+        if isinstance(error, RunAloneError):
+            self._reading.most = 1
+            what = "from now on each message has a transaction of its own: the next ones would see"
+            log.info("%s %s", what, error.what, group_id=self._group)
+            raise UnprocessableError(error) from error
         match verdict:
             case Verdict.IN_DOUBT:  # the position shows the next attempt whether it committed
-                log.warning("%s: %s", self._group, error)
+                log.warning("%s", error, group_id=self._group)
                 self._progress.left_in_doubt()
             case Verdict.LATER:
-                log.warning("%s: trying again in %.3g s: %s", self._group, pause, error)
+                self._log_retry(error, pause)
             case Verdict.STOP:
                 raise error
             case Verdict.MESSAGE:
@@ -163,6 +169,12 @@ class Attempts:
         if self._progress.is_transient(error):
             self._was_too_slow(batch, seconds, error)
         return None
+
+    def _log_retry(self, error: Exception, pause: float) -> None:
+        """Warn before the first retry of a batch only; and not if a side does not answer, since there is a warning of that."""
+        level = level_of(error) if pause == self._options.pause else logging.INFO
+        exc_info = if_unexpected(error) if level > logging.INFO else None
+        log.log(level, "trying again in %.3g s: %s", pause, error, exc_info=exc_info, group_id=self._group)
 
     def _without_cause(self, error: Exception, consumer: GroupConsumer, batch: Batch) -> Batch | None:
         """The rest of a failed batch if some of its messages have been processed already: they may be the cause.
@@ -181,11 +193,11 @@ class Attempts:
         except DualWriteError as reading:
             if not reading.retriable:
                 raise
-            log.warning("%s: a batch failed, and its positions can't be read yet: %s; %s", self._group, error, reading)
+            log.warning("a batch failed, and its positions can't be read yet: %s; %s", error, reading, group_id=self._group)
             return None
         if len(left.messages) == len(batch.messages):
             raise UnprocessableError(error) from error
-        log.info("%s: some messages of a batch that failed were processed already: %s", self._group, error)
+        log.info("some messages of a batch that failed were processed already: %s", error, group_id=self._group)
         return left
 
     def _was_too_slow(self, batch: Batch, seconds: float, error: Exception) -> None:
@@ -202,9 +214,10 @@ class Attempts:
         if len(batch.messages) > 1:
             self._reading.most = max(1, len(batch.messages) // 2)
             log.warning(
-                "%s: %d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
+                "%d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
                 "partitions to another member. From now on %d are taken at once.",
-                *(self._group, len(batch.messages), seconds, limit, self._reading.most),
+                *(len(batch.messages), seconds, limit, self._reading.most),
+                group_id=self._group,
             )
             return
         self._times_too_slow += 1
@@ -237,7 +250,7 @@ class Attempts:
         except DualWriteError as error:
             if not error.retriable:
                 raise
-            log.warning("%s: positions have moved, and can't be read yet: %s", self._group, error)
+            log.warning("positions have moved, and can't be read yet: %s", error, group_id=self._group)
             return batch
 
     def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
@@ -251,11 +264,11 @@ class Attempts:
         self._reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
         if elsewhere:
-            log.warning("%s: continuing at the positions of another consumer: %s", self._group, elsewhere)
+            log.warning("continuing at the positions of another consumer: %s", elsewhere, group_id=self._group)
             self._reading.seek(consumer, elsewhere)
         return left
 
 
 def where(message: Any, attempts: int) -> dict[str, Any]:
     """The facts of an error about a message."""
-    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "attempts": attempts}
+    return {**fields_of(message), "attempts": attempts}

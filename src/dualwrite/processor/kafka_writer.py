@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -24,6 +23,8 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.processor.runners import Content, Handle, Runner
 from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
@@ -32,7 +33,7 @@ from dualwrite.transaction import OpenTransaction, Transaction
 from dualwrite.transactional import check_has_run, name_of
 from dualwrite.transactional_id import validate_transactional_id
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _SUFFIX: Final = "#kafka"
 """Keeps the id at Kafka apart from those of writers with a database; a prefixed ACL covers it."""
@@ -161,7 +162,7 @@ class KafkaWriter:
         try:
             yield Transaction(begun)
             begun.end()
-            producer.prepare_transaction(timeout=self._timeouts.delivery)
+            producer.prepare_transaction(timeout=self._timeouts.for_delivery)
             committing = True
             producer.commit_transaction(timeout=self._timeouts.kafka)
         except BaseException as error:
@@ -211,7 +212,9 @@ class KafkaWriter:
         if self._may_fence_itself:
             self._may_fence_itself = False
             log.warning(
-                "%s: registering again, since an earlier registration of this process may have come late: %s", self._id, error
+                "registering again, since an earlier registration of this process may have come late: %s",
+                error,
+                kafka_transactional_id=self._id,
             )
         else:
             self._fenced = error
@@ -239,7 +242,7 @@ class KafkaWriter:
         try:
             producer.abort_transaction(timeout=self._timeouts.kafka)
         except DualWriteError as aborting:
-            log.warning("%s: aborting: %s", self._id, aborting)
+            log.log(level_of(aborting), "aborting: %s", aborting, kafka_transactional_id=self._id)
             self._drop_producer()
 
 

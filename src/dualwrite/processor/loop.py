@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,11 @@ from dualwrite.errors import (
     UnknownTopicError,
     UsageError,
 )
-from dualwrite.kafka.librdkafka.batch import Batch, name_of
+from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.topic import Topic
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Reading, where
 from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.processor.options import ProcessorOptions
@@ -33,7 +34,7 @@ from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.transaction import RunAloneError
 from dualwrite.transaction import Transaction
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _TURN: Final = 1.0
 """The maximum wait for messages, in seconds; `stop` is noticed at its end."""
@@ -112,7 +113,10 @@ class ProcessingLoop:
                     self._turn(consumer)
                 self._pass_ends(consumer)
         except StoppedError:
-            log.debug("%s: stopped in the middle of its work", self._group)
+            log.debug("stopped in the middle of its work", group_id=self._group)
+        except Exception as error:
+            log.exception("the processor stops: %s", error, group_id=self._group)  # noqa: TRY401  (one line may be all that is seen)
+            raise
         finally:
             self._consumer = None
             self._progress.forget()
@@ -143,10 +147,10 @@ class ProcessingLoop:
         try:
             moved = self._progress.look_again(consumer)
         except (StoreError, BrokerError) as error:
-            log.warning("%s: %s", self._group, error)
+            log.log(level_of(error), "%s", error, group_id=self._group)
             return
         if moved:
-            log.warning("%s: positions were moved: %s", self._group, moved)
+            log.warning("positions were moved: %s", moved, group_id=self._group)
             self._reading.seek(consumer, moved)
         self._pass_ends(consumer)
 
@@ -156,7 +160,7 @@ class ProcessingLoop:
         try:
             self._progress.pass_ends(consumer, ends)
         except DualWriteError as error:  # the next batch moves them too, or raises the reason
-            log.info("%s: positions were not moved to the ends of partitions: %s", self._group, error)
+            log.info("positions were not moved to the ends of partitions: %s", error, group_id=self._group)
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
         """Process a batch in one transaction, without reassigned partitions; False if one of its messages may be at fault."""
@@ -166,10 +170,10 @@ class ProcessingLoop:
             if len(batch.messages) > 1:
                 if not isinstance(error.reason, RunAloneError):
                     log.warning(
-                        "%s: a batch of %d messages failed, and is processed one by one: %s",
-                        self._group,
+                        "a batch of %d messages failed, and is processed one by one: %s",
                         len(batch.messages),
                         error,
+                        group_id=self._group,
                     )
                 return False
             reason = error.reason
@@ -195,7 +199,7 @@ class ProcessingLoop:
                 self._handle(consumer, one)
             except UnprocessableError as error:
                 tried, reason = tried + 1, error.reason
-                log.warning("%s: %s failed (attempt %d): %s", self._group, name_of(message), tried, error)
+                log.warning("%s failed (attempt %d): %s", name_of(message), tried, error, **self._fields(message))
             else:
                 return True
         assert reason is not None
@@ -208,6 +212,9 @@ class ProcessingLoop:
     def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
         """Send the message to the dead-letter topic, and continue after it; or stop."""
         (message,) = one.messages
+        log.warning(
+            "%s could not be processed in %d attempts", name_of(message), attempts, exc_info=reason, **self._fields(message)
+        )
         topic = self._options.dead_letter_topic
         if topic is None:
             raise MessageFailedError(
@@ -241,7 +248,11 @@ class ProcessingLoop:
                 **where(message, attempts),
             ) from refused
         if is_sent:
-            log.error("%s: %s went to %s: %s", self._group, name_of(message), topic, reason)
+            log.error("%s went to %s: %s", name_of(message), topic, reason, **self._fields(message))
+
+    def _fields(self, message: Any) -> dict[str, Any]:
+        """The fields of a log record about a message."""
+        return {"group_id": self._group, **fields_of(message)}
 
     # --- assignment -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +275,7 @@ class ProcessingLoop:
             except DualWriteError as error:
                 if not error.retriable:
                     raise
-                log.warning("%s: the positions can't be read yet: %s", self._group, error)
+                log.log(level_of(error), "the positions can't be read yet: %s", error, group_id=self._group)
                 self._stopped.wait(pause)
                 if self._stopped.is_set():
                     raise StoppedError from error

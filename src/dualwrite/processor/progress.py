@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -12,12 +11,13 @@ from dualwrite.kafka.inspect.topic_metadata import TopicMetadata, topic_ids, top
 from dualwrite.kafka.librdkafka import consumer as places
 from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.logs import SubjectLogger
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.starts import Seen, begin_of, how_to_reset
 from dualwrite.processor.work import Finish
 from dualwrite.stores.positions import Partition, Position
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _READING: Final = 10.0
 """Seconds for one attempt to read positions while a transaction waits for them."""
@@ -106,7 +106,14 @@ class Progress(ABC):
             position = stored.get(key)
             begin = begin_of(key, position, seen[key], self._options)
             if seen[key].is_truncated:
-                log.warning("%s: %s-%d was truncated before its position; continuing at %s", self._group, *key, begin)
+                log.warning(
+                    "%s-%d was truncated before its position; continuing at %s",
+                    *key,
+                    begin,
+                    group_id=self._group,
+                    topic=key[0],
+                    partition=key[1],
+                )
             found[key] = begin if isinstance(begin, int) else places.BEGINNING
             self._note(key, position)
             self._ids[key] = ids[key]
@@ -320,11 +327,14 @@ def topics_without(partitions: Iterable[Partition], stored: Mapping[Partition, P
 def _warn_of_gap(group: str, key: Partition, position: int | None, begin: int) -> None:
     if position is not None and begin != position:
         log.warning(
-            "%s: %s-%d continues at %s instead of its position %d; messages in between are not processed",
-            group,
+            "%s-%d continues at %s instead of its position %d; messages in between are not processed",
             *key,
             "its first message" if begin == places.BEGINNING else begin,
             position,
+            group_id=group,
+            topic=key[0],
+            partition=key[1],
+            offset=position,
         )
 
 

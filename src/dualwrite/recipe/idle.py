@@ -12,7 +12,6 @@ two-phase commit Kafka aborts them after the transaction's timeout.
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import threading
@@ -21,7 +20,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-log = logging.getLogger(__name__)
+from dualwrite.logs import SubjectLogger, if_unexpected
+
+log = SubjectLogger(__name__)
 
 T = TypeVar("T")
 
@@ -138,8 +139,10 @@ class IdleThread:
             pause = CLEAR_AFTER
             try:
                 pause = watched.clear(writer)
-            except Exception as error:  # noqa: BLE001  (whatever a store raises, the other writers must be served)
-                log.info("the state of an idle writer could not be cleared; trying again: %s", error)
+            except Exception as error:  # whatever a store raises, the other writers must be served
+                log.info(
+                    "the state of an idle writer could not be cleared; trying again: %s", error, exc_info=if_unexpected(error)
+                )
             self.call_within(writer, pause)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from traceback import clear_frames
 from typing import Final, NoReturn, cast
 
@@ -20,7 +19,10 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
@@ -38,7 +40,7 @@ from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA, Phase.ABORTING}
@@ -81,6 +83,7 @@ class Lane:
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
         self._store = store
+        self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._timeouts = timeouts
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
@@ -102,7 +105,8 @@ class Lane:
         """Begin the transaction on both sides; with `is_group`, the transaction of a pool's group."""
         producer = self.ownership.producer
         begin = self._store.begin_group if is_group else self._store.begin
-        self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
+        with self._database.call(DATABASE):
+            self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
@@ -120,7 +124,7 @@ class Lane:
         store_transaction = self._store_transaction
         assert store_transaction is not None
         self.advance(Event.PREPARE)
-        transaction.state = producer.prepare_transaction(timeout=self._timeouts.delivery)
+        transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
         self.advance(Event.PREPARED)
         hit("after_prepare")
         # without two-phase commit, the remaining time is checked between the record and the COMMIT
@@ -136,7 +140,8 @@ class Lane:
         producer.check_time_left()
         hit("before_db_commit")
         self.advance(Event.COMMIT_SENT)
-        store_transaction.commit()
+        with self._database.call(DATABASE):
+            store_transaction.commit()
         self.advance(Event.DATABASE_COMMITTED)
         hit("after_db_commit")
         if transaction.on_decided is not None:
@@ -157,7 +162,7 @@ class Lane:
         try:
             producer.request_commit(timeout=min(CHECK_LIMIT, self._timeouts.kafka))
         except BrokerUnavailableError as error:  # `confirm` requests it again
-            log.info("%s: Kafka's commit could not be requested yet: %s", self.id, error)
+            log.info("Kafka's commit could not be requested yet: %s", error, transactional_id=self.id)
         self.advance(Event.COMMIT_REQUESTED)
         hit("decided_after_request")
 
@@ -197,7 +202,12 @@ class Lane:
         try:
             self.confirm()
         except DualWriteError as error:
-            log.warning("%s: recovering, since Kafka has not confirmed the last commit: %s", self.id, error)
+            log.log(
+                level_of(error),
+                "recovering, since Kafka has not confirmed the last commit: %s",
+                error,
+                transactional_id=self.id,
+            )
             self.advance(Event.BROKEN)
         else:
             return
@@ -220,7 +230,7 @@ class Lane:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
         if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
-            log.error("%s: a listener of after_commit has failed", self.id, exc_info=after_commit_error)
+            log.error("a listener of after_commit has failed", exc_info=after_commit_error, transactional_id=self.id)
         if phase in BEFORE_COMMIT_POINT:
             self.advance(Event.ABORT)
             assert self._store_transaction is not None
@@ -243,25 +253,28 @@ class Lane:
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:
-        """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim."""
+        """Abort our own epoch and raise `error`; if the abort may have failed, recover by a new claim.
+
+        The abort may take seconds only: the caller waits for it, and `recipe.idle` does it as well.
+        """
         producer = self.ownership.producer
-        clean = not producer.must_be_replaced
+        clean, is_reachable = not producer.must_be_replaced, True
         if clean:
             try:
-                producer.abort_transaction(timeout=self._timeouts.kafka)
+                producer.abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))
             except DualWriteError as aborting:
-                log.warning("%s: aborting Kafka's side: %s", self.id, aborting)
-                clean = False
+                log.log(level_of(aborting), "aborting Kafka's side: %s", aborting, transactional_id=self.id)
+                clean, is_reachable = False, not is_no_answer(aborting)
         if self._means_fenced(error):
             if not clean:
-                log.warning("%s: fenced; the new owner of the id ends this transaction", self.id)
+                log.warning("fenced; the new owner of the id ends this transaction", transactional_id=self.id)
             self.advance(Event.FENCED)
             raise error
         if clean:
             self.advance(Event.ABORTED)
             raise error
         self.advance(Event.BROKEN)
-        if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
+        if is_reachable and isinstance(error, Exception):  # later after e.g. KeyboardInterrupt, see `_recover_after_abort`
             self._recover_after_abort(error)
         raise error
 
@@ -271,14 +284,20 @@ class Lane:
         If that fails, `recipe.idle`, the next transaction or close() does it.
         """
         try:
-            self.recover()
+            with self.ownership.limited(RECOVER_LIMIT) if is_no_answer(error) else nullcontext():
+                self.recover()
             if isinstance(error, ProducerFencedError):
                 explain_fencing(error)
         except FencedError as fenced:
             if isinstance(error, BrokerError):  # being fenced is why the broker refused
                 raise fenced from error
         except DualWriteError as recovering:
-            log.warning("%s: recovery after an aborted transaction is postponed: %s", self.id, recovering)
+            log.log(
+                level_of(recovering),
+                "recovery after an aborted transaction is postponed: %s",
+                recovering,
+                transactional_id=self.id,
+            )
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
@@ -307,7 +326,7 @@ class Lane:
             self.ownership.start()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
-            log.warning("%s: starting a new producer is postponed: %s", self.id, starting)
+            log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
         lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
@@ -345,10 +364,13 @@ class Lane:
         for outcome in self.ownership.report:
             lost = lost_error(outcome)
             if lost is not None:  # nobody waits for it any more; the row has it as well
-                log.error("%s: %s", self.id, lost)
+                log.error("%s", lost, transactional_id=self.id)
 
-    def close(self) -> None:
+    def close(self, *, limit: float) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
+
+        Args:
+            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now.
@@ -356,15 +378,20 @@ class Lane:
         if self.phase is Phase.CLOSED:
             return
         try:
-            self.confirm()
+            self.confirm(timeout=min(limit, self._timeouts.kafka))
         except DualWriteError as error:
-            log.info("%s: closing: resolving the last transaction, whose commit Kafka has not confirmed: %s", self.id, error)
+            log.info(
+                "closing: resolving the last transaction, whose commit Kafka has not confirmed: %s",
+                error,
+                transactional_id=self.id,
+            )
             self.advance(Event.BROKEN)
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                self._resolve_before_closing()
+                with self.ownership.limited(limit):
+                    self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:
@@ -384,7 +411,7 @@ class Lane:
             self.ownership.make_claim(only_if_ours=True)
             self.ownership.resolve()
         except FencedError as fenced:
-            log.warning("%s: closing: %s", self.id, fenced)
+            log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Final
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
@@ -21,7 +21,12 @@ from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.settings import Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import TxnStateStore
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
+
+CLOSE_LIMIT: Final = 10.0
+"""Seconds for resolving what is in doubt when a writer, or a pool's writers, are closed: recovery does it as well."""
+
+_LEAST_TO_CLOSE: Final = 1.0
 
 _BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
@@ -271,7 +276,7 @@ class Lanes:
             try:
                 lane.confirm(timeout=share.seconds)
             except DualWriteError as error:
-                log.info("%s: Kafka has not confirmed the last commit yet: %s", lane.id, error)
+                log.info("Kafka has not confirmed the last commit yet: %s", error, transactional_id=lane.id)
 
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.
@@ -289,8 +294,11 @@ class Lanes:
         for lane in self._lanes:
             lane.forget_transaction()
 
-    def close(self) -> None:
+    def close(self, limit: Deadline | None = None) -> None:
         """Close every lane, even if closing one fails.
+
+        Args:
+            limit: For resolving what is in doubt, `CLOSE_LIMIT` by default; each lane has at least a second.
 
         Raises:
             InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.
@@ -298,8 +306,10 @@ class Lanes:
         failed: list[Exception] = []
         try:
             for lane in self._lanes:
+                if limit is None and lane.phase is not Phase.OPENING:
+                    limit = Deadline.after(min(CLOSE_LIMIT, self._timeouts.kafka))
                 try:
-                    lane.close()
+                    lane.close(limit=_LEAST_TO_CLOSE if limit is None else max(limit.left, _LEAST_TO_CLOSE))
                 except Exception as error:  # noqa: BLE001  (the other lanes must still be closed)
                     failed.append(error)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final, NoReturn
 
 from dualwrite.errors import (
@@ -14,11 +13,13 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 def raise_outcome(error: BaseException, outcome: DualWriteError) -> NoReturn:
@@ -32,7 +33,7 @@ def raise_outcome(error: BaseException, outcome: DualWriteError) -> NoReturn:
 def report_committed(error: BaseException, outcome: str) -> None:
     """Log the outcome and return if `error` is one of dualwrite's; raise any other error, with the outcome as a note."""
     if isinstance(error, DualWriteError):
-        log.warning("%s, despite this error: %s", outcome, error)
+        log.warning("%s, despite this error: %s", outcome, error, transactional_id=error.transactional_id)
         return
     error.add_note(f"dualwrite: {outcome}.")
     raise error
@@ -147,5 +148,10 @@ def has_committed_on_both_sides(
     try:
         return decide(state, coordinator.describe(kafka_transactional_id)) is Decision.ALREADY_COMMITTED
     except DualWriteError as error:
-        log.warning("%s: can't find out how the transaction ended: %s", kafka_transactional_id, error)
+        log.log(
+            level_of(error),
+            "can't find out how the transaction ended: %s",
+            error,
+            kafka_transactional_id=kafka_transactional_id,
+        )
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from dualwrite.kafka.base import (
     TransactionalProducer,
     TransactionCoordinator,
 )
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
@@ -29,7 +30,7 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState
 from dualwrite.stores.base import Claim, Resolution, TxnStateStore
 from dualwrite.stores.rows import new_token
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
@@ -64,6 +65,7 @@ class Ownership:
         timeouts: Timeouts,
     ) -> None:
         self._store = store
+        self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._producers = producers
         self._id = transactional_id
@@ -123,9 +125,10 @@ class Ownership:
         expected = self.claim.fence if only_if_ours else None
         self._intended = self._intended or new_token()
         token = {"token": self._intended} if self._store.recognizes_claims else {}
-        self._claim = self._store.claim(
-            self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
-        )
+        with self._database.call(DATABASE, may_wait=True):  # for the row's lock
+            self._claim = self._store.claim(
+                self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
+            )
         self._intended = None
         hit("recover_after_claim")
 
@@ -145,7 +148,7 @@ class Ownership:
         self.report = RecoveryReport((report,))
         for found in report.outcomes:
             if found.outcome is not Outcome.NOTHING:
-                log.info("%s: recovered generation %d: %s", self._id, found.generation, found.outcome.value)
+                log.info("recovered generation %d: %s", found.generation, found.outcome.in_words, transactional_id=self._id)
         return report.outcomes
 
     def start(self) -> None:
@@ -258,13 +261,17 @@ class Ownership:
             limit = min(CHECK_LIMIT, self._timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
-            log.debug("%s: could not check after a pause whether the coordinator knows the id: %s", self._id, error)
+            log.debug(
+                "could not check after a pause whether the coordinator knows the id: %s", error, transactional_id=self._id
+            )
             return
         finally:
             self._used_at = time.monotonic()
         if described is not None:
             return
-        log.info("%s: the coordinator has forgotten %s; registering it again", self._id, self.kafka_transactional_id)
+        log.info(
+            "the coordinator has forgotten %s; registering it again", self.kafka_transactional_id, transactional_id=self._id
+        )
         self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         self.start()
 
@@ -282,7 +289,9 @@ class Ownership:
         try:
             self._clear_committed()
         except DualWriteError as error:
-            log.debug("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
+            log.debug(
+                "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
+            )
         return after
 
     def _clear_committed(self) -> None:
@@ -298,7 +307,7 @@ class Ownership:
         resolver = GenerationResolver(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)
         found = tuple(each for each in resolver.resolve() if each.outcome is not Outcome.NOTHING)
         for each in found:
-            log.warning("%s: taking over generation %d: %s", self._id, generation, each.outcome.value)
+            log.warning("taking over generation %d: %s", generation, each.outcome.in_words, transactional_id=self._id)
         if found:
             before = self.report.ids[0] if self.report.ids else IdReport(self._id)
             known = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
@@ -333,4 +342,6 @@ class Ownership:
         try:
             self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
         except DualWriteError as error:
-            log.info("%s: the last transaction's state, which is committed, could not be cleared: %s", self._id, error)
+            log.info(
+                "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
+            )

@@ -8,19 +8,19 @@ committed as soon as recovery runs on the right cluster (rule UC).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dualwrite.errors import NotResolvedError, StoreError
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.shell import shell_word
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import on_cluster
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 def check_cluster(
@@ -140,7 +140,12 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, *, give_up_prepared: 
         given_up = LostTransaction(
             LostKind.UNVERIFIED, row.prepared_state, generation, now, row.delivery, row.kind_of(generation), row.cluster_id
         )
-        log.error("%s: transaction %s on cluster %s is given up", row.transactional_id, row.prepared_state, row.cluster_id)
+        log.error(
+            "transaction %s on cluster %s is given up",
+            row.prepared_state,
+            row.cluster_id,
+            transactional_id=row.transactional_id,
+        )
     store.record_resolution(
         claim, Resolution(clear_state=True, lost=given_up, resolved_generation=row.generation, cluster_id=seen)
     )

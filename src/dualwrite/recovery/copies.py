@@ -6,16 +6,16 @@ each would treat transactions prepared by the other as abandoned, and abort them
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from dualwrite.errors import StoreError
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.recoverer import describe_owner, ids_with_lanes
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostTransaction, Resolution, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _cleared(store: TxnStateStore, timeout: float) -> list[LeftToOriginal]:
         row = store.read_claimed(claim)
         if row.prepared_state is not None or row.lost:
             left.append(LeftToOriginal(name, row.prepared_state, row.lost))
-            log.warning("%s: left to the original database: %s, %s", name, row.prepared_state, row.lost)
+            log.warning("left to the original database: %s, %s", row.prepared_state, row.lost, transactional_id=name)
         store.record_resolution(claim, Resolution(clear_state=True, clear_lost=True, resolved_generation=row.generation))
     return left
 

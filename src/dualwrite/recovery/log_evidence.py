@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from dualwrite.deadline import Deadline, Limit
-from dualwrite.delivery import Delivery
+from dualwrite.delivery import Delivery, Place
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.decision import Decision, decide_by_log
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostTransaction, StateRow
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _AGAIN: Final = 2.0
 """The maximum seconds for reading the log again for UNVERIFIED entries: nothing is open, so recovery should not wait for it."""
@@ -41,16 +41,22 @@ def decision_by_log(
         try:
             fate = coordinator.fate(stored, place, timeout=share)
         except BrokerError as error:
-            log.info("%s: the log of %s can't be read: %s", stored, place, error)
+            log.info("the log of %s, for transaction %s, can't be read: %s", place, stored, error, **_fields(place))
             unreadable = unreadable or error
             continue
-        log.info("%s: the coordinator has no evidence of it; according to the log of %s it is %s", stored, place, fate.value)
+        log.info(
+            "the log of %s: transaction %s, unknown to its coordinator, is %s", place, stored, fate.value, **_fields(place)
+        )
         decision = decide_by_log(fate)
         if decision is not Decision.UNVERIFIED:
             return decision
     if unreadable is not None:
         raise unreadable
     return Decision.UNVERIFIED
+
+
+def _fields(place: Place) -> dict[str, Any]:
+    return {"topic": place.topic, "partition": place.partition, "offset": place.first_offset}
 
 
 def proven_by_log(

@@ -12,7 +12,6 @@ nothing to claim on its lanes, the writer may finish opening, as if it had start
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
@@ -23,6 +22,7 @@ from typing import Final, Self
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError, TransactionChangedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
@@ -30,7 +30,7 @@ from dualwrite.settings import Timeouts
 from dualwrite.stores.base import Claim, LostTransaction, StateRow, TxnStateStore
 from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of, name_lane
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 MAX_OWNER_LENGTH: Final = 200
 
@@ -291,10 +291,10 @@ class Recoverer:
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "another process" if row is None else row.owner
-            log.info("%s: claimed by %s during the recovery: %s", transactional_id, owner, error)
+            log.info("claimed by %s during the recovery: %s", owner, error, transactional_id=transactional_id)
             return IdReport(transactional_id, taken_over_by=owner, unacknowledged=() if row is None else row.lost)
         except DualWriteError as error:
-            log.info("%s: recovery did not finish: %s", transactional_id, error)  # also in the report
+            log.info("recovery did not finish: %s", error, transactional_id=transactional_id)  # also in the report
             return IdReport(transactional_id, error=error)
 
     def _resolve(

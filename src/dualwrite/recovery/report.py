@@ -40,9 +40,24 @@ class Outcome(Enum):
     """
 
     @property
+    def in_words(self) -> str:
+        """What happened, for a log."""
+        return _IN_WORDS[self]
+
+    @property
     def lost_kind(self) -> LostKind | None:
         """How the row records this outcome, or None if nothing is lost or unverified."""
         return LostKind(self.value) if self in (Outcome.LOST, Outcome.UNVERIFIED) else None
+
+
+_IN_WORDS: Final = {
+    Outcome.COMMITTED: "the database had committed; Kafka's side is committed now",
+    Outcome.ALREADY_COMMITTED: "the database and Kafka had both committed",
+    Outcome.ABORTED: "the database had not committed; Kafka's side is aborted now",
+    Outcome.LOST: "the database had committed, and Kafka had aborted: its messages are lost",
+    Outcome.UNVERIFIED: "the database had committed, and Kafka has no evidence left",
+    Outcome.NOTHING: "nothing was open or in doubt",
+}
 
 
 @dataclass(frozen=True, slots=True)

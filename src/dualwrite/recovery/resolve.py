@@ -16,7 +16,6 @@ UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing 
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Collection
 from dataclasses import replace
@@ -29,6 +28,7 @@ from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
+from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.log_evidence import decision_by_log, proven_by_log
@@ -37,7 +37,7 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Claim, LostTransaction, Resolution, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
@@ -107,7 +107,12 @@ def _find_in_log(
 
 def _record_found_again(store: TxnStateStore, claim: Claim, entry: LostTransaction, outcome: Outcome) -> LostTransaction | None:
     """Replace the UNVERIFIED entry by what is known now: nothing if it is committed, or the returned LOST entry."""
-    log.info("%s: %s, recorded as UNVERIFIED, was found again: %s", claim.transactional_id, entry.state, outcome.value)
+    log.info(
+        "%s, recorded as UNVERIFIED, was found again: %s",
+        entry.state,
+        outcome.in_words,
+        transactional_id=claim.transactional_id,
+    )
     kind = outcome.lost_kind
     lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
     store.record_resolution(claim, Resolution(resolved_entry=entry, lost=lost))
@@ -171,7 +176,7 @@ class GenerationResolver:
         if entry is not None and described is not None and stored != entry.state:
             return self._resolve(entry, described)
         decision = decide(stored, described)
-        log.debug("%s: stored %s, described %s: %s", self._kafka_id, stored, described, decision.value)
+        log.debug("stored %s, described %s: %s", stored, described, decision.value, kafka_transactional_id=self._kafka_id)
         hit("recover_after_decision")
         match decision:
             case Decision.WAIT:
@@ -235,7 +240,7 @@ class GenerationResolver:
         hit("recover_after_end_txn")
         if answer.proven:
             return answer
-        log.debug("%s: EndTxn answered %s; describing again", self._kafka_id, answer.name)
+        log.debug("EndTxn answered %s; describing again", answer.name, kafka_transactional_id=self._kafka_id)
         return None
 
     def _end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> EndTxnResult:
@@ -303,12 +308,12 @@ class GenerationResolver:
             if kind is not None:
                 now = datetime.now(UTC)
                 lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer, self._cluster_id)
-                log.error("%s: transaction %s is %s", self._claim.transactional_id, stored, outcome.value)
+                log.error("transaction %s: %s", stored, outcome.in_words, transactional_id=self._claim.transactional_id)
             self._clear_state(stored, lost=lost)
         self._remember(outcome, stored, lost)
 
     def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
-        log.debug("%s: clearing state %s", self._kafka_id, stored)
+        log.debug("clearing state %s", stored, kafka_transactional_id=self._kafka_id)
         self._store.record_resolution(self._claim, Resolution(clear_state=True, lost=lost))
         hit("recover_after_resolution")
 

@@ -22,7 +22,7 @@ a batch if and only if its rows are in the table.
 | `value.format` | `json` builds the value from columns: those in `value.columns`, or the whole row |
 | `transactionalIdPrefix` | the prefix of the tasks' transactional ids; only one job at a time holds it |
 | `jobId` | for a batch write: a name; a write with this name is done once, no matter how often you run it |
-| `batchId` | together with `jobId`: identifies one of several batches; see `write_batch` |
+| `batchId`, `queryId` | set by `write_batch`: the micro-batch, and the query that it belongs to |
 | `numPartitions` | the maximum number of partitions of a frame |
 | `producer`, `twoPhase` | as for `connect` |
 | `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |

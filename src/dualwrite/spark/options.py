@@ -36,6 +36,7 @@ NAMES: Final = (
     "transactionalIdPrefix",
     "jobId",
     "batchId",
+    "queryId",
     "numPartitions",
     "producer",
     "twoPhase",
@@ -63,6 +64,7 @@ class SinkOptions:
         prefix: The prefix of the tasks' transactional ids.
         job_id: The job's name, which stays the same over runs, or None.
         batch_id: The batch of the job, or None.
+        query_id: The streaming query that the batch belongs to, if known.
         num_partitions: The maximum number of partitions of a frame, or None.
     """
 
@@ -71,7 +73,15 @@ class SinkOptions:
     prefix: str
     job_id: str | None = None
     batch_id: int | None = None
+    query_id: str | None = None
     num_partitions: int | None = None
+
+    @property
+    def bound_to(self) -> str:
+        """What the job's name stands for; see JobRun."""
+        if self.query_id is not None:
+            return query_name(self.query_id)
+        return f"table {self.frame.dbtable}, topic {self.frame.topic or 'of each row'}"
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -103,7 +113,7 @@ class SinkOptions:
         for name, option, default in (
             ("claim", "claimTimeout", _LIMITS.claim),
             ("kafka", "kafkaTimeout", _LIMITS.kafka),
-            ("delivery", "deliveryTimeout", _LIMITS.delivery),
+            ("delivery", "deliveryTimeout", _LIMITS.for_delivery),
             ("commit", "commitTimeout", DEFAULT_COMMIT_TIMEOUT),
             ("lease", "leaseTimeout", DEFAULT_LEASE_TIMEOUT),
         ):
@@ -131,8 +141,14 @@ class SinkOptions:
             prefix=read["prefix"],
             job_id=read["job_id"],
             batch_id=read["batch_id"],
+            query_id=given.get("queryid"),
             num_partitions=read["num_partitions"],
         )
+
+
+def query_name(query_id: str) -> str:
+    """A streaming query, as `JobRun.bound_to` names it. Its id is stored in its checkpoint."""
+    return f"the query {query_id}"
 
 
 def database_url(url: str, user: str | None = None, password: str | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from dualwrite.chunks.markers import ChunkMarkers, JobPlan
 from dualwrite.chunks.write import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.jobs.base import validate_prefix
+from dualwrite.logs import SubjectLogger
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
@@ -27,7 +27,7 @@ from dualwrite.writer import DualWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 WriterFactory = Callable[[str], DualWriter]
 MarkersFactory = Callable[[TxnStateStore], ChunkMarkers]
@@ -226,8 +226,9 @@ def write_partitions(
             f"{partitions} is refused",
         )
     log.info(
-        "job %r: wrote %d rows in %d transactions over %d partitions; skipped %d rows in %d chunks that were committed before",
-        *(job_id, report.rows, report.chunks, len(rows), report.rows_before, report.chunks_before),
+        "wrote %d rows in %d transactions over %d partitions; skipped %d rows in %d chunks that were committed before",
+        *(report.rows, report.chunks, len(rows), report.rows_before, report.chunks_before),
+        job=job_id,
     )
     return report
 

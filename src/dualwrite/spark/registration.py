@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from pyspark.errors import PySparkException
+
 from dualwrite.errors import ConfigurationError
 from dualwrite.spark.source import NAME, DualWriteDataSource
 from dualwrite.spark.worker_python import warn_of_other_python
@@ -52,26 +54,31 @@ def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, *
 
         stream.writeStream.foreachBatch(each).option("checkpointLocation", …).start()
 
-    A batch that an earlier run of the query has committed is not written again. Two calls for one micro-batch, for two tables,
+    If an earlier run of the query has committed the batch, it is not written again. Only the newest batch can be repeated: an
+    earlier number comes from a checkpoint that was reset, and is refused. Two calls for one micro-batch, for two tables,
     are two jobs: each is atomic by itself, and each needs its own `transactionalIdPrefix`.
+
+    A job belongs to one query, which its checkpoint identifies. With a new checkpoint, the query is another one: it numbers its
+    batches from 0 again, and its rows must not be taken for the old one's. So it is refused, with a `job_id`, too.
 
     Args:
         frame: The micro-batch.
         batch_id: Its number.
-        job_id: A name that stays the same over restarts of the query; by default the query's id, which is stored in its
-            checkpoint, and the name of the table.
+        job_id: A name that stays the same over restarts of the query, and that no other query has; by default the query's id,
+            which is stored in its checkpoint, and the name of the table. Through Spark Connect the query is not known: there a
+            new checkpoint needs a new name.
         options: The options of the data source: `**{"kafka.bootstrap.servers": …, "topic": …}`.
 
     Raises:
         ConfigurationError: No `job_id` was given, and there is no query to derive it from; or the same run has already written
             this batch of the job.
+        BatchRefusedError: The batch, or a later one, was committed by another query: the job has a new checkpoint. Spark raises
+            it as an error of its own, which has the text.
     """
     spark = frame.sparkSession
-    run_id = None
-    if job_id is None:
-        query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
-        run_id = spark.sparkContext.getLocalProperty(_RUN_ID)
-        job_id = query_id and f"{query_id} {options.get('dbtable', '')}"
+    query_id, run_id = _query_of(spark)
+    if job_id is None and query_id is not None:
+        job_id = f"{query_id} {options.get('dbtable', '')}"
     if not job_id:
         raise ConfigurationError(
             "write_batch can't determine which query the batch belongs to.",
@@ -83,8 +90,20 @@ def write_batch(frame: DataFrame, batch_id: int, *, job_id: str | None = None, *
     limit = options.get("numPartitions")
     if limit is not None:
         frame = frame.coalesce(int(limit))
+    if query_id is not None:
+        options["queryId"] = query_id
     frame.write.format(NAME).mode("append").options(**options, jobId=job_id, batchId=str(batch_id)).save()
     _newest[job_id] = (run_id, batch_id)
+
+
+def _query_of(spark: SparkSession) -> tuple[str | None, str | None]:
+    """The ids of the query and of its run that call us; None if there are none, or if they are not known (Spark Connect)."""
+    try:
+        context = spark.sparkContext
+    except PySparkException:
+        return None, None
+    query_id = context.getLocalProperty(_QUERY_ID)
+    return query_id, None if query_id is None else context.getLocalProperty(_RUN_ID)
 
 
 def _refuse_second_call(job_id: str, run_id: str | None, batch_id: int) -> None:

@@ -28,7 +28,7 @@ from dualwrite.jobs.base import JobRun, TaskOutcome
 from dualwrite.jobs.driver import JobCommitter
 from dualwrite.jobs.frame.sink import FrameSink
 from dualwrite.jobs.task import TaskAttempt
-from dualwrite.spark.options import SinkOptions
+from dualwrite.spark.options import SinkOptions, query_name
 from dualwrite.stores.sql import SqlStateStore
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class DualWriteDataSource(DataSource):
             options.job_id or f"batch-{uuid4()}",
             options.batch_id or 0,
             keeps_lease=options.batch_id is not None,
+            bound_to=options.bound_to,
         )
         sink = _sink(options, schema)
         with options.site.opened() as site:
@@ -97,9 +98,9 @@ class DualWriteDataSource(DataSource):
             ConfigurationError: The options are not valid, or the frame does not fit the table.
         """
         options = _checked(self.options, overwrite=overwrite)
-        if options.job_id is not None or options.batch_id is not None:
+        if (options.job_id, options.batch_id, options.query_id) != (None, None, None):
             raise ConfigurationError(
-                "jobId and batchId can't be set for streams: the query and its micro-batch define them.",
+                "jobId, batchId and queryId can't be set for streams: the query and its micro-batch define them.",
                 next_step="omit them, or write with foreachBatch: dualwrite.spark.write_batch(df, batch_id, job_id=…)",
             )
         return StreamWriter(options, _sink(options, schema), JobRun(options.prefix, "", _UNKNOWN_BATCH, keeps_lease=True))
@@ -177,7 +178,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
                 cause="dualwrite does not support this version of Spark",
                 next_step="write with foreachBatch: dualwrite.spark.write_batch(df, batch_id, …)",
             )
-        return self._written(replace(self._run, job_id=query, batch_id=int(batch)), iterator)
+        run = replace(self._run, job_id=query, batch_id=int(batch), bound_to=query_name(query))
+        return self._written(run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         """Commit, after all tasks of the micro-batch have finished."""

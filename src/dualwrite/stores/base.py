@@ -62,6 +62,11 @@ class TxnStateStore(ABC):
     def description(self) -> str:
         """The database's address, for messages, without its password."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the database is a file of this machine: then waiting means waiting for another process's lock."""
+        return self.description.startswith(("sqlite", "rocksdb"))
+
     @abstractmethod
     def check(self) -> None:
         """Connect, and check that the table exists and has this release's schema."""

@@ -73,7 +73,12 @@ def json_problem(kind: pa.DataType) -> str | None:
     """Why a type can't be written as JSON, or None if it can."""
     if pa.types.is_struct(kind):
         own = next((_INTERNAL[mark] for field in kind for mark in _INTERNAL if mark in (field.metadata or {})), None)
-        return own or next(filter(None, (json_problem(field.type) for field in kind)), None)
+        names = [field.name for field in kind]
+        twice = next(
+            (f"{name!r} is twice in {kind}; a JSON object has one field of a name" for name in names if names.count(name) > 1),
+            None,
+        )
+        return own or twice or next(filter(None, (json_problem(field.type) for field in kind)), None)
     if pa.types.is_map(kind):
         if pa.types.is_nested(kind.key_type):
             return f"the keys of a JSON object are strings, not {kind.key_type}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -17,10 +17,12 @@ from sqlalchemy import types as sql
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.jobs.frame.columns import TargetColumn
 from dualwrite.jobs.frame.json_values import json_texts
+from dualwrite.jobs.frame.mysql_session import STRICT, in_utc, sql_mode
 from dualwrite.jobs.frame.table_names import quoted_name
 from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
 
 _ROWS_PER_STATEMENT: Final = 1000
+_SQLITE_DIGITS: Final = 15
 # Arrow quotes every text but no null, so PostgreSQL can distinguish an empty text from NULL
 _CSV: Final = csv.WriteOptions(include_header=False, batch_size=1 << 16)
 
@@ -65,7 +67,7 @@ class StagingWriter(ABC):
 
         Raises:
             UsageError: The writer is finished.
-            StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL).
+            StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL; more than 15 digits on SQLite).
         """
         if self._is_finished:
             raise UsageError("The staging writer is finished; no more rows can be added.", next_step="use a new writer")
@@ -198,26 +200,16 @@ class StatementWriter(StagingWriter):
         )
 
     def _load(self, columns: list[pa.Array], count: int) -> None:
-        with self._session_in_utc():
+        with ExitStack() as session:
+            if self._connection.dialect.name in MYSQL:
+                session.enter_context(sql_mode(self._connection, STRICT))
+            if self._in_utc:
+                session.enter_context(in_utc(self._connection))
             for begin in range(0, count, _ROWS_PER_STATEMENT):
                 some = [column.slice(begin, _ROWS_PER_STATEMENT).to_pylist() for column in columns]
                 size = min(_ROWS_PER_STATEMENT, count - begin)
                 rows = list(zip(*some, [self._key[0]] * size, [self._key[1]] * size, strict=True))
                 self._connection.exec_driver_sql(self._insert, rows)
-
-    @contextmanager
-    def _session_in_utc(self) -> Iterator[None]:
-        """Set the session's time zone to UTC: MariaDB and MySQL read the text of a TIMESTAMP in that time zone."""
-        if not self._in_utc:
-            yield
-            return
-        execute = self._connection.exec_driver_sql
-        zone = execute("SELECT @@session.time_zone").scalar_one()
-        execute("SET SESSION time_zone = '+00:00'")
-        try:
-            yield
-        finally:
-            execute("SET SESSION time_zone = %s", (zone,))
 
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:  # noqa: PLR0911  (one for each kind of type)
         if pa.types.is_dictionary(kind):
@@ -227,6 +219,8 @@ class StatementWriter(StagingWriter):
         if pa.types.is_timestamp(kind):
             zone = None if kind.tz is None else "UTC"
             return lambda values: values.cast(pa.timestamp("us", zone), safe=False).cast(pa.timestamp("us")).cast(pa.string())
+        if pa.types.is_decimal(kind) and self._connection.dialect.name == "sqlite" and kind.precision > _SQLITE_DIGITS:
+            return lambda values: _sqlite_decimals(values, column)
         if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
             return lambda values: values.cast(pa.string())
         if pa.types.is_nested(kind):
@@ -245,6 +239,20 @@ class StatementWriter(StagingWriter):
             f"Column {name} has NaN or an infinity, which {dialect} can't store.",
             next_step="replace such values, for instance with NULL: nanvl(column, null)",
         )
+
+
+def _sqlite_decimals(values: pa.Array, column: TargetColumn) -> pa.Array:
+    """Decimals as text, if SQLite keeps all their digits: it converts them to floats, unless the column has no type."""
+    texts = values.cast(pa.string())
+    if isinstance(column.type, sql.NullType):
+        return texts
+    for number in values.to_pylist():
+        if number is not None and len(number.normalize().as_tuple().digits) > _SQLITE_DIGITS:
+            raise StoreError(
+                f"Column {column.name} has the number {number}, of which SQLite would keep {_SQLITE_DIGITS} digits.",
+                next_step="use a column of type TEXT, and cast the frame's to string; or round the numbers",
+            )
+    return texts
 
 
 def _insert(table: Table, dialect: Dialect) -> str:

@@ -209,8 +209,10 @@ def _nulls(batch: pa.RecordBatch) -> list[None]:
 
 
 def _header_lists(column: pa.Array) -> list[Headers | None]:
+    """The headers of each row; a null in the place of a header is one without a name, which `send` refuses."""
+    none: dict[str, Any] = {"key": None, "value": None}
     return [
-        None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs if pair is not None]
+        None if pairs is None else [((pair or none)["key"], (pair or none)["value"]) for pair in pairs]
         for pairs in column.to_pylist()
     ]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,7 +38,6 @@ from sqlalchemy import (
     inspect,
     select,
     table,
-    text,
     tuple_,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -49,6 +48,7 @@ from sqlalchemy.types import ARRAY, TypeEngine, UserDefinedType
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError
 from dualwrite.jobs.frame.columns import TargetColumn, TargetTable
 from dualwrite.jobs.frame.loading import StagingWriter, staging_writer
+from dualwrite.jobs.frame.mysql_session import STRICT, ZEROS_KEPT, sql_mode
 from dualwrite.jobs.frame.staged_rows import FENCE_COLUMN, ID_COLUMN
 from dualwrite.jobs.frame.types import MYSQL
 from dualwrite.stores.sql.dialect import ErrorClass
@@ -226,7 +226,7 @@ class StagingTable:
             return 0
         ours = self._is_one_of(connection, sorted(set(keys)))
         rows = select(*(self._staged.c[name] for name in self._names)).where(ours)
-        with _zeros_kept(connection):
+        with sql_mode(connection, STRICT, ZEROS_KEPT) if connection.dialect.name in MYSQL else nullcontext():
             return self._moved(connection, ours, rows, upsert_keys)
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -294,21 +294,6 @@ class StagingTable:
             index_elements=list(upsert_keys), set_={name: made.excluded[name] for name in changed}
         )
         return statement
-
-
-@contextmanager
-def _zeros_kept(connection: Connection) -> Iterator[None]:
-    """Keep a 0 in an AUTO_INCREMENT column: by default MariaDB and MySQL replace it with the next number."""
-    if connection.dialect.name not in MYSQL:
-        yield
-        return
-    before = connection.scalar(text("SELECT @@SESSION.sql_mode"))
-    connection.execute(text("SET SESSION sql_mode = CONCAT(@@SESSION.sql_mode, ',NO_AUTO_VALUE_ON_ZERO')"))
-    try:
-        yield
-    finally:
-        with suppress(DBAPIError):  # the settings of a broken connection are gone anyway
-            connection.execute(text("SET SESSION sql_mode = :before"), {"before": before})
 
 
 def _row_count(connection: Connection, statement: Any) -> int:

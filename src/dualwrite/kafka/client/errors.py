@@ -61,6 +61,12 @@ TIMEOUT_REFUSED: Final = ErrorKind(
     next_step="lower the first or raise the second",
 )
 GROUP_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="grant the principal Read on the consumer group")
+READ_FORBIDDEN: Final = ErrorKind(BrokerAuthorizationError, next_step="check sasl.*, and grant the principal Read on the topic")
+INSTANCE_FENCED: Final = ErrorKind(
+    ProducerFencedError,
+    cause="another consumer of the group has the same group.instance.id",
+    next_step="give each process a group.instance.id of its own, for example the name of its pod",
+)
 GROUP_MOVED: Final = ErrorKind(
     ProducerFencedError,
     cause="the consumer's generation is over: its partitions may belong to another member by now",

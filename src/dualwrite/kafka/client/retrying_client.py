@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
@@ -17,6 +16,7 @@ from dualwrite.kafka.client.refusals import FORBIDDEN_CODES, forbidden
 from dualwrite.kafka.client.retry import repeated
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.transient import TRANSIENT, CoordinatorMovedError, NoLeaderError, TryAgainError
+from dualwrite.outages import REQUEST, Call, kafka_at
 
 _PAUSE: Final = 0.01
 _T = TypeVar("_T")
@@ -32,6 +32,7 @@ class RetryingClient:
 
     def __init__(self, config: KafkaConfig, timeout: float) -> None:
         self.network = Network(config)
+        self._kafka = kafka_at(config.servers)
         self._timeout = timeout
         self._lock = threading.RLock()  # only its owner can release it, which matters after KeyboardInterrupt
 
@@ -79,11 +80,22 @@ class RetryingClient:
             BrokerUnavailableError: No conclusive response within the time limit.
         """
         deadline = self.limit(timeout)
+        with self._kafka.call(REQUEST) as call:
+            return self._repeated(once, what, deadline, call)
+
+    def _repeated(self, once: Callable[[Deadline], _T], what: str, deadline: Deadline, call: Call) -> _T:
+        def noting() -> _T:
+            try:
+                return once(deadline)
+            except TRANSIENT as error:
+                call.error = error
+                raise
+
         try:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise TryAgainError("another thread is still using the connections")
-                return repeated(partial(once, deadline), TRANSIENT, deadline, pause=_PAUSE)
+                return repeated(noting, TRANSIENT, deadline, pause=_PAUSE)
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()

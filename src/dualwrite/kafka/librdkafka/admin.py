@@ -13,6 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.librdkafka.errors import broker_error, kafka_error
+from dualwrite.kafka.librdkafka.own_lines import with_own_lines
 
 _DEFAULTS: Final = {
     "topic.metadata.refresh.interval.ms": 1000,
@@ -30,10 +31,12 @@ def admin_client(settings: Mapping[str, Any]) -> AdminClient:
     librdkafka then waits for one, but asks for it only when it refreshes its metadata: by default every five minutes, so that
     the request times out first.
 
+    What librdkafka logs is passed on when the client is polled.
+
     Args:
         settings: The cluster's settings; they take precedence.
     """
-    return AdminClient({**_DEFAULTS, **settings})
+    return AdminClient(with_own_lines({**_DEFAULTS, **settings}))
 
 
 def create_topic(
@@ -67,6 +70,7 @@ def create_topic(
         try:
             admin.create_topics([topic], request_timeout=max(deadline.left, _PAUSE))[name].result()
         except KafkaException as error:
+            admin.poll(0)
             failed = _creation_error(error, name)
             if may_exist and failed.code == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
@@ -93,6 +97,7 @@ def delete_topic(settings: Mapping[str, Any], name: str, *, timeout: float = 60.
     try:
         admin.delete_topics([name], request_timeout=timeout)[name].result()
     except KafkaException as error:
+        admin.poll(0)
         raise broker_error(error, None, f"deleting the topic {name!r}") from error
 
 

@@ -72,6 +72,11 @@ def partition_of(message: Any) -> Partition:
     return message.topic(), message.partition()
 
 
+def fields_of(message: Any) -> dict[str, Any]:
+    """The place of a message, for errors and log records."""
+    return {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
+
+
 def name_of(message: Any) -> str:
     """Readable text: `orders-0 at 17`."""
     return f"{message.topic()}-{message.partition()} at {message.offset()}"

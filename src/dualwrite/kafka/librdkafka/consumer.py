@@ -6,26 +6,45 @@ therefore stays the same, and is as accurate as a member's view can be.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
-from dualwrite.errors import BrokerError, ConfigurationError
+from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
 from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
-from dualwrite.kafka.librdkafka.errors import consumer_recovers
+from dualwrite.kafka.librdkafka.errors import consumer_recovers, consuming_error
 from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
+from dualwrite.kafka.librdkafka.own_lines import with_own_lines
+from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.outages import kafka_at
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 Begin = Callable[[list[Partition]], Mapping[Partition, int]]
 
 BEGINNING: Final = OFFSET_BEGINNING
 """In place of an offset: the first record that retention has left."""
+
+_PLACES: Final = {
+    OFFSET_BEGINNING: "at the beginning",
+    OFFSET_END: "at the end",
+    OFFSET_STORED: "at the group's offset",
+    OFFSET_INVALID: "at the group's offset",
+}
 
 _OURS: Final = {
     "enable.auto.commit": False,
@@ -42,8 +61,15 @@ _UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PART"
 _WARNING_INTERVAL: Final = 60.0
 
 _END_OF_PARTITION: Final = "_PARTITION_EOF"
+_ALL_DOWN: Final = "_ALL_BROKERS_DOWN"
 _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
 _TRUNCATION: Final = "truncation"
+
+_CONSUMING: Final = "a consumer reached no broker"
+"""Kind of a call, for `dualwrite.outages`."""
+
+_LOOK_INTERVAL: Final = 1.0
+_LOOK_LIMIT: Final = 0.5
 
 _CLOSING: Final = 10.0
 """Seconds that `close` waits; librdkafka itself would wait for a coordinator that is down for `session.timeout.ms`."""
@@ -88,9 +114,13 @@ class GroupConsumer:
         self._refused: dict[Partition, tuple[int, bool]] = {}  # the offset, and whether the log was truncated before it
         self._waiting = False
         self._is_closing = False
+        self._kafka = kafka_at(str(settings.get("bootstrap.servers", "")))
+        self._on_error: Callable[[KafkaError], object] | None = settings.get("error_cb")
+        self._look_at = 0.0  # when to ask whether a broker answers again
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
-            self._consumer = Consumer({**settings, **_OURS, **_INTERNAL})
+            noting = {"error_cb": self._note_error}
+            self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL, **noting}, group_id=self.group_id))
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
@@ -121,6 +151,7 @@ class GroupConsumer:
         """
         self._for_monitors.commit_due()
         self._warn_of_unknown_topics()
+        self._look_for_brokers()
         found: list[Message] = []
         terms: dict[Partition, object] = {}
         while len(found) < most:
@@ -207,18 +238,18 @@ class GroupConsumer:
         closing.join(_CLOSING)
         if closing.is_alive():
             log.warning(
-                "%s: the group's coordinator does not respond: this member could not leave within %g s, and will be removed "
+                "the group's coordinator does not respond: this member could not leave within %g s, and will be removed "
                 "after session.timeout.ms",
-                self.group_id,
                 _CLOSING,
+                group_id=self.group_id,
             )
 
     def _close(self) -> None:
         for step in (self._unsubscribe, self._consumer.close):  # close waits for the commit
             try:
                 step()
-            except Exception as error:  # noqa: BLE001  (nothing depends on it any more)
-                log.warning("%s: leaving the group: %s", self.group_id, error)
+            except Exception as error:  # nothing depends on it any more
+                log.warning("leaving the group: %s", error, exc_info=if_unexpected(error), group_id=self.group_id)
 
     def _unsubscribe(self) -> None:
         """Give up the assignment, and run the rebalance callbacks that are left, so that librdkafka's close() has none to run.
@@ -252,7 +283,9 @@ class GroupConsumer:
             self._unknown.pop(topic, None)
         if self._waiting and assigned:
             consumer.pause(assigned)
-        log.info("%s: assigned %s", self.group_id, ", ".join(f"{t}-{p} at {begin[t, p]}" for t, p in keys) or "nothing")
+        log.info(
+            "assigned %s", ", ".join(f"{t}-{p} {where(begin[t, p])}" for t, p in keys) or "nothing", group_id=self.group_id
+        )
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         keys = {(one.topic, one.partition) for one in partitions}
@@ -267,7 +300,7 @@ class GroupConsumer:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
-        log.info("%s: revoked %s", self.group_id, ", ".join(f"{one.topic}-{one.partition}" for one in partitions))
+        log.info("revoked %s", ", ".join(f"{one.topic}-{one.partition}" for one in partitions), group_id=self.group_id)
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -316,8 +349,9 @@ class GroupConsumer:
             if error.name() == _OUT_OF_RANGE and not error.fatal():
                 self._note_refused(key, message.offset(), error)
             elif not consumer_recovers(error):
-                raise _failed(error, message)
-            log.debug("%s: %s", self.group_id, error)
+                where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
+                raise consuming_error(error, where)
+            log.debug("%s", error, group_id=self.group_id)
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
                 self._unknown.setdefault(topic, -_WARNING_INTERVAL)
@@ -329,13 +363,40 @@ class GroupConsumer:
         is_truncated = _TRUNCATION in error.str().lower()  # which has no code of its own
         self._refused[key] = (self._next_offsets[key] if offset is None else offset, is_truncated)
 
+    def _note_error(self, error: KafkaError) -> None:
+        """Called in `poll` with librdkafka's errors that are no messages, each of which it recovers from."""
+        if error.name() == _ALL_DOWN:
+            self._kafka.failed(_CONSUMING, KafkaException(error))
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
+        if self._on_error is not None:
+            self._on_error(error)
+
+    def _look_for_brokers(self) -> None:
+        """After all brokers were down, ask whether one answers again: a consumer without new messages would not notice."""
+        if not self._look_at or time.monotonic() < self._look_at:
+            return
+        try:
+            self._consumer.list_topics(timeout=_LOOK_LIMIT)
+        except KafkaException:
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
+        else:
+            self._look_at = 0.0
+            self._kafka.answered(_CONSUMING)
+
     def _warn_of_unknown_topics(self) -> None:
         """Warn at once, and then every minute: the topic may still be created, but its name may also be wrong."""
         now = time.monotonic()
         for topic, warned_at in self._unknown.items():
             if now - warned_at >= _WARNING_INTERVAL:
                 self._unknown[topic] = now
-                log.warning("%s: the brokers don't know the topic %r. Is its name right?", self.group_id, topic)
+                log.warning(
+                    "the brokers don't know the topic %r. Is its name right?", topic, group_id=self.group_id, topic=topic
+                )
+
+
+def where(offset: int) -> str:
+    """Readable text of an offset that librdkafka knows, including those with a meaning of their own."""
+    return _PLACES.get(offset, f"at {offset}")
 
 
 def _partitions(keys: Iterable[Partition]) -> list[TopicPartition]:
@@ -347,8 +408,3 @@ def _is_incremental(settings: Mapping[str, Any]) -> bool:
     if settings.get("group.protocol") == "consumer":
         return True
     return "cooperative" in str(settings.get("partition.assignment.strategy", ""))
-
-
-def _failed(error: KafkaError, message: Message) -> BrokerError:
-    where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
-    return BrokerError(f"Consuming{where} failed: {error.str()}.", code=error.code(), name=error.name())

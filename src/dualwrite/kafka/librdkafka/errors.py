@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -14,6 +15,8 @@ from dualwrite.kafka.client.errors import (
     FORBIDDEN,
     GROUP_FORBIDDEN,
     GROUP_MOVED,
+    INSTANCE_FENCED,
+    READ_FORBIDDEN,
     REFUSED,
     TIMEOUT_REFUSED,
     TOO_LARGE,
@@ -39,9 +42,18 @@ _UNKNOWN_TOPIC_CODES: Final = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
+_TOO_LARGE_CODES: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_BATCH_TOO_LARGE: Final = replace(
+    TOO_LARGE,
+    cause="librdkafka sends messages in batches of up to batch.size bytes (1,000,000), and a batch exceeded the topic's "
+    "max.message.bytes, or the broker's message.max.bytes; the messages may be small",
+    next_step="set batch.size, in Kafka's settings, to max.message.bytes or less, or use producer='native', which splits such "
+    "batches; if a single message is larger, make it smaller, or raise the limits",
+)
+"""Reported by a broker. A single message that is too large for the producer's own limit is refused by `send`."""
 _KINDS: Final[Mapping[int, ErrorKind]] = {
     **dict.fromkeys(_UNKNOWN_TOPIC_CODES, UNKNOWN_TOPIC),
-    **dict.fromkeys((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE), TOO_LARGE),
+    **dict.fromkeys(_TOO_LARGE_CODES, TOO_LARGE),
     KafkaError._FENCED: FENCED,  # noqa: SLF001
     **dict.fromkeys(
         (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_ID_MAPPING), FENCED
@@ -57,7 +69,8 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
         FORBIDDEN,
     ),
     KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
-    **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID), GROUP_MOVED),
+    **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID), GROUP_MOVED),
+    KafkaError.FENCED_INSTANCE_ID: INSTANCE_FENCED,
     KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
     KafkaError.CONCURRENT_TRANSACTIONS: _ENDING,  # after init_transactions' limit; librdkafka has retried until then
     KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
@@ -101,6 +114,18 @@ _CONSUMER_RECOVERS: Final = LEADER_MOVED | {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
 }
+
+_CONSUMER_KINDS: Final[Mapping[int, ErrorKind]] = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: READ_FORBIDDEN,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+    KafkaError.FENCED_INSTANCE_ID: replace(INSTANCE_FENCED, error=BrokerError),
+    KafkaError.UNRELEASED_INSTANCE_ID: ErrorKind(
+        BrokerError,
+        cause=f"{INSTANCE_FENCED.cause}; or this process was killed before, and its membership has not expired yet",
+        next_step=f"{INSTANCE_FENCED.next_step}; after a kill, start it again after group.consumer.session.timeout.ms (45 s)",
+    ),
+}
+"""What ends a consumer; it recovers from the rest."""
 
 _MOVED: Final = ErrorKind(
     BrokerUnavailableError,
@@ -152,6 +177,25 @@ def _kind(code: int | None, action: str) -> ErrorKind:
     is_delivery = action.startswith(("delivery", "send to"))
     if is_delivery and code in PERMANENT:
         return REFUSED
+    if action.startswith("delivery") and code in _TOO_LARGE_CODES:
+        return _BATCH_TOO_LARGE
     if not is_delivery and code in LEADER_MOVED:
         return _MOVED
     return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)
+
+
+def consuming_error(error: KafkaError, where: str) -> BrokerError:
+    """The error for a consumer that can't continue; `where` completes "Consuming"."""
+    kind = next((kind for code, kind in _CONSUMER_KINDS.items() if _is_caused_by(error, code)), ErrorKind(BrokerError))
+    return kind.error(
+        f"Consuming{where} failed: {error.str()}.",
+        cause=kind.cause,
+        next_step=kind.next_step,
+        code=error.code(),
+        name=error.name(),
+    )
+
+
+def _is_caused_by(error: KafkaError, code: int) -> bool:
+    """Whether an error has the code, or is librdkafka's fatal error for it, which has only its text."""
+    return error.code() == code or (error.code() == KafkaError._FATAL and KafkaError(code).str() in error.str())  # noqa: SLF001

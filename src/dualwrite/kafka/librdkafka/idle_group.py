@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.librdkafka.batch import Partition
 from dualwrite.kafka.librdkafka.errors import broker_error
+from dualwrite.kafka.librdkafka.own_lines import with_own_lines
 
 
 class IdleGroup:
@@ -26,7 +27,9 @@ class IdleGroup:
         self._group = group_id
         self._timeout = timeout
         self._admin = admin_client(settings)
-        self._consumer = Consumer({**settings, "group.id": group_id, "enable.auto.commit": False})
+        self._consumer = Consumer(
+            with_own_lines({**settings, "group.id": group_id, "enable.auto.commit": False}, group_id=group_id)
+        )
 
     def members(self) -> int:
         """How many members the group has.
@@ -73,7 +76,9 @@ class IdleGroup:
                 raise broker_error(one.error, None, doing)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and pass on what librdkafka has logged."""
+        self._admin.poll(0)
+        self._consumer.poll(0)
         self._consumer.close()
 
     def __enter__(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -10,8 +9,9 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from dualwrite.kafka.librdkafka.batch import Partition
+from dualwrite.logs import SubjectLogger
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _INTERVAL: Final = 1.0
 
@@ -54,4 +54,4 @@ class MonitorOffsets:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            log.debug("%s: offsets were not committed for monitors: %s", self._group, error)
+            log.debug("offsets were not committed for monitors: %s", error, group_id=self._group)

@@ -9,7 +9,6 @@ InitProducerId, delayed in the network until the next transaction, can't be rule
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -47,9 +46,11 @@ from dualwrite.kafka.messages import (
 )
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.time_budget import TimeBudget, transaction_timeout_ms
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DELIVERY, REQUEST, kafka_at
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _POLL: Final = 0.1
 _LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
@@ -82,6 +83,7 @@ class LibrdkafkaProducer:
         self._coordinator = coordinator
         self._delivery_timeout = delivery_timeout
         self._config = config
+        self._kafka = kafka_at(config.servers)
         self._reports = DeliveryReports()  # for every topic that was looked up
         self._delivery: Delivery | None = None
         self._is_closed = self._must_be_replaced = False
@@ -166,7 +168,8 @@ class LibrdkafkaProducer:
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline.after(self._delivery_timeout)
             check_topic(topic)
-            wait_for_topic(self._list_topics, topic, self._id, deadline)
+            with self._kafka.call(DELIVERY):
+                wait_for_topic(self._list_topics, topic, self._id, deadline)
             self._reports.add_topic(topic)
         self._raise_failure()
         report = self._reports.callback(topic)
@@ -224,7 +227,10 @@ class LibrdkafkaProducer:
         """Flush, count the acknowledgements, and check with the coordinator that the transaction is ongoing and ours."""
         if not self._has_content:
             return None
-        deadline = Deadline.after(timeout)
+        with self._kafka.call(DELIVERY):
+            return self._prepared(Deadline.after(timeout), timeout)
+
+    def _prepared(self, deadline: Deadline, timeout: float) -> PreparedTxnState:
         waiting = self._deliver(deadline)
         self._raise_failure()
         sent, acknowledged = self._reports.sent, self._reports.acknowledged
@@ -289,7 +295,7 @@ class LibrdkafkaProducer:
                 producer.poll(0)
                 del producer
         except KafkaException as error:
-            log.debug("purging the queue of %s: %s", self._id, error)
+            log.debug("purging the queue: %s", error, kafka_transactional_id=self._id)
         finally:
             undisturbed(last_reference.clear)
 
@@ -401,16 +407,18 @@ class LibrdkafkaProducer:
 
     def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
         """Call, and retry within the deadline while librdkafka calls the error retriable."""
-        while True:
-            try:
-                call(max(deadline.left, _LEAST_TIME))
-            except KafkaException as error:
-                self._must_be_replaced = True
-                if not is_retriable(error) or deadline.expired:
-                    raise broker_error(error, self._id, what) from error
-                deadline.sleep(_POLL)
-            else:
-                return
+        with self._kafka.call(REQUEST) as waiting:
+            while True:
+                try:
+                    call(max(deadline.left, _LEAST_TIME))
+                except KafkaException as error:
+                    waiting.error = error
+                    self._must_be_replaced = True
+                    if not is_retriable(error) or deadline.expired:
+                        raise broker_error(error, self._id, what) from error
+                    deadline.sleep(_POLL)
+                else:
+                    return
 
 
 def _timestamp(given: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,9 +10,8 @@ from confluent_kafka import KafkaException, Producer
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.interrupts import undisturbed
+from dualwrite.kafka.librdkafka.own_lines import with_own_lines
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, chosen_timeout_ms
-
-log = logging.getLogger(__name__)
 
 _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
@@ -51,9 +49,8 @@ def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: 
         "enable.idempotence": True,
         "acks": "all",
     }
-    settings.setdefault("logger", log)  # type: ignore[attr-defined]
     try:
-        return undisturbed(lambda: Producer(dict(settings)))
+        return undisturbed(lambda: Producer(with_own_lines(settings, kafka_transactional_id=kafka_transactional_id)))
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(

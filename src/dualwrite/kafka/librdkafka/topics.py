@@ -9,6 +9,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.librdkafka.errors import broker_error, is_retriable
 from dualwrite.kafka.librdkafka.interrupts import undisturbed
 
@@ -41,7 +42,12 @@ def wait_for_topic(
             known = undisturbed(partial(list_topics, topic, wait))
             found = known.topics.get(topic)
         except KafkaException as error:
-            raise broker_error(problem or error, kafka_transactional_id, f"lookup of topic {topic!r}") from error
+            failed = broker_error(problem or error, kafka_transactional_id, f"lookup of topic {topic!r}")
+            if deadline.expired or not isinstance(failed, BrokerUnavailableError):
+                raise failed from error
+            deadline.sleep(_PAUSE)
+            creation_deadline = deadline.within(_CREATION_WAIT)
+            continue
         problem = None if found is None else found.error
         if found is not None and problem is None and found.partitions:
             return

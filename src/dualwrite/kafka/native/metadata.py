@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +12,10 @@ from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DELIVERY, Call, kafka_at
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _TOPIC_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
 _PAUSE: Final = 0.05
@@ -46,6 +47,7 @@ class Topics:
         self._network = network
         self._max_age = max_age
         self._id = kafka_transactional_id
+        self._kafka = kafka_at(network.config.servers)
         self._layouts: dict[str, Layout] = {}
         self._stale: set[str] = set()
 
@@ -60,7 +62,8 @@ class Topics:
         known = self._layouts.get(topic)
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
             return known
-        return self._found(topic, deadline)
+        with self._kafka.call(DELIVERY) as call:
+            return self._found(topic, deadline, call)
 
     def leader(self, topic: str, partition: int) -> Address | None:
         """The known leader of a partition; None means that it must be looked up."""
@@ -86,20 +89,21 @@ class Topics:
         try:
             codes = self._look_up(topics, deadline)
         except (ConnectionLostError, BrokerUnavailableError) as error:
-            log.debug("%s: lookup of %s: %s", self._id, topics, error)
+            log.debug("lookup of %s: %s", topics, error, kafka_transactional_id=self._id)
             self._stale |= topics
             return
         for topic, code in codes.items():
             if code and verdict_on(code) is Verdict.FAILED:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
 
-    def _found(self, topic: str, deadline: Deadline) -> Layout:
+    def _found(self, topic: str, deadline: Deadline, call: Call) -> Layout:
         creation_deadline = deadline.within(_TOPIC_WAIT)
         code = 0
         while True:
             try:
                 code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
             except (ConnectionLostError, BrokerUnavailableError) as error:
+                call.error = error
                 if deadline.expired and code:  # the response before the limit cut off the last request
                     raise failure(code, f"lookup of topic {topic!r}", self._id) from error
                 if deadline.expired:

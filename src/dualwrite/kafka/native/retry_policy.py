@@ -16,6 +16,7 @@ from dualwrite.kafka.client.errors import (
     FORBIDDEN,
     GROUP_FORBIDDEN,
     GROUP_MOVED,
+    INSTANCE_FENCED,
     REFUSED,
     TOO_LARGE,
     UNKNOWN_TOPIC,
@@ -114,7 +115,8 @@ _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
         **dict.fromkeys((E.UNKNOWN_TOPIC_OR_PARTITION, E.INVALID_TOPIC_EXCEPTION), UNKNOWN_TOPIC),
         **dict.fromkeys((E.NOT_ENOUGH_REPLICAS, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND), _REPLICAS),
         **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
-        **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID), GROUP_MOVED),
+        **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID), GROUP_MOVED),
+        E.FENCED_INSTANCE_ID: INSTANCE_FENCED,
         **dict.fromkeys(
             (
                 E.LEADER_NOT_AVAILABLE,

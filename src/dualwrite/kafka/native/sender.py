@@ -6,7 +6,6 @@ prepared.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -27,8 +26,10 @@ from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import EncodedRecords
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, retry_pause, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import DELIVERY, Call, kafka_at
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
@@ -76,6 +77,8 @@ class Sender:
         self._network = network
         self._settings = settings
         self._id = kafka_transactional_id
+        self._kafka = kafka_at(network.config.servers)
+        self._lost: Exception | None = None  # why a connection was lost last, for the log
         self._in_flight: dict[Address, InFlightRequests] = {}
         self._waiting: dict[Partition, None] = {}
         self.topics = Topics(network, settings.metadata_max_age, kafka_transactional_id)
@@ -176,7 +179,13 @@ class Sender:
     # --- the send loop ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
+        with self._kafka.call(DELIVERY) as call:
+            self._lost = None
+            self._until_done(done, deadline, what, call)
+
+    def _until_done(self, done: Callable[[], bool], deadline: Deadline, what: str, call: Call) -> None:
         while True:
+            call.error = self._lost
             left = deadline.left
             if left <= 0:
                 self._read_arrived()  # nothing sent now could be acknowledged before the deadline
@@ -346,7 +355,7 @@ class Sender:
             self._unstored -= batch.count
             self.stored += batch.count
             return
-        log.debug("%s: %s returned %d to attempt %d", self._id, _name(partition), code, batch.attempts)
+        log.debug("%s returned %d to attempt %d", _name(partition), code, batch.attempts, **self._fields(partition))
         in_order = verdict is Verdict.IN_ORDER and partition.is_behind_another(batch)
         if verdict is Verdict.SPLIT and batch.count > 1:
             partition.split(batch, 0.0, code)
@@ -366,7 +375,8 @@ class Sender:
 
     def _connection_lost(self, address: Address, error: Exception) -> None:
         """Retry, with the then current leader, all batches unanswered on the connection to an address."""
-        log.debug("%s: %s", self._id, error)
+        log.debug("%s", error, kafka_transactional_id=self._id)
+        self._lost = error
         in_flight = self._in_flight.pop(address, None)
         if in_flight is not None:
             in_flight.connection.close()
@@ -390,6 +400,10 @@ class Sender:
         for address, in_flight in list(self._in_flight.items()):
             if any(request.sent_at < limit for request in in_flight.requests.values()):
                 self._connection_lost(address, ConnectionLostError(address, "no response to Produce"))
+
+    def _fields(self, partition: Partition) -> dict[str, Any]:
+        """The fields of a log record."""
+        return {"kafka_transactional_id": self._id, "topic": partition.topic, "partition": partition.index}
 
     def _next_attempt_in(self) -> float:
         """Seconds until the next batch that is backing off may be retried."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.sql.dialect import StoreDialect
@@ -39,6 +40,29 @@ def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
         return create_engine(url, **options)
     except ModuleNotFoundError as error:
         raise _missing_driver(url, error, dialect.extra) from error
+
+
+def check_connections(engine: Engine) -> None:
+    """Check that an engine has more than one connection: a claim runs beside a transaction.
+
+    Raises:
+        ConfigurationError: Its pool has a single connection for all, or for all calls of a thread.
+    """
+    if not isinstance(engine.pool, SingletonThreadPool | StaticPool):
+        return
+    pool = type(engine.pool).__name__
+    if engine.dialect.name == "sqlite" and _is_in_memory(engine.url):
+        cause = "an in-memory SQLite database exists in one connection only"
+        next_step = "use a file, sqlite:////absolute/path/to/file.db, and no poolclass"
+    else:
+        cause, next_step = None, f"create the engine without poolclass={pool}"
+    raise ConfigurationError(
+        f"The engine's {pool} shares a single connection; claims need their own.", cause=cause, next_step=next_step
+    )
+
+
+def _is_in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"
 
 
 def _missing_driver(url: URL, error: ModuleNotFoundError, extra: str | None = None) -> MissingDependencyError:

@@ -15,6 +15,7 @@ from dualwrite.errors import (
     StateTableMissingError,
     StoreCommitFailedError,
     StoreError,
+    StoreLockedError,
     StoreUnavailableError,
 )
 from dualwrite.shell import shell_word
@@ -39,7 +40,7 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
     ErrorClass.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
     ErrorClass.LOCKED: (
-        StoreUnavailableError,
+        StoreLockedError,
         "A lock in the database {where} was not released within the limit while {doing}.",
         "try again, or end the transaction that holds the lock",
     ),

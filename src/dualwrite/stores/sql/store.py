@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import URL, Connection, Engine, make_url
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from dualwrite.errors import ConfigurationError, StoreError
+from dualwrite.errors import StoreError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
@@ -23,7 +22,7 @@ from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
-from dualwrite.stores.sql.engines import make_engine, parse_url
+from dualwrite.stores.sql.engines import check_connections, make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap, address, error_and_causes
 from dualwrite.stores.sql.home import engine_at_home
 from dualwrite.stores.sql.leases import SqlLeases
@@ -89,11 +88,7 @@ class SqlStateStore(TxnStateStore):
         session: SessionSource | None = None,
         schema: str | None = None,
     ) -> None:
-        if isinstance(engine.pool, SingletonThreadPool | StaticPool):
-            raise ConfigurationError(
-                f"The engine's {type(engine.pool).__name__} shares a single connection; claims need their own.",
-                next_step="use a file: sqlite:////absolute/path/to/file.db",
-            )
+        check_connections(engine)
         refuse_without_schemas(engine.dialect.name, schema)
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(engine)

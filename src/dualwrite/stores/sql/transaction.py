@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ from sqlalchemy import Connection
 
 from dualwrite.delivery import Delivery, delivery_text
 from dualwrite.errors import DualWriteError, StoreCommitFailedError
+from dualwrite.logs import SubjectLogger
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.context import NEWEST_CLAIM, StoreContext, parameters_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from dualwrite.stores.sql.async_session import AsyncSession
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
 
 _tokens: Final = itertools.count(1)
 
@@ -468,7 +468,9 @@ class SqlStoreTransaction(StoreTransaction):
         if self.after_commit_error is None:
             self.after_commit_error = error
         else:
-            log.error("%s: another listener of after_commit has failed", self._claim.transactional_id, exc_info=error)
+            log.error(
+                "another listener of after_commit has failed", exc_info=error, transactional_id=self._claim.transactional_id
+            )
 
     def _roll_back(self, connection: GuardedConnection) -> None:
         if connection.in_transaction() or connection.get_transaction() is not None:
