@@ -412,6 +412,45 @@ PROMISES: Final = (
         "committed.newest > run.batch_id and not committed.this:",
         ("unit/test_job_rules.py::test_an_outdated_batch",),
     ),
+    # --- isolation of units ---------------------------------------------------------------------------------------------------
+    Removal(
+        "a statement that leaves something behind is not executed in a group",
+        "stores/sql/watch.py",
+        "        if self.shares:\n",
+        "        if self.shares and not what:\n",
+        (
+            "pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",
+            "pool/test_units_are_isolated.py::test_only_units_that_set_something_run_alone",
+            "processor/test_processor.py::test_a_setting_for_one_message_is_not_seen_by_the_next",
+        ),
+    ),
+    Removal(
+        "a connection whose session was changed is not used again",
+        "stores/sql/transaction.py",
+        "            if guard.watch is not None and guard.watch.has_changed_session and self._context.access.can_replace:\n",
+        "            if guard.watch is not None and not guard.watch:\n",
+        (
+            "pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection_of_other_databases",
+            "pool/test_units_are_isolated.py::test_a_block_of_its_own_leaves_nothing_in_its_connection",
+        ),
+    ),
+    Removal(
+        "what a unit sets on its handle ends with it",
+        "stores/sql/transaction.py",
+        "        self._units.end(connection)\n        self._renew_handle(keeps_ends=True)\n",
+        "        self._units.end(connection)\n",
+        (
+            "pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",
+            "stores/test_store_guard.py::test_listeners_of_the_connection_are_called_after_statements_of_ours",
+        ),
+    ),
+    Removal(
+        "a call with a key runs after one that was set aside",
+        "pool/group.py",
+        " or (call.key is not None and any(call.key == other.key for other in self._aside))",
+        "",
+        ("pool/test_units_are_isolated.py::test_units_with_a_key_keep_their_order_beside_one_that_runs_alone",),
+    ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(
         "a stray variable arms no failpoint",

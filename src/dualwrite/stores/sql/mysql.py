@@ -125,11 +125,11 @@ class MysqlDialect(StoreDialect):
     driver: ClassVar[str] = "pymysql"
     package: ClassVar[str | None] = "pymysql"
     extra: ClassVar[str | None] = "mysql"
+    family: ClassVar[str] = "mysql"
     read_only_by: ClassVar[str] = (
         "SET SESSION TRANSACTION READ ONLY or transaction_read_only, or the server is a replica (read_only)"
     )
     time_limit: ClassVar[str] = "max_statement_time (MySQL: max_execution_time)"
-    family: ClassVar[str] = "mysql"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits: for connecting including the server's greeting, for a lock on the table, and for a peer that is gone."""

@@ -96,8 +96,8 @@ _ROUTINES: Final = text(
     "SELECT p.prosrc, l.lanname, p.oid FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang "
     # extensions are written in C; what PostgreSQL itself brings in SQL leaves nothing behind
     "WHERE l.lanname NOT IN ('internal', 'c') AND p.pronamespace <> 'pg_catalog'::regnamespace "
-    "AND (lower(p.proname) = ANY(:names) OR p.oid IN (SELECT g.tgfoid FROM pg_catalog.pg_trigger g "
-    "JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid WHERE NOT g.tgisinternal AND lower(c.relname) = ANY(:names)))"
+    "AND (pg_catalog.lower(p.proname) = ANY(:names) OR p.oid IN (SELECT g.tgfoid FROM pg_catalog.pg_trigger g "
+    "JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid WHERE NOT g.tgisinternal AND pg_catalog.lower(c.relname) = ANY(:names)))"
 )
 _BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
 _REPORTED: Final = (
@@ -125,12 +125,12 @@ class PostgresqlDialect(StoreDialect):
     driver: ClassVar[str] = "psycopg"
     package: ClassVar[str | None] = "psycopg"
     extra: ClassVar[str | None] = "postgres"
+    family: ClassVar[str] = "postgresql"
     read_only_by: ClassVar[str] = (
         "SET TRANSACTION READ ONLY in the block, default_transaction_read_only (of the session, the role or the database), or "
         "the server is a standby"
     )
     time_limit: ClassVar[str] = "statement_timeout"
-    family: ClassVar[str] = "postgresql"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -256,7 +256,7 @@ class PostgresqlDialect(StoreDialect):
         found = connection.execute(_ROUTINES, {"names": list(names)}).all()
         return [
             # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
-            Routine(source or connection.scalar(_BODY, {"oid": oid}), language)
+            Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
             for source, language, oid in found
         ]
 

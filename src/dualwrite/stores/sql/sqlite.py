@@ -45,8 +45,8 @@ class SqliteDialect(StoreDialect):
     driver: ClassVar[str] = "pysqlite"
     package: ClassVar[str | None] = None
     extra: ClassVar[str | None] = None
-    read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
     family: ClassVar[str] = "sqlite"
+    read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """See StoreDialect; `lock_timeout` becomes the busy timeout."""

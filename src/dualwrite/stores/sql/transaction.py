@@ -68,8 +68,8 @@ class SqlStoreTransaction(StoreTransaction):
         self._is_committed = False
         self._outcome_is_known = True
         self._recorded_at_commit: Record | None = None
-        self._store_id = ""  # of the row that BEGIN has read
         self._reports: tuple[object, ...] = ()  # when the watch began
+        self._store_id = ""  # of the row that BEGIN has read
 
     def begin(self) -> None:
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
