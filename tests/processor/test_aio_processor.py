@@ -50,7 +50,13 @@ async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> None:
-    """Two processors share a pool, and stop."""
+    """Two processors share a pool, and stop. Another process claims the pool's ids in the middle of two handlers."""
+    claims = [scene.claim, scene.claim]
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        if claims and int(message.value()) >= 50:
+            await asyncio.to_thread(claims.pop())
+        await book(scene, message, tx)
 
     async def main() -> None:
         async with pool_of(scene) as pool:
@@ -59,7 +65,7 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
                     pool,
                     scene.settings(),
                     [scene.source],
-                    handle=lambda message, tx: book(scene, message, tx),
+                    handle=handle,
                     options=replace(FAST, offsets=offsets),
                 )
                 for _ in range(2)
@@ -76,6 +82,7 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
 
     scene.produce(range(50))
     asyncio.run(main())
+    assert not claims
     assert scene.agree() == list(range(100))
 
 

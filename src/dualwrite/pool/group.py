@@ -122,7 +122,8 @@ class Group:
         Units that are cancelled before they start do not run; they are removed from `calls`.
 
         Raises:
-            FencedError: The writer can't be used any more; the error was delivered to the callers.
+            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if none
+                has begun (`has_begun`).
         """
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
@@ -138,17 +139,22 @@ class Group:
             self._deliver()
         except BaseException as error:
             self.error = error
+            if isinstance(error, FencedError):
+                raise
             run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
             if run_again:
                 log.info("a group of %d units failed; running them one by one: %s", len(self.calls), error)
             else:
                 self._deliver_error(error)
-            if isinstance(error, FencedError):
-                raise
         else:
             self._deliver()
         if run_again:  # not in the `except`: the group's error would become the context of what the units raise
             self._run_one_by_one()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the units have begun to run."""
+        return self._has_begun or self._has_sent_too_soon
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""

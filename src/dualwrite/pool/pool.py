@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -40,6 +41,8 @@ from dualwrite.writer import DualWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class WriterPool(Generic[H]):
@@ -238,12 +241,20 @@ class WriterPool(Generic[H]):
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
-        limit = self._limit(timeout)
-        with self._writers.checked_out("a transaction of its own", limit) as writer:
-            if self._is_closed:
-                raise closed(self._prefix)
-            with writer.transaction() as begun:
-                yield begun
+        limit, fenced_until = self._limit(timeout), self._limit(None)
+        has_begun = False
+        while not has_begun:
+            with self._writers.checked_out("a transaction of its own", limit) as writer:
+                if self._is_closed:
+                    raise closed(self._prefix)
+                try:
+                    with writer.transaction() as begun:
+                        has_begun = True
+                        yield begun
+                except FencedError as error:
+                    if has_begun or not self._writers.can_continue(fenced_until):
+                        raise
+                    log.info("%s: fenced before the block began; taking a writer again: %s", writer.transactional_id, error)
 
     # --- its size -----------------------------------------------------------------------------------------------------------
 

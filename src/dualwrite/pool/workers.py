@@ -147,9 +147,9 @@ class Workers:
             self._waiting.put_back(rest, calls)
 
         try:
-            with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
-                rules = replace(rules, more=more, put_back=put_back, doing=functools.partial(self._writers.note, writer))
-                Group(writer, list(calls), rules).run()
+            limit = Deadline.after(self._options.timeout)
+            while self._is_fenced_before_it_begins(calls, replace(rules, more=more, put_back=put_back), limit):
+                pass
         except BaseException as error:
             if not isinstance(error, FencedError | WriterClosedError):
                 log.exception("%s: a group ended with an unexpected error", self._prefix)
@@ -158,6 +158,23 @@ class Workers:
         finally:
             del self._groups[threading.get_ident()]
             self._waiting.release(calls)
+
+    def _is_fenced_before_it_begins(self, calls: list[Call], rules: Rules, limit: Deadline) -> bool:
+        """Run the calls as a group; True if its writer was fenced before any unit ran: they can run on a writer taken again.
+
+        Raises:
+            FencedError: The units have run, and were rolled back; or there is no other writer for them.
+        """
+        with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
+            group = Group(writer, list(calls), replace(rules, doing=functools.partial(self._writers.note, writer)))
+            try:
+                group.run()
+            except FencedError as error:
+                if group.has_begun or not self._writers.can_continue(limit):
+                    raise
+                log.info("%s: fenced before a unit ran; taking a writer again: %s", writer.transactional_id, error)
+                return True
+        return False
 
 
 class _Once:

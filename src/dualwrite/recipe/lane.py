@@ -252,6 +252,8 @@ class Lane:
             except DualWriteError as aborting:
                 log.warning("%s: aborting Kafka's side: %s", self.id, aborting)
                 clean = False
+        if isinstance(error, ProducerFencedError):
+            error = self._told_by_row(error)
         if self._means_fenced(error):
             if not clean:
                 log.warning("%s: fenced; the new owner of the id ends this transaction", self.id)
@@ -264,6 +266,19 @@ class Lane:
         if isinstance(error, Exception):  # after e.g. KeyboardInterrupt, recovery comes later, see `_recover_after_abort`
             self._recover_after_abort(error)
         raise error
+
+    def _told_by_row(self, error: ProducerFencedError) -> DualWriteError:
+        """Why Kafka has fenced the producer: only the row shows whether another writer or recoverer has claimed the id.
+
+        Returns:
+            FencedError if one has; `error` if nobody has; the database's error if the row can't be read now.
+        """
+        try:
+            self._store.read_claimed(self.ownership.claim)
+        except DualWriteError as found:
+            found.__cause__ = found.__cause__ or error
+            return found
+        return error
 
     def _recover_after_abort(self, error: Exception) -> None:
         """Recover immediately, so that nothing stays open at Kafka.
