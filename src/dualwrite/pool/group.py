@@ -122,8 +122,8 @@ class Group:
         Units that are cancelled before they start do not run; they are removed from `calls`.
 
         Raises:
-            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if none
-                has begun (`has_begun`).
+            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
+                none of them has begun (`has_begun`).
         """
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
