@@ -290,15 +290,15 @@ PROMISES: Final = (
     Removal(
         "after_rollback is sent",
         "stores/sql/sessions.py",
-        "        elif is_known:\n            quietly(session.dispatch_after_rollback)\n",
+        "    if is_known and not is_committed:\n        close_rolled_back(session)\n        return None\n",
         "",
         ("writer/test_orm.py::test_session_events_are_sent_after_the_facts",),
     ),
     Removal(
         "after_rollback is sent for a unit that is undone",
         "stores/sql/sessions.py",
-        'close it."""\n    quietly(session.dispatch_after_rollback)\n',
-        'close it."""\n',
+        'must be lifted."""\n    quietly(session.dispatch_after_rollback)\n',
+        'must be lifted."""\n',
         ("stores/test_units.py::test_sessions_get_the_outcome_of_their_unit",),
     ),
     Removal(
