@@ -55,7 +55,8 @@ def take_order(task: Any, key: str, item: str) -> bool:
 def may_succeed_later(error: dualwrite.DualWriteError | DBAPIError) -> bool:
     """Whether the same task may succeed later. Statements raise SQLAlchemy's errors, for example after a deadlock."""
     if isinstance(error, dualwrite.DualWriteError):
-        return error.retriable or isinstance(error, dualwrite.InDoubtTransactionError)
+        # after FencedError, which has rolled back both sides, the pool continues with another id, or claims it again
+        return error.retriable or isinstance(error, dualwrite.InDoubtTransactionError | dualwrite.FencedError)
     return pool().store.is_conflict(error) or pool().store.is_outage(error)
 
 

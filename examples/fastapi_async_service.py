@@ -118,7 +118,9 @@ def show_order(order_id: str, shop: ShopDependency) -> Order:
 async def error_response(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
     """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""
     in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
-    code = status.HTTP_503_SERVICE_UNAVAILABLE if in_doubt or error.retriable else status.HTTP_500_INTERNAL_SERVER_ERROR
+    is_fenced = isinstance(error, dualwrite.FencedError)  # rolled back; the pool continues with another id, or claims it again
+    may_repeat = in_doubt or is_fenced or error.retriable
+    code = status.HTTP_503_SERVICE_UNAVAILABLE if may_repeat else status.HTTP_500_INTERNAL_SERVER_ERROR
     return JSONResponse({"detail": error.what, "in_doubt": in_doubt}, code)
 
 

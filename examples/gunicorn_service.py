@@ -56,8 +56,9 @@ def create_app() -> Application:
         try:
             is_new = pool.run(take_order, key, item)
         except dualwrite.DualWriteError as error:
-            in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
-            start_response("503 Service Unavailable" if in_doubt or error.retriable else "500 Internal Server Error", [])
+            # after FencedError, which has rolled back both sides, the pool continues with another id, or claims it again
+            may_repeat = error.retriable or isinstance(error, dualwrite.InDoubtTransactionError | dualwrite.FencedError)
+            start_response("503 Service Unavailable" if may_repeat else "500 Internal Server Error", [])
             return [str(error.what).encode()]
         except DBAPIError as error:  # of a statement; both sides are rolled back
             retriable = pool.store.is_conflict(error) or pool.store.is_outage(error)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
 from crash.databases import DATABASES
@@ -23,6 +24,7 @@ from dualwrite.errors import (
     InvalidMessageError,
     NestedTransactionError,
     PoolTimeoutError,
+    StoreCommitFailedError,
     UnknownTopicError,
     UsageError,
     WriterClosedError,
@@ -68,6 +70,62 @@ def test_coroutines_and_plain_functions_share_groups(scene: Scene, database: str
 
     in_loop(main())
     assert scene.agree() == [number for number in range(30) if number % 3 != 2]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Event(Base):
+    __tablename__ = "events"
+    writer: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.parametrize("failing", ["another unit", "the commit"])
+def test_objects_made_outside_of_their_units_are_written_when_these_run_again(scene: Scene, failing: str) -> None:
+    """Under savepoints of their own, because another unit has failed; and one by one, because the group has."""
+    runs: list[int] = []
+
+    def plain(tx: Transaction, made: Event) -> None:
+        tx.session.add(made)
+        tx.session.flush()
+        runs.append(made.number)
+        tx.send(scene.topic, str(made.number))
+
+    async def here(tx: aio.AsyncTransaction, made: Event) -> None:
+        tx.session.add(made)
+        await tx.session.flush()
+        runs.append(made.number)
+        tx.send(scene.topic, str(made.number))
+
+    async def fail(tx: aio.AsyncTransaction) -> None:
+        del tx
+        if failing == "another unit":
+            raise KeyError
+
+    def conflict() -> None:
+        if failing == "the commit" and runs == [1, 2]:
+            raise StoreCommitFailedError("a conflict")
+
+    async def main() -> None:
+        async with opened(scene, size=1) as pool:
+            one, two = (Event(writer=scene.transactional_id, number=number) for number in (1, 2))
+            async with held(pool):
+                units = pool.run(plain, one), pool.run(here, two), pool.run(fail)
+                running = [asyncio.ensure_future(unit) for unit in units]
+                await asyncio.sleep(0)
+            found = await asyncio.gather(*running, return_exceptions=True)
+            assert [type(each) for each in found] == [
+                type(None),
+                type(None),
+                KeyError if failing == "another unit" else type(None),
+            ]
+
+    with failpoints.armed("after_prepare", conflict):
+        in_loop(main())
+    assert runs == [1, 2, 1, 2]
+    assert scene.agree() == [1, 2]
 
 
 def test_a_unit_runs_in_the_task_of_its_caller(scene: Scene) -> None:

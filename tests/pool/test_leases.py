@@ -268,8 +268,8 @@ def test_a_pool_paused_beyond_its_lease(scene: Scene, point: str, ids_are: str) 
     assert sleeper.last() == "closed"
     failed = [line for line in sleeper.lines if line.startswith("error")]
     kinds = {line.split()[2] for line in failed}
-    assert kinds <= {"FencedError", "ProducerFencedError", "InDoubtTransactionError"}, failed
-    assert len(failed) <= 2 * 8, "what its 8 threads ran when it was paused, and the next that its writer began"
+    assert kinds <= {"FencedError", "InDoubtTransactionError"}, failed
+    assert len(failed) <= 8, "what its 8 threads ran when it was paused"
     assert len(reported_committed(sleeper)) + len(failed) == units
     assert set(range(1000, 1010)) <= assert_reports_true(scene, sleeper)
 
@@ -303,18 +303,6 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
         assert set(pool.transactional_ids) == ids(scene, 3, 4)
     assert {0, *succeeded} == set(scene.agree())
     assert leases(scene) == []
-
-
-@pytest.mark.slow
-def test_a_unit_that_was_fenced_runs_again(scene: Scene) -> None:
-    """`transactional(attempts=…)`: both sides were rolled back, and the pool has another id, or the same one again."""
-    with open_pool(scene, options=SHORT) as pool:
-        place = pool.transactional(attempts=20)(both)
-        for number in range(0, 12, 4):
-            dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
-            for further in range(4):
-                assert place(scene, number + further) == number + further
-    assert scene.agree() == list(range(12))
 
 
 @pytest.mark.slow

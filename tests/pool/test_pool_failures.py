@@ -234,20 +234,6 @@ def test_callers_share_no_exception(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_reopens_its_ids_after_a_recovery(scene: Scene) -> None:
-    """Somebody runs `dualwrite recover` on the ids of a live service: only what ran at that moment is rolled back."""
-    with open_pool(scene) as pool:
-        for number in range(4):
-            pool.run(both, scene, number)
-        dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
-        told = [pool.submit(both, scene, number).exception(LIMIT) for number in range(4, 30)]
-        assert all(error is None or isinstance(error, FencedError) for error in told)
-        assert told[-10:] == [None] * 10
-        assert pool.size == 2
-    assert scene.agree() == [*range(4), *(number for number, error in enumerate(told, start=4) if error is None)]
-
-
-@pytest.mark.slow
 def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Scene) -> None:
     left = f"{scene.transactional_id}.4"
     crashed = dataclasses.replace(scene, transactional_id=left)

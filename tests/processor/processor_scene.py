@@ -56,6 +56,10 @@ class ProcessorScene:
         self.events.write(tx.db, self.group, number)
         tx.send(self.target, b"%d" % number)
 
+    def claim(self) -> None:
+        """Claim the ids of all processors, as a pool does when their leases have expired."""
+        dualwrite.recover(self.events.database, kafka=self.broker.bootstrap_servers, prefix=self.prefix).raise_for_problems()
+
     @contextmanager
     def writer(self, name: str = "1") -> Iterator[dualwrite.DualWriter[Any]]:
         with dualwrite.connect(

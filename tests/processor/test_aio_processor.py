@@ -78,7 +78,13 @@ def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> None:
-    """Two processors share a pool, and stop."""
+    """Two processors share a pool, and stop. Another process claims the pool's ids in the middle of two handlers."""
+    claims = [scene.claim, scene.claim]
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        if claims and int(message.value()) >= 50:
+            await asyncio.to_thread(claims.pop())
+        await book(scene, message, tx)
 
     async def main() -> None:
         async with pool_of(scene) as pool:
@@ -87,7 +93,7 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
                     pool,
                     scene.settings(),
                     [scene.source],
-                    handle=lambda message, tx: book(scene, message, tx),
+                    handle=handle,
                     options=replace(FAST, offsets=offsets),
                 )
                 for _ in range(2)
@@ -104,6 +110,7 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
 
     scene.produce(range(50))
     asyncio.run(main())
+    assert not claims
     assert scene.agree() == list(range(100))
 
 

@@ -113,17 +113,26 @@ def test_committed_offsets_are_updated_when_partitions_are_revoked(scene: Proces
 @pytest.mark.slow
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
 def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
+    """Twice, another process claims the pool's ids in the middle of a handler, as after a pause; nothing stops."""
     scene.produce(range(200))
+    claims = [scene.claim, scene.claim]
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        if claims and int(message.value()) >= 100:
+            claims.pop()()
+        scene.book(message, tx)
+
     with (
         dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2) as pool,
         ExitStack() as opened,
     ):
         for _ in range(2):
             processor = DualProcessor(
-                pool, scene.settings(), [scene.source], handle=scene.book, options=replace(FAST, offsets=offsets)
+                pool, scene.settings(), [scene.source], handle=handle, options=replace(FAST, offsets=offsets)
             )
             opened.enter_context(scene.started(processor))
         scene.wait_for(range(200))
+    assert not claims
     assert scene.agree() == list(range(200))
 
 

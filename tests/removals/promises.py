@@ -39,6 +39,39 @@ PROMISES: Final = (
         "    _ = (\n",
         ("crash/test_shared_id.py::test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy",),
     ),
+    # --- ids that others claim ------------------------------------------------------------------------------------------------
+    Removal(
+        "a fenced producer asks the row who has claimed the id",
+        "recipe/lane.py",
+        "        if isinstance(error, ProducerFencedError):\n            error = self._told_by_row(error)\n",
+        "",
+        ("pool/test_fencing.py::test_an_id_that_is_claimed_while_a_unit_runs",),
+    ),
+    Removal(
+        "a call of a pool that has not begun goes on when its id was claimed",
+        "pool/writers.py",
+        "return self._ids.are_leased and not limit.expired",
+        "return self._ids.are_leased and limit.expired",
+        ("pool/test_fencing.py::test_an_id_that_is_claimed_before_a_unit_runs",),
+    ),
+    # --- objects of the ORM ---------------------------------------------------------------------------------------------------
+    Removal(
+        "a rollback makes the objects that a block has added what they were",
+        "stores/sql/orm.py",
+        "            self._attached.restore()\n",
+        "            pass\n",
+        ("stores/test_attached_objects.py::test_the_next_run_finds_them_as_the_first_did",),
+    ),
+    Removal(
+        "the sessions of units that are undone are closed",
+        "stores/sql/units.py",
+        "        connection.lift_guard()  # until the end of `_undo`\n",
+        "",
+        (
+            "stores/test_attached_objects.py::test_the_next_run_finds_them_as_the_first_did",
+            "pool/test_aio_units.py::test_objects_made_outside_of_their_units_are_written_when_these_run_again",
+        ),
+    ),
     # --- ids that expire ------------------------------------------------------------------------------------------------------
     Removal(
         "a writer looks after a pause whether Kafka still knows its id",
@@ -293,15 +326,15 @@ PROMISES: Final = (
     Removal(
         "after_rollback is sent",
         "stores/sql/sessions.py",
-        "        elif is_known:\n            quietly(session.dispatch_after_rollback)\n",
+        "    if is_known and not is_committed:\n        close_rolled_back(session)\n        return None\n",
         "",
         ("writer/test_orm.py::test_session_events_are_sent_after_the_facts",),
     ),
     Removal(
         "after_rollback is sent for a unit that is undone",
         "stores/sql/sessions.py",
-        'close it."""\n    quietly(session.dispatch_after_rollback)\n',
-        'close it."""\n',
+        'must be lifted."""\n    quietly(session.dispatch_after_rollback)\n',
+        'must be lifted."""\n',
         ("stores/test_units.py::test_sessions_get_the_outcome_of_their_unit",),
     ),
     Removal(

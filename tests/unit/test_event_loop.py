@@ -27,7 +27,7 @@ def processor() -> DualProcessor:
 
 
 def writer() -> DualWriter[Any]:
-    anything = cast("Any", SimpleNamespace(kind=None))
+    anything = cast("Any", SimpleNamespace(kind=None, description="nothing", is_local=True))
     return DualWriter(anything, transactional_id="shop", producers=anything, coordinator=anything)
 
 

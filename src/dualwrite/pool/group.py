@@ -130,7 +130,8 @@ class Group:
         Units that are cancelled before they start do not run; they are removed from `calls`.
 
         Raises:
-            FencedError: The writer can't be used any more; the error was delivered to the callers.
+            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
+                none of them has begun (`has_begun`).
         """
         self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
         if not self.calls:
@@ -146,6 +147,8 @@ class Group:
             self._deliver()
         except BaseException as error:
             self.error = error
+            if isinstance(error, FencedError):
+                raise
             run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
             if run_again:
                 log.info(
@@ -156,8 +159,6 @@ class Group:
                 )
             else:
                 self._deliver_error(error)
-            if isinstance(error, FencedError):
-                raise
         else:
             self._deliver()
         # not in the `except`: the group's error would become the context of what the units raise
@@ -173,6 +174,11 @@ class Group:
     def _fields(self) -> dict[str, Any]:
         """The fields of a log record."""
         return {"transactional_id": self._writer.transactional_id}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the units have begun to run."""
+        return self._has_begun or self._has_sent_too_soon
 
     def _try_to_commit(self) -> bool:
         """Commit; False if both sides were rolled back, and the units must run in another transaction."""

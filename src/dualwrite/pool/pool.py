@@ -22,6 +22,7 @@ from dualwrite.errors import (
     UsageError,
 )
 from dualwrite.event_loop import check_may_block
+from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at
 from dualwrite.pool.adoption import Adoption
 from dualwrite.pool.alone import AloneUnits
@@ -43,6 +44,8 @@ from dualwrite.writer import DualWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = SubjectLogger(__name__)
 
 
 class WriterPool(Generic[H]):
@@ -254,13 +257,22 @@ class WriterPool(Generic[H]):
         """
         check_may_block("transaction()", "async with pool.transaction() as tx")
         self._check("transaction()")
-        limit = self._limit(timeout)
-        with self._writers.checked_out("a transaction of its own", limit) as writer:
-            if self._is_closed:
-                raise closed(self._prefix)
-            with writer.transaction() as begun:
-                opened(begun).watch(shares=False)
-                yield begun
+        limit, fenced_until = self._limit(timeout), self._limit(None)
+        has_begun = False
+        while not has_begun:
+            with self._writers.checked_out("a transaction of its own", limit) as writer:
+                if self._is_closed:
+                    raise closed(self._prefix)
+                try:
+                    with writer.transaction() as begun:
+                        has_begun = True
+                        opened(begun).watch(shares=False)
+                        yield begun
+                except FencedError as error:
+                    if has_begun or not self._writers.can_continue(fenced_until):
+                        raise
+                    text = "fenced before the block began; taking a writer again: %s"
+                    log.info(text, error, transactional_id=writer.transactional_id)
 
     # --- its size -----------------------------------------------------------------------------------------------------------
 

@@ -154,11 +154,9 @@ class Workers:
             self._waiting.put_back(rest, calls)
 
         try:
-            with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
-                rules = replace(rules, more=more, put_back=put_back, doing=functools.partial(self._writers.note, writer))
-                group = Group(writer, list(calls), rules)
-                group.run()
-            self._note_outage(group.error)
+            limit = Deadline.after(self._options.timeout)
+            while self._is_fenced_before_it_begins(calls, replace(rules, more=more, put_back=put_back), limit):
+                pass
         except BaseException as error:
             self._note_outage(error)
             if not isinstance(error, FencedError | WriterClosedError):
@@ -168,6 +166,25 @@ class Workers:
         finally:
             del self._groups[threading.get_ident()]
             self._waiting.release(calls)
+
+    def _is_fenced_before_it_begins(self, calls: list[Call], rules: Rules, limit: Deadline) -> bool:
+        """Run the calls as a group; True if its writer was fenced before any unit ran: they can run on a writer taken again.
+
+        Raises:
+            FencedError: The units have run, and were rolled back; or there is no other writer for them.
+        """
+        with self._writers.checked_out("a group") as writer:  # without a limit: each caller has its own
+            group = Group(writer, list(calls), replace(rules, doing=functools.partial(self._writers.note, writer)))
+            try:
+                group.run()
+            except FencedError as error:
+                if group.has_begun or not self._writers.can_continue(limit):
+                    raise
+                text = "fenced before a unit ran; taking a writer again: %s"
+                log.info(text, error, transactional_id=writer.transactional_id)
+                return True
+        self._note_outage(group.error)
+        return False
 
     def _note_outage(self, error: BaseException | None) -> None:
         """While the pool is being closed, cancel the calls that wait if a side does not answer: they would fail, one by one."""

@@ -93,6 +93,16 @@ class Writers:
         finally:
             self._check_in(writer)
 
+    def can_continue(self, limit: Deadline) -> bool:
+        """Whether work that another process has fenced before it began can take a writer again: not without leases.
+
+        The writer that it takes claims its id again, or has another one; see the class.
+
+        Args:
+            limit: Ends the attempts of work that is fenced each time.
+        """
+        return self._ids.are_leased and not limit.expired
+
     def note(self, writer: DualWriter[Any], doing: str) -> None:
         """Record what a checked-out writer is doing now."""
         self.steps += 1
@@ -118,7 +128,10 @@ class Writers:
                 self._retire(writer)
 
     def _is_ours(self, writer: DualWriter[Any]) -> bool:
-        """Claim the id again if a recoverer has fenced the writer; retire it and return False if another writer has."""
+        """Claim the id again if a recoverer has fenced the writer; retire it and return False if another writer has.
+
+        It is retired, too, if somebody claims the id once more while it is claimed again.
+        """
         if writer.phase is not Phase.FENCED:
             return True
         name = writer.transactional_id
@@ -128,6 +141,11 @@ class Writers:
                 log.info("claiming the id again after %s", "; ".join(owners), transactional_id=name)
                 writer.reopen()
                 return True
+        except FencedError as again:
+            if not self._ids.are_leased:
+                self._check_in(writer)
+                raise
+            owners = (again.facts.get("current_owner") or str(again),)
         except BaseException:
             self._check_in(writer)
             raise

@@ -265,6 +265,8 @@ class Lane:
             except DualWriteError as aborting:
                 log.log(level_of(aborting), "aborting Kafka's side: %s", aborting, transactional_id=self.id)
                 clean, is_reachable = False, not is_no_answer(aborting)
+        if isinstance(error, ProducerFencedError):
+            error = self._told_by_row(error)
         if self._means_fenced(error):
             if not clean:
                 log.warning("fenced; the new owner of the id ends this transaction", transactional_id=self.id)
@@ -277,6 +279,19 @@ class Lane:
         if is_reachable and isinstance(error, Exception):  # later after e.g. KeyboardInterrupt, see `_recover_after_abort`
             self._recover_after_abort(error)
         raise error
+
+    def _told_by_row(self, error: ProducerFencedError) -> DualWriteError:
+        """Why Kafka has fenced the producer: only the row shows whether another writer or recoverer has claimed the id.
+
+        Returns:
+            FencedError if one has; `error` if nobody has; the database's error if the row can't be read now.
+        """
+        try:
+            self._store.read_claimed(self.ownership.claim)
+        except DualWriteError as found:
+            found.__cause__ = found.__cause__ or error
+            return found
+        return error
 
     def _recover_after_abort(self, error: Exception) -> None:
         """Recover immediately, so that nothing stays open at Kafka.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import InstanceState, Session, SessionTransaction, scoped_session, sessionmaker
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.stores.sql.attached import AttachedObjects
 from dualwrite.stores.sql.guard import GuardedConnection
 
 SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
@@ -21,6 +22,7 @@ class GuardedSession(Session):
 
     def __init__(self, connection: GuardedConnection, **options: Any) -> None:
         # rollback_only: the session joins the transaction as it is; create_savepoint would cost two more round trips
+        self._attached = AttachedObjects()
         super().__init__(bind=connection, join_transaction_mode="rollback_only", **options)
         self._guard = connection.guard
         self._only_bind = connection
@@ -53,6 +55,13 @@ class GuardedSession(Session):
         if not self._guard.lifted:
             self._guard.refuse("session.close()")
         super().close()
+
+    def close_undone(self) -> None:
+        """Close after a rollback, and make the objects that the block has added what they were: its next run may add them."""
+        try:
+            self.close()
+        finally:
+            self._attached.restore()
 
     def reset(self) -> None:
         """Refused."""
@@ -89,6 +98,11 @@ class GuardedSession(Session):
     def dispatch_after_rollback(self) -> None:
         """Send `after_rollback`."""
         self.dispatch.after_rollback(self)
+
+
+@event.listens_for(GuardedSession, "before_attach", raw=True)
+def _note_attached(session: GuardedSession, state: InstanceState[Any]) -> None:
+    session._attached.note(state)  # noqa: SLF001  (of this module)
 
 
 class SessionFactory:

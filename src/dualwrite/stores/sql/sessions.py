@@ -84,9 +84,9 @@ class TransactionSessions:
 
 
 def close_rolled_back(session: GuardedSession) -> None:
-    """Notify the session's listeners of the rollback, and close it."""
+    """Notify the session's listeners of the rollback, and close it. The guard must be lifted."""
     quietly(session.dispatch_after_rollback)
-    quietly(session.close)
+    quietly(session.close_undone)
 
 
 def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
@@ -95,11 +95,12 @@ def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) 
     Returns:
         What a listener of the commit has raised.
     """
+    if is_known and not is_committed:
+        close_rolled_back(session)
+        return None
     try:
         if is_committed:
             session.dispatch_after_commit()
-        elif is_known:
-            quietly(session.dispatch_after_rollback)
     except Exception as error:  # noqa: BLE001  (it must not look like an error of the commit)
         return error
     finally:

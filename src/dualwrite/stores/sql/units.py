@@ -56,7 +56,8 @@ class UnitSavepoints:
         After a ROLLBACK with a text that it has not sent before, psycopg forgets which statements it has prepared. That is
         needed after a pipeline: some of them may not have been prepared, because an earlier statement failed.
         """
-        for session in self._sessions.remove_of_ended_units():
+        connection.lift_guard()  # until the end of `_undo`
+        for session in reversed(self._sessions.remove_of_ended_units()):
             close_rolled_back(session)
         self._undo(connection, error, f"ROLLBACK TO SAVEPOINT {UNIT} -- {note}")
 
