@@ -271,6 +271,5 @@ def test_a_server_that_does_not_answer(own_server: ZooKeeperServer) -> None:
         store.check()
 
 
-def test_durability_is_unknown(store: ZooKeeperStore) -> None:
-    found: Any = store.durability()
-    assert found == {}
+def test_durability_is_unknown_but_a_server_says_whether_it_is_alone(store: ZooKeeperStore) -> None:
+    assert store.durability() == {"forceSync": "not visible", "mode": "standalone"}

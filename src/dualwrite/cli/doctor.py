@@ -21,10 +21,11 @@ from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Schema, Url, ref
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
 from dualwrite.kafka import BrokerCapabilities
-from dualwrite.kafka.inspect.topics import TopicFacts
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 
 BROKEN: Final = 1
-_STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}
+_STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.UNKNOWN: "yellow", Severity.NOTE: ""}
+_LABELS: Final = {Severity.UNKNOWN: "Look at"}
 _UNSEEN: Final = "not visible"
 _INDENTED: Final = (0, 0, 1, 2)
 _FILE_WIDTH: Final = 120
@@ -86,10 +87,12 @@ def _show(diagnosis: Diagnosis) -> None:
         console.print(Padding(str(diagnosis.promise), _INDENTED, expand=False))
     for finding in diagnosis.findings:
         console.print(Text(finding.severity.value.upper().ljust(8), _STYLES[finding.severity]).append(finding.about, "bold"))
-        change = f"\nChange: {finding.change}" if finding.change else ""
+        change = f"\n{_LABELS.get(finding.severity, 'Change')}: {finding.change}" if finding.change else ""
         console.print(Padding(finding.what + change, (0, 0, 0, 8), expand=False))
     if not diagnosis.findings:
         console.print("No problems found.")
+    if diagnosis.kafka is not None and all(topic.name == TRANSACTION_STATE_TOPIC for topic in diagnosis.topics):
+        console.print("No topic of yours was checked: name those that you write to with --topic.")
 
 
 def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]) -> None:
