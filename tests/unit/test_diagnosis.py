@@ -247,7 +247,7 @@ def test_what_is_hidden_is_not_called_safe() -> None:
     assert text.startswith("unclean.leader.election.enable can't be read: whether the outcome of a transaction")
     severity, text = only(judge_kafka(replace(PLAIN, transaction_max_timeout_ms=None, two_phase_obstacle=None))[:1])
     assert severity is UNKNOWN
-    assert "within which time a crashed transaction must be recovered" in text
+    assert "a broker with a lower maximum rejects them" in text
 
 
 def test_internal_topics_are_judged_by_their_content() -> None:

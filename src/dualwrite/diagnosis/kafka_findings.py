@@ -98,11 +98,10 @@ def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | 
         change = "remove transaction.timeout.ms" if is_set else "raise the brokers' transaction.max.timeout.ms"
         return [_kafka(Severity.WEAK, what, f"{change}; consumers wait only until recovery, not for the whole timeout")]
     if promised.budget_ms is None:
-        what = (
-            "transaction.max.timeout.ms can't be read: within which time a crashed transaction must be recovered is not known."
-        )
-        step = "the brokers' transaction.max.timeout.ms; grant the principal DescribeConfigs on the cluster, or set "
-        return [_kafka(Severity.UNKNOWN, what, f"{step}transaction.timeout.ms, which is then the time")]
+        what = "transaction.max.timeout.ms can't be read. Writers assume 15 min, within which a crashed transaction must be "
+        what += "recovered; a broker with a lower maximum rejects them."
+        step = "the brokers' transaction.max.timeout.ms; grant the principal DescribeConfigs on the cluster"
+        return [_kafka(Severity.UNKNOWN, what, step)]
     return []
 
 
