@@ -25,9 +25,10 @@ _SETTINGS: Final = text(
     "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
 )
 _PRODUCT: Final = text(
-    "SELECT pg_catalog.version() AS version, EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = 'aurora_version') AS is_aurora, "
-    "(SELECT pg_catalog.min(pg_catalog.split_part(name, '.', 1)) FROM pg_catalog.pg_settings WHERE pg_catalog.split_part(name, '.', 1) IN :services AND name LIKE '%.%') "
-    "AS service"
+    "SELECT pg_catalog.version() AS version, "
+    "EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = 'aurora_version') AS is_aurora, "
+    "(SELECT pg_catalog.min(pg_catalog.split_part(name, '.', 1)) FROM pg_catalog.pg_settings "
+    "WHERE name LIKE '%.%' AND pg_catalog.split_part(name, '.', 1) IN :services) AS service"
 ).bindparams(bindparam("services", list(_SERVICES), expanding=True))
 _PERSISTENCE: Final = text(
     "SELECT c.relpersistence::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -37,7 +38,8 @@ _STANDBYS: Final = text(  # sync_state is hidden from users without pg_read_all_
     "SELECT pg_catalog.count(*) AS attached, pg_catalog.count(sync_state) AS visible, "
     "pg_catalog.count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) AS synchronous FROM pg_catalog.pg_stat_replication "
     "WHERE state IS DISTINCT FROM 'backup' "
-    "AND pid NOT IN (SELECT active_pid FROM pg_catalog.pg_replication_slots WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
+    "AND pid NOT IN (SELECT active_pid FROM pg_catalog.pg_replication_slots "
+    "WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
 )
 
 
