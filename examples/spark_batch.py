@@ -1,6 +1,6 @@
 """A Spark job that writes a year of flights to a table and a topic: all 336,776 of them to both, or none to either.
 
-    pip install "dualwrite[spark,postgres,demo]"
+    pip install ".[spark,postgres,demo]"    # in a checkout
     export DUALWRITE_DATABASE_URL=postgresql+psycopg://localhost/flights DUALWRITE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092
     dualwrite db upgrade
     python examples/spark_batch.py --input folder-of-flights

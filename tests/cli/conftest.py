@@ -48,7 +48,7 @@ def called_json(called: Run) -> JsonOf:
         found = json.loads(out)
         name = arguments[1] if arguments[0] == "transactions" else arguments[0]
         json_pages.check(name, found)
-        assert (found["version"], found["command"]) == (1, name)
+        assert (found["version"], found["command"]) == (1, name if name == "stuck" else f"transactions {name}")
         return code, found
 
     return run_it

@@ -17,9 +17,12 @@ from sqlalchemy import make_url
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import examination
+from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import make_topic
 from fixtures.capabilities import EVERYTHING
 from fixtures.command import output_of
+from fixtures.database import mariadb_with
+from fixtures.pace import until
 from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
@@ -73,6 +76,7 @@ def test_settings_from_the_environment(
     assert report["kafka"]["native"] is report["kafka"]["two_phase"] is True
     assert report["guarantee"]["guarantee"] == "two_phase"
     assert report["database"]["settings"] == {"synchronous": "full", "journal_mode": "wal"}
+    assert (report["version"], report["command"]) == (1, "doctor")
 
 
 def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broker: DevCluster, sqlite_url: str) -> None:
@@ -89,6 +93,7 @@ def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broke
 
 def test_an_older_feature_level_is_reported_with_the_command_that_raises_it(examined: Examined, broker_v4: DevCluster) -> None:
     code, out, _ = examined("--kafka", broker_v4.bootstrap_servers)
+    out = " ".join(out.split())
     assert code == 0
     assert "bounded by transaction.timeout.ms, here 15 min (producer 'librdkafka')" in out
     assert "kafka-features.sh upgrade --feature transaction.version=2" in out
@@ -168,9 +173,50 @@ def test_a_database_that_may_lose_commits_is_reported(examined: Examined, postgr
     finally:
         with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
             connection.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+            connection.execute("ALTER TABLE kafka_transaction_state SET UNLOGGED")
     assert code == 0
-    assert [severity for severity, _ in found(report, "database")] == ["weak", "note"]
+    assert [severity for severity, _ in found(report, "database")] == ["weak"]
     assert "synchronous_commit is off" in found(report, "database")[0][1]
+    code, report = as_json(examined, "--url", postgres_url)
+    assert code == 1
+    assert [severity for severity, _ in found(report, "database")] == ["broken", "note"]
+    assert "UNLOGGED" in found(report, "database")[0][1]
+
+
+def test_an_attached_standby_is_seen(examined: Examined, own_postgres_server: PostgresServer) -> None:
+    """Also that none of the synchronous ones is there: then every COMMIT hangs."""
+    url = own_postgres_server.url
+    migration.upgrade(url)
+    plain = url.replace("+psycopg", "")
+    assert "None is attached at present" in found(as_json(examined, "--url", url)[1], "database")[0][1]
+    with psycopg.connect(plain, autocommit=True, replication="true"):
+        ((severity, what),) = found(as_json(examined, "--url", url)[1], "database")
+        assert (severity, "an attached standby (1)" in what) == ("weak", True)
+        with psycopg.connect(plain, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (a, b)'")
+            connection.execute("SELECT pg_reload_conf()")
+        until(lambda: as_json(examined, "--url", url)[0] == 1, "the setting is in effect")
+        (severity, what), *_ = found(as_json(examined, "--url", url)[1], "database")
+        assert (severity, "0 of them are attached: every COMMIT hangs" in what) == ("broken", True)
+
+
+@pytest.mark.slow
+def test_a_mariadb_that_may_lose_commits_is_reported(examined: Examined) -> None:
+    settings = {"log-bin": "binlog", "server-id": "1", "innodb-flush-log-at-trx-commit": "2", "innodb-doublewrite": "OFF"}
+    with mariadb_with(settings | {"rpl-semi-sync-master-enabled": "ON"}) as server:
+        migration.upgrade(server.url)
+        code, report = as_json(examined, "--url", server.url)
+    assert code == 0
+    told = found(report, "database")
+    assert {severity for severity, _ in told} == {"weak"}
+    for words in (
+        "innodb_flush_log_at_trx_commit is 2",
+        "innodb_doublewrite is off",
+        "sync_binlog is 0",
+        "within 10 s (rpl_semi_sync_master_timeout)",
+        "rpl_semi_sync_master_wait_point is AFTER_COMMIT",
+    ):
+        assert any(words in what for _, what in told), words
 
 
 def test_a_database_that_hides_its_identifier_is_reported(examined: Examined, postgres_url: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import dualwrite
 from dualwrite.cli import recover
+from dualwrite.cli.next_command import GivenOptions
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, FencedError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -191,7 +192,7 @@ def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene, capsys:
     for _ in range(2):
         code, out, _ = output_of(capsys, "recover")
         assert code == 3
-        assert "7:5@1000" in out
+        assert "7:5 of 1970-01-01T00:00:01Z" in out
         assert "LOST" in out
     code, _, err = output_of(capsys, "recover", "--acknowledge")
     assert code == 2
@@ -240,8 +241,8 @@ def test_a_loss_recorded_while_the_question_is_asked_stays(
         report = json.loads(out)
         assert [[entry["state"] for entry in report[key]] for key in (acknowledged, left)] == [["7:5@1000"], ["8:1@2000"]]
     else:
-        assert "8:1@2000" in out.split(left)[1]
-        assert "8:1@2000" not in out.split(left)[0]
+        assert "8:1 of 1970-01-01T00:00:02Z" in out.split(left)[1]
+        assert "8:1 of 1970-01-01T00:00:02Z" not in out.split(left)[0]
     with store_from_url(scene.url) as store:
         row = store.read("orders")
     assert row is not None
@@ -367,7 +368,9 @@ def test_status_shows_the_row_and_the_state_in_kafka(
     scene.lose("orders")
     code, status = json_of(capsys, "status")
     rows = status["ids"]
-    assert code == 0
+    assert (code, status["version"], status["command"], status["error"]) == (3, 1, "status", None)
+    (to_do,) = status["to_do"]
+    assert (to_do["need"], to_do["next_command"]) == ("acknowledge", "dualwrite recover --id orders --acknowledge")
     live, orders = rows
     assert (live["transactional_id"], live["generation"], live["resolved_generation"]) == ("live", 1, 0)
     assert live["owner"].startswith("writer ")
@@ -378,11 +381,16 @@ def test_status_shows_the_row_and_the_state_in_kafka(
     assert live["kafka"][0]["status"] in ("PrepareCommit", "CompleteCommit")
     assert [entry["kind"] for entry in orders["lost"]] == ["LOST"]
     assert orders["kafka"][0]["status"] is None
-    code, out, _ = output_of(capsys, "status", "--prefix", "live")
+    code, out, _ = output_of(capsys, "status", "--prefix", "live", "--wide")
     assert code == 0
     assert f"{kafka_id}: " in out
     assert live["prepared_state"] in out
     assert "orders" not in out
+    code, out, _ = output_of(capsys, "status", "--prefix", "live")
+    first, headings, row = out.splitlines()
+    assert (code, first) == (0, "1 id in use, nothing to recover.")
+    assert headings.split() == ["transactional", "id", "transaction", "used", "by"]
+    assert re.fullmatch(r"live +none open +writer \S+ .*", row.rstrip())
     with live_writer.transaction() as tx:  # status claimed nothing
         tx.send(new_name("topic"), b"v")
 
@@ -392,18 +400,21 @@ def test_status_shows_lanes_below_their_id(
 ) -> None:
     scene.lose("live-2")  # sorts between "live" and "live~1"
     scene.lose("gone~1")  # there is no lane 0 for it
+    scene.lose("live-10")
     code, status = json_of(capsys, "status")
-    found = status["ids"]
-    assert code == 0
+    found = [one for one in status["ids"] if one["transactional_id"] != "live-10"]
+    assert code == 3
+    assert [one["transactional_id"] for one in status["ids"]][-2:] == ["live-2", "live-10"]
     assert [one["transactional_id"] for one in found] == ["gone~1", "live", "live-2"]
     assert [[lane["transactional_id"] for lane in one["lanes"]] for one in found] == [[], ["live~1", "live~2"], []]
     store_id = found[1]["kafka_transactional_id"].partition("#")[2].partition(".")[0]
     kafka_ids = [lane["kafka"][0]["kafka_transactional_id"] for lane in found[1]["lanes"]]
     assert kafka_ids == [f"live~1#{store_id}.1", f"live~2#{store_id}.1"]
-    code, out, _ = output_of(capsys, "status")
-    lines = out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["gone~1", "live", "~1", "~2", "live-2"]
-    assert f"{kafka_ids[1]}: " in lines[4]
+    lines = output_of(capsys, "status", "--wide")[1].splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["gone~1", "live", "~1", "~2", "live-2", "live-10"]
+    assert f"{kafka_ids[1]}: " in lines[5]
+    lines = output_of(capsys, "status")[1].splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["gone~1", "live", "live-2", "live-10"], "idle lanes are not shown"
 
 
 def test_status_does_not_ask_a_cluster_about_ids_of_another(
@@ -415,8 +426,8 @@ def test_status_does_not_ask_a_cluster_about_ids_of_another(
         store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="another-cluster")
     code, out, err = output_of(capsys, "status")
     assert code == 1
-    assert re.search(r"^elsewhere .* on Kafka cluster another-cluster *$", out, re.MULTILINE)
-    assert re.search(r"^live .* live#[0-9a-f]{12}\.1: Empty", out, re.MULTILINE)
+    assert re.search(r"^elsewhere +on Kafka cluster another-cluster ", out, re.MULTILINE)
+    assert re.search(r"^live .* live#[0-9a-f]{12}\.1: Empty", output_of(capsys, "status", "--wide")[1], re.MULTILINE)
     assert re.search(r"^Not on this Kafka cluster \(.+\): elsewhere\.", err, re.MULTILINE)
     code, status = json_of(capsys, "status")
     assert code == 1
@@ -430,9 +441,12 @@ def test_status_needs_no_kafka(scene: Scene, capsys: pytest.CaptureFixture[str],
     assert code == 0
     assert "no transactional id in sqlite" in out
     scene.lose("orders")
+    code, out, _ = output_of(capsys, "status", "--prefix", "nope")
+    assert code == 0
+    assert re.fullmatch(r"There is no transactional id that begins with 'nope' in sqlite.*, but 1 other id\.\n", out)
     code, status = json_of(capsys, "status")
     rows = status["ids"]
-    assert code == 0
+    assert code == 3
     assert rows[0]["kafka"] is None
 
 
@@ -456,14 +470,44 @@ def test_status_shows_what_it_has_read_while_a_broker_is_failing(
         raise BrokerUnavailableError("Broker 2 does not answer.")
 
     monkeypatch.setattr(WireTransactionCoordinator, "list_transactions", fail)
-    code, out, err = output_of(capsys, "status")
+    code, out, err = output_of(capsys, "status", "--wide")
     assert code == 1
     assert re.search(r"^live .* live#[0-9a-f]{12}\.1: ", out, re.MULTILINE)
     assert "Could not be read from Kafka: transactions of other databases.\n" in err
     assert "Broker 2" in err
     code, status = json_of(capsys, "status")
-    assert (code, status["of_other_databases"]) == (1, None)
+    assert (code, status["of_other_databases"], status["error"]["kind"]) == (1, None, "BrokerUnavailableError")
     assert status["ids"][0]["kafka"][0]["status"] == "Empty"
+
+
+def test_status_names_the_command_to_run_next(
+    scene: Scene, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
+) -> None:
+    scene.crash("shop.10", new_name("topic"), "after_db_commit")
+    scene.crash("shop.2", new_name("topic"), "after_prepare")
+    with dualwrite.connect(transactional_id="closed"):
+        pass
+    typed = ("--url", scene.url, "--kafka", scene.broker.bootstrap_servers)
+    assert output_of(capsys, "status", *typed, "--longer-than", "3600")[0] == 0, "they may be somebody's work"
+    code, out, _ = output_of(capsys, "status", *typed, "--longer-than", "0")
+    command = f"dualwrite recover --id shop.2 --id shop.10 --url {scene.url} --kafka {scene.broker.bootstrap_servers}"
+    lines = out.splitlines()
+    assert (code, lines[0]) == (3, f"2 transactions wait: {command}")
+    assert [line.split()[0] for line in lines[2:4]] == ["shop.2", "shop.10"]
+    assert "open since 20" in lines[2]
+    assert lines[4] == "1 resolved id that nobody uses: see --all."
+    assert "closed" in output_of(capsys, "status", "--all")[1]
+    assert len(output_of(capsys, "status", "--problems", "--longer-than", "0")[1].splitlines()) == 4
+    code, _, _ = output_of(capsys, *command.split()[1:], "--yes")
+    assert (code, output_of(capsys, "status", "--longer-than", "0")[0]) == (0, 0)
+
+
+def test_a_password_that_was_typed_is_not_shown_again() -> None:
+    given = GivenOptions("postgresql://me:secret@db/shop", None, "b:9092", ("sasl.password=secret", "ssl.ca.location=ca"))
+    assert given.command("recover", "--id", "a b") == (
+        "dualwrite recover --id 'a b' --url 'postgresql://me:***@db/shop' --kafka b:9092 "
+        "--kafka-config 'sasl.password=***' --kafka-config ssl.ca.location=ca"
+    )
 
 
 def test_a_missing_table_is_an_error_that_names_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -211,9 +211,14 @@ def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
     assert name in out
     assert decision.value in out
     assert REASONS[decision] in out
+    (found,) = plan
+    assert found.kafka_transactional_id not in out
+    assert found.kafka_transactional_id in output_of(capsys, "recover", "--dry-run", "--wide")[1]
     assert out.endswith("Nothing was changed.\n")
     code, out, _ = output_of(capsys, "recover", "--dry-run", "--json")
-    (one,) = json.loads(out)["ids"]
+    document = json.loads(out)
+    (one,) = document["ids"]
+    assert (document["version"], document["command"]) == (1, "recover")
     assert code == 0
     assert [found["decision"] for found in one["generations"]] == [decision.value]
     assert (rows_of(store), described(store, coordinator)) == (rows, seen)

@@ -54,7 +54,9 @@ def left(crashed: Callable[[str], Crashed]) -> Crashed:
 
 
 def shown(left: Crashed, out: str, group: str = "billing") -> str:
-    return plain(out.replace(left.topic, "orders").replace(left.name, "shop-1").replace(group, "billing"))
+    return plain(
+        re.sub(r"sqlite:\S+", "…", out.replace(left.topic, "orders").replace(left.name, "shop-1").replace(group, "billing"))
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,11 @@ def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
-    code, out, err = called("stuck", "--topic", opened, "--longer-than", "0")
+    code, out, err = called("stuck", "--topic", opened, "--longer-than", "0", "--wide")
     assert (code, err) == (1, "")
-    headings, row = (line.split() for line in out.splitlines())
+    *table, last = out.splitlines()
+    assert last == f"Next: dualwrite transactions describe {opened}"  # no id of dualwrite
+    headings, row = (line.split() for line in table)
     shown = dict(zip(headings, row, strict=False))
     assert (shown["Topic"], shown["LastStableOffset"], shown["HighWatermark"], shown["Records"]) == (opened, "0", "3", "3")
     assert (shown["TransactionalId"], shown["State"]) == (opened, "Ongoing")
@@ -64,15 +66,22 @@ def test_stuck_on_a_hanging_transaction(
     topic = new_name("hanging")
     make_topic(trusting_broker, topic)
     write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
-    assert "hangs: no coordinator knows its producer id" in called("stuck", "--topic", topic)[1]
+    out = called("stuck", "--topic", topic)[1]
+    assert "hangs: no coordinator knows its producer id" in out
+    abort = f"dualwrite transactions abort --topic {topic} --partition 0 --start-offset 0"
+    assert out.endswith(f"Next: {abort}\n")
     _, found = called_json("stuck", "--topic", topic)
+    assert [one["next_command"] for one in found["stuck"]] == [abort]
     assert [one["reason"] for one in found["stuck"]] == ["UNKNOWN_PRODUCER"]
 
 
 def test_stuck_with_the_database(called: Run, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str) -> None:
     left = crashed("after_db_commit")
     arguments = ("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
-    assert "commit: the database committed the transaction, and Kafka has it prepared" in called(*arguments)[1]
+    out = called(*arguments)[1]
+    assert "commit: the database committed the transaction, and Kafka has it prepared" in out
+    assert out.endswith(f"\nNext, if its writer is gone: dualwrite transactions complete '{left.kafka_id}' --url {url}\n")
+    assert "\nNext: dualwrite stuck --url URL\n" in called("stuck", "--topic", left.topic, "--longer-than", "0")[1]
     _, found = called_json(*arguments)
     assert (found["stuck"][0]["transactional_id"], found["stuck"][0]["database"]["decision"]) == (left.kafka_id, "commit")
 
@@ -161,7 +170,7 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(environment: None, opene
         assert ended(terminal.process) == 1
         assert terminal.shows("TransactionalId")
         assert not terminal.shows("HighWatermark")
-        assert opened in "".join(terminal.screen.split()), "an id is folded, not cut off"
+        assert opened in terminal.screen.split(), "an id is neither folded nor cut off"
     finally:
         terminal.close()
 

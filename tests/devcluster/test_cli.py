@@ -17,12 +17,14 @@ def test_a_cluster_from_the_command_line(state_dir: Path, capsys: pytest.Capture
     assert main(["dev", "up", "--name", "c", "--config", "num.partitions=3"]) == 0
     assert "c: Kafka" in capsys.readouterr().out
     assert main(["dev", "status", "--name", "c", "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    (status,) = found["clusters"]
+    assert (found["version"], found["command"]) == (1, "dev status")
     assert status["ready"]
     assert status["bootstrap_servers"].startswith("127.0.0.1:")
     assert status["nodes"][0]["alive"]
     assert main(["dev", "status", "--all", "--json"]) == 0
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["c"]
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["clusters"]] == ["c"]
     assert main(["dev", "logs", "--name", "c", "--lines", "2"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["dev", "up", "--name", "c", "--nodes", "3"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 UPGRADE = "<!-- run -->\n```sh\ndualwrite db upgrade --url sqlite:///shop.db\n```\n"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_INSTALL = re.compile(r"pip install .*\"(?P<package>[\w.]+)\[(?P<extras>[\w,]+)\]\"")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -43,6 +45,21 @@ def test_the_two_set_up_commands_are_as_expected() -> None:
     commands = [block.text for block in pages.blocks(README) if block.language == "sh"]
     assert 'pip install ".[demo]" && dualwrite demo\n' in commands
     assert 'pip install -e ".[test]" && pytest\n' in commands
+
+
+def test_each_set_up_installs_what_its_next_lines_need() -> None:
+    """From a checkout, as dualwrite is on no index; `dualwrite dev` and `demo` need more than the command."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [block.text for file in files for block in pages.blocks(file.read_text(encoding="utf-8")) if block.language == "sh"]
+    installs = [(text, found) for text in texts if (found := _INSTALL.search(text)) is not None]
+    assert len(installs) >= 5
+    for text, found in installs:
+        assert found["package"] == ".", text
+        named = set(found["extras"].split(","))
+        assert named <= extras.keys(), text
+        for command in ("dev", "demo"):
+            assert f"dualwrite {command}" not in text or named & {command, "demo"}, text
 
 
 def test_ci_runs_readmes_test_command() -> None:

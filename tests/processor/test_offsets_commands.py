@@ -21,6 +21,7 @@ from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql.positions import SqlPositions
 from fixtures.broker import make_topic
 from fixtures.command import output_of
+from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
 from fixtures.producing import producing
 
@@ -74,10 +75,13 @@ def test_list(stored: str, run: Run) -> None:
     assert (code, err) == (0, "")
     headings, row = out.splitlines()
     assert headings.split()[:4] == ["group", "topic", "partition", "position"]
-    assert row.split()[:6] == ["billing", stored, "0", "3", "5", "2"]
+    assert row.split()[:6] == ["billing", stored, "0", "3", "2", "0"]
     code, out, _ = run("list", "--json", "--group", "billing")
-    (one,) = json.loads(out)["positions"]
+    document = json.loads(out)
+    (one,) = document["positions"]
+    assert (document["version"], document["command"], document["error"]) == (1, "offsets list", None)
     assert (one["offset"], one["last_stable_offset"], one["behind"], one["replaced"]) == (3, 5, 2, False)
+    assert (one["high_watermark"], one["held_back"]) == (5, 0)
     assert run("list", "--prefix", "other") == (0, "No consumer group has positions here.\n", "")
     code, out, _ = run("list", kafka=False)
     assert (code, out.splitlines()[1].split()[:4]) == (0, ["billing", stored, "0", "3"])
@@ -90,8 +94,12 @@ def test_status(stored: str, url: str, broker: DevCluster, capsys: pytest.Captur
 
     code, out = status("--kafka", broker.bootstrap_servers)
     headings, row = out.splitlines()[-2:]
-    assert headings.split() == ["consumer", "group", "topics", "partitions", "behind", "updated"]
-    assert (code, row.split()[:4]) == (0, ["billing", stored, "1", "2"])
+    assert headings.split() == ["consumer", "group", "topics", "partitions", "behind", "held", "back", "updated"]
+    assert (code, row.split()[:5]) == (0, ["billing", stored, "1", "2", "0"])
+    producer = left_open(broker.bootstrap_servers, stored, stored, messages=4)
+    (one,) = json.loads(status("--json", "--kafka", broker.bootstrap_servers)[1])["groups"]
+    assert (one["behind"], one["held_back"]) == (2, 4), "those behind the open transaction are counted, too"
+    producer.abort_transaction(LIMIT)
     (one,) = json.loads(status("--json")[1])["groups"]
     assert (one["group"], one["topics"], one["partitions"], one["behind"]) == ("billing", [stored], 1, None)
     assert json.loads(status("--json", "--prefix", "other")[1])["groups"] == []

@@ -35,6 +35,9 @@ def test_durability_settings_of_a_default_postgresql(postgres_store: SqlStateSto
         "synchronous_commit": "on",
         "synchronous_standby_names": "",
         "transaction_read_only": "off",
+        "persistence": "p",
+        "attached standbys": "0",
+        "synchronous standbys": "0",
     }
 
 

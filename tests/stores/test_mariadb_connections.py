@@ -379,3 +379,4 @@ def test_durability_settings_of_mariadb(mariadb_store: SqlStateStore) -> None:
     assert found["innodb_flush_log_at_trx_commit"] == "1"
     assert (found["innodb_doublewrite"], found["log_bin"], found["sync_binlog"]) == ("ON", "OFF", "0")
     assert (found["read_only"], found["tx_read_only"], found["engine"]) == ("OFF", "OFF", "InnoDB")
+    assert (found["wsrep_on"], found["Slaves_connected"], "product" in found) == ("OFF", "0", False)

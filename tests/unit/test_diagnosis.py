@@ -16,7 +16,7 @@ from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 from fixtures.capabilities import EVERYTHING
 
-BROKEN, WEAK, NOTE = Severity
+BROKEN, WEAK, UNKNOWN, NOTE = Severity
 BEST = replace(EVERYTHING, brokers=3)
 PLAIN = replace(BEST, two_phase=False, two_phase_obstacle=TwoPhaseObstacle.SWITCHED_OFF, two_phase_setting=False)
 LEVEL_1 = replace(BEST, transaction_version=1)
@@ -46,6 +46,9 @@ POSTGRESQL = {
     "synchronous_commit": "on",
     "synchronous_standby_names": "s1",
     "transaction_read_only": "off",
+    "persistence": "p",
+    "attached standbys": "1",
+    "synchronous standbys": "1",
 }
 
 
@@ -215,7 +218,7 @@ def test_a_safe_topic_has_no_findings() -> None:
     ("changes", "severity", "words"),
     [
         ({"replicas": 1, "in_sync": 1, "min_insync_replicas": 1}, WEAK, "one replica"),
-        ({"replicas": 1, "in_sync": 1, "min_insync_replicas": None}, WEAK, "one replica"),
+        ({"replicas": 1, "in_sync": 1, "min_insync_replicas": None}, WEAK, "in a power failure"),
         ({"min_insync_replicas": 1}, WEAK, "min.insync.replicas is 1"),
         ({"min_insync_replicas": 3}, NOTE, "one broker down stops every write"),
         ({"min_insync_replicas": 4}, BROKEN, "no message can be acknowledged"),
@@ -233,9 +236,18 @@ def test_problems_of_a_topic_are_reported(changes: dict[str, Any], severity: Sev
     assert words in text
 
 
-def test_hidden_settings_are_not_reported() -> None:
+def test_what_is_hidden_is_not_called_safe() -> None:
     hidden = replace(GOOD, min_insync_replicas=None, unclean_leader_election=None, max_message_bytes=None, writable=None)
-    assert judge_topic(hidden) == []
+    severity, text = only(judge_topic(hidden))
+    assert severity is UNKNOWN
+    assert "min.insync.replicas and unclean.leader.election.enable can't be read: whether an acknowledged message" in text
+    assert "DescribeConfigs" in text
+    severity, text = only(judge_topic(replace(hidden, name=TRANSACTION_STATE_TOPIC, min_insync_replicas=2)))
+    assert severity is UNKNOWN
+    assert text.startswith("unclean.leader.election.enable can't be read: whether the outcome of a transaction")
+    severity, text = only(judge_kafka(replace(PLAIN, transaction_max_timeout_ms=None, two_phase_obstacle=None))[:1])
+    assert severity is UNKNOWN
+    assert "a broker with a lower maximum rejects them" in text
 
 
 def test_internal_topics_are_judged_by_their_content() -> None:
@@ -258,7 +270,9 @@ def test_internal_topics_are_judged_by_their_content() -> None:
 def test_a_missing_topic_is_broken_unless_the_broker_creates_it(facts: dict[str, Any], expected: Severity) -> None:
     missing = TopicFacts("orders", exists=False, **facts)
     assert only(judge_topic(missing))[0] is expected
-    assert judge_topic(replace(missing, name=TRANSACTION_STATE_TOPIC)) == []
+    severity, text = only(judge_topic(replace(missing, name=TRANSACTION_STATE_TOPIC)))
+    assert severity is UNKNOWN
+    assert "outcome of a transaction" in text
 
 
 def test_the_size_limit_of_the_producer_is_considered() -> None:
@@ -278,7 +292,9 @@ def test_a_durable_database_has_no_findings() -> None:
     assert judged({"synchronous": "full", "journal_mode": "wal"}) == []
     assert judged({"synchronous": "extra", "journal_mode": "delete"}) == []
     assert judged({"synchronous": "full", "journal_mode": "truncate"}) == []
-    assert judged({}) == []
+    assert judged({"synchronous": "full", "journal_mode": "wal", "fullfsync": "on"}) == []
+    assert judged(POSTGRESQL | {"synchronous_standby_names": "FIRST 2 (s1, s2)", "synchronous standbys": "2"}) == []
+    assert judged({"sync": "true", "disable_wal": "false", "wal_recovery_mode": "kPointInTimeRecovery"}) == []
 
 
 @pytest.mark.parametrize(
@@ -288,8 +304,18 @@ def test_a_durable_database_has_no_findings() -> None:
         ({"fsync": "off"}, WEAK, "fsync=on"),
         ({"full_page_writes": "off"}, WEAK, "full_page_writes=on"),
         ({"synchronous_commit": "local"}, WEAK, "standby"),
-        ({"synchronous_standby_names": ""}, NOTE, "waits for no standby"),
-        ({"synchronous_standby_names": "", "synchronous_commit": "local"}, NOTE, "waits for no standby"),
+        ({"synchronous_standby_names": "", "synchronous_commit": "local"}, WEAK, "does not wait for an attached standby (1)"),
+        ({"synchronous_standby_names": "", "attached standbys": "2"}, WEAK, "does not wait for an attached standby (2)"),
+        ({"synchronous_standby_names": "", "attached standbys": "0"}, NOTE, "None is attached at present"),
+        ({"synchronous_commit": "remote_write"}, WEAK, "has it in memory"),
+        ({"synchronous_commit": "quorum"}, UNKNOWN, "whether a commit waits for a standby is not known"),
+        ({"synchronous_standby_names": "ANY 1 (s1, s2)"}, UNKNOWN, "waits for 1 of the standbys 'ANY 1 (s1, s2)'"),
+        ({"synchronous_standby_names": "*"}, UNKNOWN, "Patroni"),
+        ({"attached standbys": "2"}, UNKNOWN, "If another one is promoted"),
+        ({"synchronous standbys": "0"}, BROKEN, "every COMMIT hangs now"),
+        ({"synchronous_standby_names": "2 (s1, s2)"}, BROKEN, "waits for 2 of '2 (s1, s2)', and 1 of them are attached"),
+        ({"persistence": "u"}, BROKEN, "SET LOGGED"),
+        ({"product": "Amazon Aurora", "synchronous_standby_names": ""}, UNKNOWN, "This is Amazon Aurora"),
         ({"transaction_read_only": "on", "fsync": "off"}, BROKEN, "is read-only"),
     ],
 )
@@ -308,12 +334,19 @@ def test_postgresql_that_may_lose_a_commit_is_reported(changes: dict[str, str], 
         ("full", "delete", "roll it back"),
         ("full", "memory", "in the middle of a transaction"),
         ("extra", "off", "in the middle of a transaction"),
+        ("full", "wal2", "does not know what that means"),
     ],
 )
 def test_sqlite_that_may_lose_a_commit_is_reported(level: str, mode: str, words: str) -> None:
     severity, text = only(judged({"synchronous": level, "journal_mode": mode}))
-    assert severity is WEAK
+    assert severity is (UNKNOWN if mode == "wal2" else WEAK)
     assert words in text
+
+
+def test_fsync_of_macos_is_not_taken_for_a_flush() -> None:
+    severity, text = only(judged({"synchronous": "full", "journal_mode": "wal", "fullfsync": "off"}))
+    assert severity is WEAK
+    assert "PRAGMA fullfsync = ON" in text
 
 
 MYSQL = {
@@ -324,12 +357,24 @@ MYSQL = {
     "log_bin": "ON",
     "sync_binlog": "1",
     "rpl_semi_sync_source_enabled": "ON",
+    "rpl_semi_sync_source_timeout": "4294967295",
+    "rpl_semi_sync_source_wait_point": "AFTER_SYNC",
+    "Rpl_semi_sync_source_status": "ON",
+    "wsrep_on": "ON",  # as Percona's server has it, without a provider
+    "wsrep_provider": "none",
+}
+GALERA = {"wsrep_on": "ON", "wsrep_provider": "/usr/lib/galera/libgalera_smm.so"}
+GROUP = {
+    "group_replication_group_name": "aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa",
+    "group_replication_single_primary_mode": "ON",
+    "group_replication_consistency": "BEFORE_ON_PRIMARY_FAILOVER",
 }
 
 
 def test_a_durable_mysql_has_no_findings() -> None:
     assert judged(MYSQL) == []
     assert judged(MYSQL | {"log_bin": "OFF", "sync_binlog": "0", "rpl_semi_sync_source_enabled": "OFF"}) == []
+    assert judged(MYSQL | {"innodb_flush_log_at_trx_commit": "3"}) == []
 
 
 @pytest.mark.parametrize(
@@ -340,8 +385,26 @@ def test_a_durable_mysql_has_no_findings() -> None:
         ({"transaction_read_only": "ON"}, BROKEN, "is read-only"),
         ({"innodb_flush_log_at_trx_commit": "2"}, WEAK, "without their rows"),
         ({"innodb_doublewrite": "0"}, WEAK, "innodb_doublewrite=ON"),
-        ({"sync_binlog": "0"}, WEAK, "sync_binlog=1"),
+        ({"innodb_doublewrite": "DETECT_ONLY"}, WEAK, "innodb_doublewrite=ON"),
+        ({"innodb_doublewrite": "fast"}, UNKNOWN, "ON is safe"),
+        ({"innodb_flush_method": "nosync"}, WEAK, "innodb_flush_method=O_DIRECT"),
+        ({"Innodb_redo_log_enabled": "OFF"}, WEAK, "ENABLE INNODB REDO_LOG"),
+        ({"innodb_read_only": "ON"}, BROKEN, "is read-only (innodb_read_only)"),
+        ({"sync_binlog": "0"}, WEAK, "without their rows"),
+        ({"sql_log_bin": "OFF"}, WEAK, "never reach a replica"),
         ({"rpl_semi_sync_source_enabled": "OFF"}, NOTE, "waits for no replica"),
+        ({"rpl_semi_sync_source_enabled": "OFF", "Slaves_connected": "2"}, WEAK, "does not wait for an attached replica (2)"),
+        ({"rpl_semi_sync_source_timeout": "10000"}, WEAK, "within 10 s (rpl_semi_sync_source_timeout)"),
+        ({"rpl_semi_sync_source_timeout": ""}, UNKNOWN, "can't be read"),
+        ({"rpl_semi_sync_source_wait_point": "AFTER_COMMIT"}, WEAK, "before a replica has it"),
+        ({"rpl_semi_sync_source_wait_no_replica": "OFF"}, WEAK, "as soon as too few replicas"),
+        ({"Rpl_semi_sync_source_status": "OFF"}, WEAK, "off at present"),
+        (GALERA, WEAK, "loses committed transactions"),
+        (GALERA | {"log_bin": "OFF"}, WEAK, "use the same one node"),
+        (GROUP, UNKNOWN, "in the memory of a majority"),
+        (GROUP | {"group_replication_consistency": "EVENTUAL"}, WEAK, "before it has applied the last commits"),
+        (GROUP | {"group_replication_single_primary_mode": "OFF"}, WEAK, "several primaries"),
+        ({"product": "TiDB", "rpl_semi_sync_source_timeout": "1"}, UNKNOWN, "This is TiDB"),
     ],
 )
 def test_mysql_that_may_lose_a_commit_is_reported(changes: dict[str, str], severity: Severity, words: str) -> None:
@@ -350,14 +413,30 @@ def test_mysql_that_may_lose_a_commit_is_reported(changes: dict[str, str], sever
     assert words in text
 
 
-def test_a_store_without_tables_has_no_revision_to_judge() -> None:
-    assert judged({}, revision=None, newest_revision=None) == []
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [(UNKNOWN, "does not show whether an acknowledged commit is durable")]),
+        ({"forceSync": "not visible", "mode": "follower"}, [(UNKNOWN, "forceSync")]),
+        ({"forceSync": "not visible", "mode": "standalone"}, [(UNKNOWN, "forceSync"), (WEAK, "One server, no ensemble")]),
+        ({"forceSync": "not visible"}, [(UNKNOWN, "forceSync"), (UNKNOWN, "4lw.commands.whitelist")]),
+        ({"sync": "true", "disable_wal": "false", "env": "none of this file system"}, [(UNKNOWN, "in memory")]),
+        ({"disable_wal": "false", "wal_recovery_mode": "kSkipAnyCorruptedRecords"}, [(WEAK, "skips damaged records")]),
+    ],
+)
+def test_a_store_without_tables_is_judged_by_what_it_shows(
+    settings: dict[str, str], expected: list[tuple[Severity, str]]
+) -> None:
+    found = told(judged(settings, revision=None, newest_revision=None))
+    assert [severity for severity, _ in found] == [severity for severity, _ in expected]
+    assert all(words in text for (_, text), (_, words) in zip(found, expected, strict=True))
 
 
 def test_the_table_is_judged_by_use_before_revision() -> None:
-    assert only(judged({}, table_error=("It is missing.", "upgrade"), revision=None)) == (BROKEN, "It is missing. | upgrade")
-    assert only(judged({}, revision="0000"))[0] is WEAK
-    assert only(judged({}, revision=None))[0] is NOTE
+    missing = judged(POSTGRESQL, table_error=("It is missing.", "upgrade"), revision=None)
+    assert only(missing) == (BROKEN, "It is missing. | upgrade")
+    assert only(judged(POSTGRESQL, revision="0000"))[0] is WEAK
+    assert only(judged(POSTGRESQL, revision=None))[0] is NOTE
 
 
 # --- two-phase commit on every broker ---------------------------------------------------------------------------------
@@ -376,5 +455,5 @@ def test_a_broker_without_two_phase_commit_is_reported() -> None:
 
 def test_a_broker_whose_setting_is_not_known_is_reported() -> None:
     severity, text = only(judge_two_phase({1: True, 2: None}))
-    assert severity is NOTE
+    assert severity is UNKNOWN
     assert "could not be read for broker 2" in text

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
@@ -271,6 +270,5 @@ def test_a_server_that_does_not_answer(own_server: ZooKeeperServer) -> None:
         store.check()
 
 
-def test_durability_is_unknown(store: ZooKeeperStore) -> None:
-    found: Any = store.durability()
-    assert found == {}
+def test_durability_is_unknown_but_a_server_says_whether_it_is_alone(store: ZooKeeperStore) -> None:
+    assert store.durability() == {"forceSync": "not visible", "mode": "standalone"}

@@ -101,7 +101,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         wanted = name == called or _COMPLETION_VARIABLE in os.environ
         command = _load(name) if wanted else typer.Typer()
         if name == called and command.registered_callback is not None:
-            app.add_typer(command, name=name)  # its help is the docstring of its function, which is longer
+            app.add_typer(command, name=name, subcommand_metavar="")  # its help is its function's docstring, which is longer
         else:
             app.add_typer(command, name=name, help=text)
     return app

@@ -6,7 +6,6 @@ the demo could not continue, 2 usage error, 130 interrupted.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from typing import Annotated, Final, cast
 import typer
 from rich.console import Console
 
+from dualwrite.cli.json_documents import print_json, versioned
+from dualwrite.cli.json_group import JsonGroup
 from dualwrite.demo.run import Options, run_demo
 from dualwrite.demo.screen import screen_for, show_verdict
 from dualwrite.settings import ProducerName
@@ -24,7 +25,7 @@ DISAGREES: Final = 1
 _DEFAULTS: Final = Options()
 _HANGUP: Final = getattr(signal, "SIGHUP", None)  # not on Windows
 
-app = typer.Typer()
+app = typer.Typer(cls=JsonGroup)
 
 
 @app.callback(invoke_without_command=True)
@@ -69,7 +70,7 @@ def demo(
     with _signals_interrupt():
         verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
     if as_json:
-        typer.echo(json.dumps(verdict.to_json(), indent=2))
+        print_json(versioned("demo", verdict.to_json()))
     else:
         show_verdict(Console(), verdict)
         if keep or not (verdict.all_agree or naive):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dualwrite.cli.errors import error_text
+from dualwrite.cli.json_documents import print_json, versioned
+from dualwrite.cli.json_group import JsonGroup
 from dualwrite.devcluster import (
     DEFAULT_KAFKA_VERSION,
     ClusterStatus,
@@ -18,7 +19,7 @@ from dualwrite.devcluster import (
     cluster_names,
 )
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 
 Name = Annotated[str, typer.Option("--name", "-n", help="Name of the cluster.")]
 
@@ -61,8 +62,7 @@ def status(
     """Show a cluster: bootstrap servers, nodes, processes, logs."""
     found = [DevCluster(each).status() for each in (cluster_names() if everything else [name])]
     if as_json:
-        data = [each.to_json() for each in found]
-        typer.echo(json.dumps(data if everything else data[0], indent=2))
+        print_json(versioned("dev status", {"clusters": [each.to_json() for each in found]}))
     else:
         _show(found)
 

@@ -5,31 +5,34 @@ Exit codes: 0 dual writes work here, 1 something is broken, 2 usage error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dualwrite.cli.json_documents import print_json, versioned
+from dualwrite.cli.json_group import JsonGroup
 from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Schema, Url, refuse, settings_for
+from dualwrite.cli.tables import table_of
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
 from dualwrite.kafka import BrokerCapabilities
-from dualwrite.kafka.inspect.topics import TopicFacts
+from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 
 BROKEN: Final = 1
-_STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.NOTE: ""}
+_STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.UNKNOWN: "yellow", Severity.NOTE: ""}
+_LABELS: Final = {Severity.UNKNOWN: "Look at"}
 _UNSEEN: Final = "not visible"
 _INDENTED: Final = (0, 0, 1, 2)
-_FILE_WIDTH: Final = 120
+_FILE_WIDTH: Final = 80
 
-app = typer.Typer()
+app = typer.Typer(cls=JsonGroup)
 
 
 @app.callback(invoke_without_command=True)
@@ -60,7 +63,7 @@ def doctor(
         refuse("Neither Kafka nor a database is given: use --kafka, --url, or their environment variables.")
     diagnosis = examine(settings, topics=topics or (), timeout=timeout)
     if as_json:
-        typer.echo(json.dumps(_to_json(diagnosis), indent=2))
+        print_json(versioned("doctor", _to_json(diagnosis)))
     else:
         _show(diagnosis)
     if diagnosis.broken:
@@ -78,7 +81,7 @@ def _show(diagnosis: Diagnosis) -> None:
         _show_facts(console, f"Kafka at {diagnosis.servers}", _kafka_facts(diagnosis.kafka))
     if diagnosis.topics:
         console.print("Topics")
-        console.print(Padding(_topic_table(diagnosis.topics), _INDENTED, expand=False))
+        console.print(Padding(_topic_table(diagnosis.topics, console.width - 2), _INDENTED, expand=False))
     if diagnosis.database is not None:
         _show_facts(console, f"Database {diagnosis.database.address}", _database_facts(diagnosis.database))
     if diagnosis.promise is not None:
@@ -86,17 +89,19 @@ def _show(diagnosis: Diagnosis) -> None:
         console.print(Padding(str(diagnosis.promise), _INDENTED, expand=False))
     for finding in diagnosis.findings:
         console.print(Text(finding.severity.value.upper().ljust(8), _STYLES[finding.severity]).append(finding.about, "bold"))
-        change = f"\nChange: {finding.change}" if finding.change else ""
+        change = f"\n{_LABELS.get(finding.severity, 'Change')}: {finding.change}" if finding.change else ""
         console.print(Padding(finding.what + change, (0, 0, 0, 8), expand=False))
     if not diagnosis.findings:
         console.print("No problems found.")
+    if diagnosis.kafka is not None and all(topic.name == TRANSACTION_STATE_TOPIC for topic in diagnosis.topics):
+        console.print("No topic of yours was checked: name those that you write to with --topic.")
 
 
 def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     for fact in facts:
         table.add_row(*fact)
-    console.print(heading)
+    console.print(heading, soft_wrap=True)  # an address is not folded
     console.print(Padding(table, _INDENTED, expand=False))
 
 
@@ -117,18 +122,18 @@ def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
     ]
 
 
-def _topic_table(topics: Iterable[TopicFacts]) -> Table:
+def _topic_table(topics: Iterable[TopicFacts], width: int) -> RenderableType:
     headings = ("", "partitions", "replicas", "in sync", "min.insync.replicas", "max.message.bytes", "unclean election")
-    table = Table(*headings, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    rows: list[tuple[Any, ...]] = []
     for topic in topics:
         if not topic.exists:
-            table.add_row(topic.name, topic.error or "missing")
+            rows.append((topic.name, topic.error or "missing", *[None] * 5))
             continue
         counts = (topic.partitions, topic.replicas, topic.in_sync)
         unclean = None if topic.unclean_leader_election is None else _yes_or_no(topic.unclean_leader_election)
         settings = (topic.min_insync_replicas, topic.max_message_bytes, unclean)
-        table.add_row(topic.name, *map(str, counts), *(_UNSEEN if value is None else str(value) for value in settings))
-    return table
+        rows.append((topic.name, *counts, *(_UNSEEN if value is None else value for value in settings)))
+    return table_of(headings, rows, width)
 
 
 def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:

@@ -9,7 +9,10 @@ from typing import Any, Final
 import typer
 
 from dualwrite.cli.jobs import job_json
-from dualwrite.cli.options import say, show_table
+from dualwrite.cli.json_documents import print_json, versioned
+from dualwrite.cli.options import say
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import description_words, state_words
 from dualwrite.jobs.lease import JobRow
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.state import state_text
@@ -20,7 +23,12 @@ WOULD_LOSE: Final = 3
 
 
 def show_plan(
-    ids: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], skipped: Iterable[JobRow] = (), *, as_json: bool
+    ids: RecoveryPlan,
+    jobs: Sequence[tuple[JobRow, RecoveryPlan]],
+    skipped: Iterable[JobRow] = (),
+    *,
+    as_json: bool,
+    wide: bool = False,
 ) -> None:
     """Print the plan, and exit with the code that recovery would exit with.
 
@@ -29,6 +37,7 @@ def show_plan(
         jobs: The jobs that would be recovered, each with its plan.
         skipped: The jobs that would be skipped.
         as_json: Whether to print JSON.
+        wide: Whether to show all columns.
     """
     together = RecoveryPlan((*ids.ids, *(plan for _, of_job in jobs for plan in of_job.ids)))
     if as_json:
@@ -37,43 +46,43 @@ def show_plan(
             "jobs": [job_json(row) for row, _ in jobs],
             "unacknowledged": [lost_json(*entry) for entry in together.unacknowledged],
             "skipped_jobs": [job_json(row) for row in skipped],
+            "error": None,
         }
-        typer.echo(json.dumps(found, indent=2))
+        print_json(versioned("recover", found))
     else:
-        _show(together, jobs)
+        _show(together, jobs, wide=wide)
     if together.failed:
         raise typer.Exit(WOULD_FAIL)
     if together.would_lose or together.unacknowledged:
         raise typer.Exit(WOULD_LOSE)
 
 
-def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]]) -> None:
+def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, wide: bool) -> None:
     for row, _ in jobs:
         if row.is_open:
             typer.echo(
                 f"Would end batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by {row.owner!r}."
             )
     rows = [
-        (one.transactional_id, found.generation, found.decision.value, found.why, found.state, _kafka(found), one.owner)
+        (one.transactional_id, found.decision.value, found.why, one.owner, *(_more(found) if wide else ()))
         for one in plan.ids
         for found in one.generations
     ]
     if rows:
-        show_table(("transactional id", "generation", "would do", "because", "state", "Kafka", "current owner"), rows)
+        headings = ("transactional id", "would do", "because", "current owner")
+        show_table((*headings, "generation", "state", "Kafka") if wide else headings, rows)
     elif not plan.failed:
         typer.echo("Nothing to recover.")
     for one in plan.failed:
         say(f"{one.transactional_id}: {one.error}", err=True)
     for name, lost in plan.unacknowledged:
-        say(f"{name}: {lost.kind.value} {lost.state} is not acknowledged.")
+        say(f"{name}: {lost.kind.value} {state_words(lost.state)} is not acknowledged.")
     typer.echo("Nothing was changed.")
 
 
-def _kafka(found: GenerationPlan) -> str:
-    if found.described is None:
-        return f"{found.kafka_transactional_id}: unknown to Kafka"
-    seen = found.described
-    return f"{found.kafka_transactional_id}: {seen.status.value} {seen.producer_id}:{seen.epoch}@{seen.start_time_ms}"
+def _more(found: GenerationPlan) -> tuple[Any, ...]:
+    kafka = f"{found.kafka_transactional_id}: {description_words(found.described)}"
+    return found.generation, state_words(found.state), kafka
 
 
 def _id_json(plan: IdPlan) -> dict[str, Any]:

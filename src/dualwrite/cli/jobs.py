@@ -9,7 +9,9 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.options import confirm, refuse, say, show_table
+from dualwrite.cli.options import confirm, refuse, say
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import time_text
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.lease import JobRow
@@ -54,7 +56,7 @@ def show_jobs(rows: Iterable[JobRow]) -> None:
                 "open" if row.is_open else "ended",
                 "by this job" if row.keeps_lease or row.is_open else "no",
                 row.owner,
-                f"{row.updated_at:%Y-%m-%d %H:%M:%S%z}",
+                time_text(row.updated_at),
             )
             for row in rows
         ],
@@ -117,7 +119,7 @@ class JobsToRecover:
             if row.is_open:
                 confirm(
                     f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
-                    f"{row.owner!r}, last change at {row.updated_at:%Y-%m-%d %H:%M:%S%z}; that run can no longer commit. "
+                    f"{row.owner!r}, last change at {time_text(row.updated_at)}; that run can no longer commit. "
                     "Continue?",
                     yes=yes,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dualwrite.cli.options import show_table
+from dualwrite.cli.tables import show_table
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import Lease
 
@@ -17,7 +17,7 @@ def leases_of(store: TxnStateStore, prefix: str = "") -> list[Lease]:
 
 def show_leases(leases: Iterable[Lease]) -> None:
     """Print the leases as a table."""
-    show_table(("leased id", "by", "for"), [(each.transactional_id, each.owner, _time_left(each)) for each in leases])
+    show_table(("leased id", "by", "lease"), [(each.transactional_id, each.owner, time_left(each)) for each in leases])
 
 
 def lease_json(lease: Lease) -> dict[str, Any]:
@@ -31,9 +31,10 @@ def lease_json(lease: Lease) -> dict[str, Any]:
     }
 
 
-def _time_left(lease: Lease) -> str:
+def time_left(lease: Lease) -> str:
+    """How long the lease lasts."""
     if lease.seconds_left is None:
         return "until its session ends"
     if lease.has_ended:
         return f"expired {-lease.seconds_left:.0f} s ago"
-    return f"{lease.seconds_left:.0f} s"
+    return f"{lease.seconds_left:.0f} s left"

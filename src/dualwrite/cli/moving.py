@@ -19,9 +19,10 @@ from dualwrite.cli.options import (
     confirm,
     counted,
     settings_for,
-    show_table,
     store_for,
 )
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import state_words
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import move_to_cluster
@@ -65,7 +66,12 @@ def move_cluster(
     show_table(
         ("transactional id", "from cluster", "to cluster", "given up"),
         [
-            (one.transactional_id, one.from_cluster_id or "unknown", one.to_cluster_id, one.given_up and one.given_up.state)
+            (
+                one.transactional_id,
+                one.from_cluster_id or "unknown",
+                one.to_cluster_id,
+                one.given_up and state_words(one.given_up.state),
+            )
             for one in moves
         ],
     )
@@ -87,7 +93,10 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
         typer.echo("Left to the original database, which resolves them, and cleared here:")
         show_table(
             ("transactional id", "prepared", "lost or unverified"),
-            [(one.transactional_id, one.prepared, ", ".join(str(entry.state) for entry in one.lost)) for one in left],
+            [
+                (one.transactional_id, state_words(one.prepared), tuple(state_words(entry.state) for entry in one.lost))
+                for one in left
+            ],
         )
 
 

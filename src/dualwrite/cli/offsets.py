@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import count
 from typing import Annotated, Any, Final
@@ -10,6 +9,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from dualwrite.admin import TransactionAdmin
+from dualwrite.cli.json_documents import error_json, print_json, versioned
+from dualwrite.cli.json_group import JsonGroup
 from dualwrite.cli.options import (
     AsJson,
     Kafka,
@@ -22,10 +23,11 @@ from dualwrite.cli.options import (
     not_empty,
     refuse,
     settings_for,
-    show_table,
     store_for,
 )
 from dualwrite.cli.positions import TIMEOUT, Shown, commit_to_kafka, read_shown, with_kafka
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import time_text
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.settings import Settings
@@ -35,7 +37,7 @@ from dualwrite.stores.positions import Move, Position, Positions
 _EDGES: Final = ("earliest", "latest")
 _ATTEMPTS: Final = 20
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
@@ -66,7 +68,8 @@ def list_command(
         except BrokerError as error:
             failure = error
     if as_json:
-        typer.echo(json.dumps({"positions": [one.to_json() for one in found]}, indent=2))
+        failed = None if failure is None else error_json(failure)
+        print_json(versioned("offsets list", {"positions": [one.to_json() for one in found], "error": failed}))
     elif found:
         _show(found)
     else:
@@ -109,7 +112,7 @@ def reset_command(
         confirm(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
-        typer.echo(json.dumps({"positions": [Shown(group, one.after).to_json() for one in moves]}, indent=2))
+        print_json(versioned("offsets reset", {"positions": [Shown(group, one.after).to_json() for one in moves]}))
     else:
         typer.echo("Moved.")
 
@@ -203,9 +206,7 @@ def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str)
 def _show(found: Iterable[Shown]) -> None:
     rows: list[tuple[Any, ...]] = []
     for one in found:
-        end = None if one.end is None else one.end.last_stable_offset
         note = "the topic was recreated: see on_new_topic" if one.replaced else None
-        at = one.position.updated_at
-        updated = None if at is None else f"{at:%Y-%m-%d %H:%M:%S%z}"
-        rows.append((one.group, *one.position.key, one.position.offset, end, one.behind, updated, note))
-    show_table(("group", "topic", "partition", "position", "last stable offset", "behind", "updated", ""), rows)
+        updated = time_text(one.position.updated_at)
+        rows.append((one.group, *one.position.key, one.position.offset, one.behind, one.held_back, updated, note))
+    show_table(("group", "topic", "partition", "position", "behind", "held back", "updated", ""), rows)

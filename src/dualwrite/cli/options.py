@@ -1,17 +1,14 @@
-"""What several commands share: the options for database and Kafka, confirmation, tables."""
+"""What several commands share: the options for database and Kafka, and confirmation."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dualwrite.cli.error_documents import print_error_document, usage_error
+from dualwrite.cli.json_documents import print_error_document, usage_error
 from dualwrite.cli.printable import printable
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
@@ -47,9 +44,15 @@ Ids = Annotated[list[str] | None, typer.Option("--id", help="A transactional id,
 Prefix = Annotated[str, typer.Option("--prefix", help="All ids that start with this prefix.", callback=not_empty)]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show all columns.")]
+Longer = Annotated[
+    float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that have been open for longer.")
+]
+
+LONGER: Final = 10.0
+"""The default of `--longer-than`: younger transactions are probably somebody's work."""
 
 USAGE_ERROR: Final = 2
-_FILE_WIDTH: Final = 100_000  # a table written to a file or a pipe is not wrapped: each row is one line
 
 
 def settings_for(
@@ -113,36 +116,3 @@ def refuse(reason: str) -> NoReturn:
     say(f"Error: {reason}", err=True)
     print_error_document(usage_error(reason))
     raise typer.Exit(USAGE_ERROR)
-
-
-def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table; None is an empty cell."""
-    show(table_of(headings, rows))
-
-
-def table_of(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table; None is an empty cell. A text has no lines of its own, a `Text` is shown as it is."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")  # an id that is cut off can't be copied
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    return table
-
-
-def _cell(value: Any) -> Text:
-    return value if isinstance(value, Text) else Text("" if value is None else printable(str(value)))
-
-
-def show(table: Table) -> None:
-    """Print a table."""
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    console.print(table)
-
-
-def terminal_width() -> int | None:
-    """The terminal's columns; None if the output goes to a file or a pipe."""
-    console = Console()
-    return console.width if console.is_terminal else None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from typing import Any, Final
 
 from dualwrite.admin import PartitionEnd, TransactionAdmin
-from dualwrite.cli.options import refuse, show_table
+from dualwrite.cli.natural_order import in_natural_order
+from dualwrite.cli.options import refuse
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import time_text
 from dualwrite.errors import StateTableMissingError
 from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.kafka.librdkafka.idle_group import IdleGroup
@@ -43,6 +47,13 @@ class Shown:
             return None
         return max(self.end.last_stable_offset - self.position.offset, 0)
 
+    @property
+    def held_back(self) -> int | None:
+        """How many more offsets there are from the first open transaction on, which the group can't read yet."""
+        if self.replaced or self.end is None or self.end.high_watermark is None or self.end.last_stable_offset is None:
+            return None
+        return self.end.records_behind
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         position = self.position
@@ -54,7 +65,9 @@ class Shown:
             "topic_id": position.topic_id or None,
             "updated_at": None if position.updated_at is None else position.updated_at.isoformat(),
             "last_stable_offset": None if self.end is None else self.end.last_stable_offset,
+            "high_watermark": None if self.end is None else self.end.high_watermark,
             "behind": self.behind,
+            "held_back": self.held_back,
             "replaced": self.replaced,
         }
 
@@ -133,24 +146,41 @@ def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
 def show_groups(found: Iterable[Shown]) -> None:
     """Print a row for each group."""
     rows = [
-        (one["group"], ", ".join(one["topics"]), one["partitions"], one["behind"], one["updated_at"])
-        for one in groups_json(found)
+        (name, ", ".join(_topics(ones)), len(ones), _sum(ones, "behind"), _sum(ones, "held_back"), time_text(_updated(ones)))
+        for name, ones in _by_group(found)
     ]
-    show_table(("consumer group", "topics", "partitions", "behind", "updated"), rows)
+    show_table(("consumer group", "topics", "partitions", "behind", "held back", "updated"), rows)
 
 
 def groups_json(found: Iterable[Shown]) -> list[dict[str, Any]]:
     """The groups, as JSON values."""
-    return [_group_json(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
+    return [
+        {
+            "group": name,
+            "topics": _topics(ones),
+            "partitions": len(ones),
+            "behind": _sum(ones, "behind"),
+            "held_back": _sum(ones, "held_back"),
+            "updated_at": None if (at := _updated(ones)) is None else at.isoformat(timespec="seconds"),
+        }
+        for name, ones in _by_group(found)
+    ]
 
 
-def _group_json(name: str, found: list[Shown]) -> dict[str, Any]:
-    behind = [one.behind for one in found if one.behind is not None]
-    updated = [one.position.updated_at for one in found if one.position.updated_at is not None]
-    return {
-        "group": name,
-        "topics": sorted({one.position.topic for one in found}),
-        "partitions": len(found),
-        "behind": sum(behind) if len(behind) == len(found) else None,
-        "updated_at": max(updated).isoformat(timespec="seconds") if updated else None,
-    }
+def _by_group(found: Iterable[Shown]) -> list[tuple[str, list[Shown]]]:
+    groups = [(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
+    return sorted(groups, key=lambda group: in_natural_order(group[0]))
+
+
+def _topics(found: list[Shown]) -> list[str]:
+    return sorted({one.position.topic for one in found})
+
+
+def _sum(found: list[Shown], name: str) -> int | None:
+    """The sum over all partitions; None if it is not known for one of them."""
+    numbers = [getattr(one, name) for one in found]
+    return None if None in numbers else sum(numbers)
+
+
+def _updated(found: list[Shown]) -> datetime | None:
+    return max((at for one in found if (at := one.position.updated_at) is not None), default=None)

@@ -7,7 +7,6 @@ now; 3 a transaction is, or would be, recorded as lost or unverified.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
@@ -19,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from dualwrite.api import open_recoverer
 from dualwrite.cli.dry_run import lost_json, show_plan
 from dualwrite.cli.jobs import job_json, jobs_to_recover
+from dualwrite.cli.json_documents import error_json, print_json, versioned
+from dualwrite.cli.json_group import JsonGroup
 from dualwrite.cli.options import (
     AsJson,
     Ids,
@@ -27,6 +28,7 @@ from dualwrite.cli.options import (
     Prefix,
     Schema,
     Url,
+    Wide,
     Yes,
     chosen_ids,
     confirm,
@@ -36,6 +38,7 @@ from dualwrite.cli.options import (
 )
 from dualwrite.cli.printable import printable
 from dualwrite.cli.recovered import Entries, show_lost, show_report
+from dualwrite.errors import DualWriteError
 from dualwrite.jobs.lease import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
@@ -46,7 +49,7 @@ from dualwrite.transactional_id import TransactionalId
 NOT_RECOVERED: Final = 1
 UNACKNOWLEDGED: Final = 3
 
-app = typer.Typer()
+app = typer.Typer(cls=JsonGroup)
 
 
 @app.callback(invoke_without_command=True)
@@ -66,6 +69,7 @@ def recover(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and why, and change nothing.")] = False,
     yes: Yes = False,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Resolve the in-doubt transactions of crashed writers: on all ids, those with a prefix, or those named.
@@ -79,7 +83,7 @@ def recover(
     settings = settings_for(url, kafka, kafka_config, schema)
     store = store_for(settings)
     if dry_run:
-        _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json)
+        _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json, wide=wide)
         return
     skipped: list[JobRow] = []
     with store, open_recoverer(store, settings=settings) as recoverer:
@@ -101,7 +105,7 @@ def recover(
             with _shown_on_errors(report, skipped, as_json=as_json, if_text=False):
                 removed, left = _acknowledged(recoverer, report, yes=yes)
     if as_json:
-        typer.echo(json.dumps(_to_json(report, removed, left, skipped), indent=2))
+        print_json(_to_json(report, removed, left, skipped))
     elif removed:
         _show_acknowledged(removed, left)
     if report.failed:
@@ -111,7 +115,14 @@ def recover(
 
 
 def _show_plan(
-    settings: Settings, store: TxnStateStore, ids: list[str] | None, prefix: str, *, changes: bool, as_json: bool
+    settings: Settings,
+    store: TxnStateStore,
+    ids: list[str] | None,
+    prefix: str,
+    *,
+    changes: bool,
+    as_json: bool,
+    wide: bool,
 ) -> None:
     if changes:
         raise typer.BadParameter("can't be combined with --acknowledge or --release.", param_hint="--dry-run")
@@ -119,12 +130,12 @@ def _show_plan(
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=False) as jobs:
             if jobs is None:
-                show_plan(recoverer.plan(chosen), (), as_json=as_json)
+                show_plan(recoverer.plan(chosen), (), as_json=as_json, wide=wide)
             else:
                 rest = [name for name in chosen if name not in jobs.attempts]
                 plans = jobs.plans()
                 jobs.name_skipped()
-                show_plan(recoverer.plan(rest), plans, jobs.skipped, as_json=as_json)
+                show_plan(recoverer.plan(rest), plans, jobs.skipped, as_json=as_json, wide=wide)
 
 
 @contextmanager
@@ -141,9 +152,10 @@ def _shown_on_errors(
     """
     try:
         yield
-    except Exception:
+    except Exception as failed:
         if as_json:
-            typer.echo(json.dumps(_to_json(report, [], list(report.unacknowledged), skipped), indent=2))
+            error = error_json(failed) if isinstance(failed, DualWriteError) else None
+            print_json(_to_json(report, [], list(report.unacknowledged), skipped, error))
         elif if_text and report.ids:
             show_report(report)
         raise
@@ -219,8 +231,10 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
         )
 
 
-def _to_json(report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow]) -> dict[str, Any]:
-    return {
+def _to_json(
+    report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow], error: Any = None
+) -> dict[str, Any]:
+    fields = {
         "ids": [
             {
                 "transactional_id": one.transactional_id,
@@ -240,4 +254,6 @@ def _to_json(report: RecoveryReport, removed: Entries, left: Entries, skipped: I
         "unacknowledged": [lost_json(*entry) for entry in left],
         "acknowledged": [lost_json(*entry) for entry in removed],
         "skipped_jobs": [job_json(row) for row in skipped],
+        "error": error,
     }
+    return versioned("recover", fields)

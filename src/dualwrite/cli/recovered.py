@@ -7,7 +7,9 @@ from typing import Any
 
 import typer
 
-from dualwrite.cli.options import say, show_table
+from dualwrite.cli.options import say
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import state_words, time_text
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.stores.base import LostTransaction
 
@@ -18,7 +20,9 @@ def show_report(report: RecoveryReport) -> None:
     """The tables of a recovery."""
     rows: list[tuple[Any, ...]] = []
     for one in report.ids:
-        rows += [(one.transactional_id, found.generation, found.outcome.value, found.state) for found in one.outcomes]
+        rows += [
+            (one.transactional_id, found.generation, found.outcome.value, state_words(found.state)) for found in one.outcomes
+        ]
         if one.taken_over_by is not None:
             rows.append((one.transactional_id, None, f"taken over by {one.taken_over_by} in the meantime", None))
         if one.error is not None:
@@ -43,8 +47,8 @@ def show_lost(entries: Entries) -> None:
                 name,
                 entry.generation,
                 entry.kind.value,
-                entry.state,
-                f"{entry.recorded_at:%Y-%m-%d %H:%M:%S%z}",
+                state_words(entry.state),
+                time_text(entry.recorded_at),
                 entry.delivery,
             )
             for name, entry in entries

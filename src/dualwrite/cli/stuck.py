@@ -16,23 +16,23 @@ import typer
 from dualwrite.admin import StuckSearch, TransactionAdmin
 from dualwrite.cli.decided import Decided, Decisions
 from dualwrite.cli.errors import error_text
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, counted, settings_for, show, terminal_width
-from dualwrite.cli.stuck_view import stuck_table
+from dualwrite.cli.json_documents import print_json
+from dualwrite.cli.next_command import GivenOptions
+from dualwrite.cli.options import LONGER, AsJson, KafkaSettings, Longer, Schema, Url, Wide, counted, say, settings_for
+from dualwrite.cli.stuck_view import next_command, stuck_table
+from dualwrite.cli.tables import show, terminal_width
+from dualwrite.cli.times import now_ms
 from dualwrite.cli.tool_group import ToolGroup
-from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, end, now_ms, print_json
+from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, end
 from dualwrite.cli.transactions_json import document, stuck_json
 from dualwrite.cli.transactions_view import show_problems, show_unreadable
 from dualwrite.errors import StoreError, UnknownGroupError
 from dualwrite.stores.positions import Partition
 
-LONGER: Final = 10.0
 UNREAD: Final = "The positions of groups in the database are missing"
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
-Longer = Annotated[
-    float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that have been open for longer.")
-]
 
 app = typer.Typer(cls=ToolGroup)
 
@@ -48,13 +48,14 @@ def stuck(
     kafka: Kafka = None,
     kafka_config: KafkaSettings = None,
     timeout: Timeout = TIMEOUT,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Show where `read_committed` consumers wait for an open transaction: since when, who owns it, and which groups wait.
 
-    With a database, also show what it decided about the transaction (`dualwrite transactions complete ID` then ends it
-    accordingly), and the positions that groups keep there. To end a transaction that hangs, use `dualwrite transactions
-    abort`. Short transactions are left out: see `--longer-than`.
+    With a database, also show what it decided about the transaction, and the positions that groups keep there. The last lines
+    are the commands to run next: `dualwrite transactions complete` ends a transaction as the database decided, `dualwrite
+    transactions abort` one that hangs. Short transactions are left out: see `--longer-than`.
     """
     settings = settings_for(url, kafka, kafka_config, schema)
     with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
@@ -62,12 +63,17 @@ def stuck(
         seen = look(admin, None if settings.database_url is None else decisions, topic=topic, group=group, longer_than=longer)
     found = seen.found
     now = now_ms()
+    given = GivenOptions(url, schema, kafka, tuple(kafka_config or ()))
+    commands = [next_command(one, seen.decided, given) for one in found.partitions]
     if as_json:
-        fields = stuck_json(found, seen.decided, now)
+        fields = stuck_json(found, seen.decided, commands, now)
         print_json(document("stuck", fields, complete=seen.complete, problems=found.problems, hidden=found.hidden))
     else:
         if found.partitions:
-            show(stuck_table(found, seen.decided, now, width=terminal_width()))
+            show(stuck_table(found, seen.decided, now, wide=wide, width=terminal_width()))
+            for command in dict.fromkeys(commands):
+                completes = command.startswith("dualwrite transactions complete")
+                say(f"Next{', if its writer is gone' if completes else ''}: {command}")
         else:
             typer.echo(
                 f"No consumer waits in {counted(found.searched, 'partition')} for a transaction older than {longer:g} s."

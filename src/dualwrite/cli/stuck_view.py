@@ -1,4 +1,4 @@
-"""The table of `dualwrite stuck` and `dualwrite watch`, and the orders that it can have."""
+"""The table of `dualwrite stuck` and `dualwrite watch`, the orders that it can have, and the next command for a row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from dualwrite.admin import Holder, StuckPartition, StuckSearch, WaitingGroup
+from dualwrite.admin.guard import is_made_by_dualwrite
 from dualwrite.cli.decided import Decided
-from dualwrite.cli.options import table_of
-from dualwrite.cli.transactions_view import decision_text, seconds_text
+from dualwrite.cli.next_command import GivenOptions
+from dualwrite.cli.tables import table_of
+from dualwrite.cli.times import seconds_text
+from dualwrite.cli.transactions_view import decision_text
 
 _HEADINGS: Final = (
     "Topic",
@@ -27,7 +30,6 @@ _HEADINGS: Final = (
     "Groups",
 )
 _FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
-_WIDE: Final = 140
 _FEW: Final = 3
 
 Order = Callable[[StuckPartition, int], Any]
@@ -52,9 +54,10 @@ def stuck_table(
     order: str = "duration",
     backwards: bool = False,
     every_group: bool = True,
+    wide: bool = False,
     width: int | None = None,
     rows: int | None = None,
-) -> Table:
+) -> RenderableType:
     """The table.
 
     Args:
@@ -64,10 +67,11 @@ def stuck_table(
         order: A key of ORDERS.
         backwards: Whether the order is reversed.
         every_group: Whether all groups are named, not only the first.
+        wide: Whether to show all columns, not only the most important ones.
+        width: The width of the terminal; None means unlimited.
         rows: The maximum number of rows; None for all.
-        width: The width of the terminal; a narrow one shows only the most important columns. None means unlimited.
     """
-    shown = [name for name in _HEADINGS if width is None or width >= _WIDE or name not in _FOR_WIDE]
+    shown = [name for name in _HEADINGS if wide or name not in _FOR_WIDE]
     by = ORDERS[order]
     lines = []
     for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards)[:rows]:
@@ -90,7 +94,25 @@ def stuck_table(
             database = decided.get(holder.transactional_id or "")
             cells.append(None if database is None else decision_text(database))
         lines.append(cells)
-    return table_of((*shown, "Database") if decided else shown, lines)
+    return table_of((*shown, "Database") if decided else shown, lines, width)
+
+
+def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: GivenOptions) -> str:
+    """The command that ends the transaction, or shows more about it if what is known is not enough."""
+    end, holder = one.end, one.holder
+    place = ("--topic", end.topic, "--partition", str(end.partition))
+    if holder.hanging is not None and holder.hanging.is_conclusive:
+        start = str(holder.opened.producer.transaction_start_offset)
+        return given.command("transactions", "abort", *place, "--start-offset", start)
+    if holder.hanging is not None:
+        return given.of_kafka.command("transactions", "find-hanging", *place)
+    if holder.transactional_id is None:
+        return given.of_kafka.command("transactions", "describe-producers", *place)
+    database = decided.get(holder.transactional_id)
+    if database is None and is_made_by_dualwrite(holder.transactional_id):
+        return f"{given.command('stuck')} --url URL"  # of the database that decides
+    does = "describe" if database is None or database.plan is None or database.error is not None else "complete"
+    return given.command("transactions", does, holder.transactional_id)
 
 
 def _state(holder: Holder) -> str:

@@ -1,4 +1,4 @@
-"""The group of the commands that examine a cluster's transactions: exit codes, error documents, Apache's command line.
+"""The group of the commands that examine a cluster's transactions: exit codes, Apache's command line.
 
 Apache's `kafka-transactions.sh` has `--bootstrap-server` and `--command-config` before the command's name; here they may be on
 either side of it.
@@ -10,62 +10,46 @@ from collections.abc import Collection
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
 
-from dualwrite.cli.error_documents import json_errors, print_error_document, show_error, usage_error
+from dualwrite.cli.errors import error_text
 from dualwrite.cli.java_properties import settings_in_file
+from dualwrite.cli.json_documents import json_errors, show_error
+from dualwrite.cli.json_group import JSON, JsonGroup
 from dualwrite.errors import ConfigurationError, DualWriteError
 
 _FOUND: Final = 1
 _USAGE_ERROR: Final = 2
-_JSON: Final = "--json"
 _FILE: Final = "--command-config"
-_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)
 
 
-class ToolGroup(TyperGroup):
-    """With `--json`, an error that ends a command is also printed as a document; an invalid setting gives exit code 2."""
-
-    _as_json = False
+class ToolGroup(JsonGroup):
+    """An invalid setting gives exit code 2, and Apache's order of the arguments is accepted."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the group's arguments, or all of a command without subcommands."""
-        self._as_json = _JSON in args
-        with json_errors(enabled=self._as_json):
+        with json_errors(enabled=JSON in args):
             try:
                 flags = {name for each in self.commands.values() for name in _flags(each)}
                 arguments = in_our_order(args, self.commands, flags) if self.commands else args
-                return super().make_context(info_name, arguments, parent, **extra)
-            except _USAGE as error:
-                print_error_document(usage_error(error.format_message()))
-                raise
             except ConfigurationError as error:
                 show_error(error)
                 raise typer.Exit(_USAGE_ERROR) from error
+        return super().make_context(info_name, arguments, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with json_errors(enabled=self._as_json):
-            try:
-                return super().invoke(ctx)
-            except _USAGE as error:
-                print_error_document(usage_error(error.format_message()))
-                raise
-            except typer.Abort:
-                print_error_document({"kind": "Aborted", "code": None, "message": "The user did not confirm."})
-                raise
-            except DualWriteError as error:
-                show_error(error)
-                raise typer.Exit(_USAGE_ERROR if isinstance(error, ConfigurationError) else _FOUND) from error
+        try:
+            return super().invoke(ctx)
+        except DualWriteError as error:
+            typer.echo(error_text(error), err=True)
+            raise typer.Exit(_USAGE_ERROR if isinstance(error, ConfigurationError) else _FOUND) from error
 
 
 def _flags(command: Any) -> list[str]:
     return [name for each in command.params if getattr(each, "is_flag", False) for name in each.opts]
 
 
-def in_our_order(args: list[str], commands: Collection[str], flags: Collection[str] = (_JSON,)) -> list[str]:
+def in_our_order(args: list[str], commands: Collection[str], flags: Collection[str] = (JSON,)) -> list[str]:
     """The arguments with the command's name first, and the settings of `--command-config` as `--kafka-config`.
 
     Args:

@@ -1,6 +1,6 @@
 """`dualwrite transactions`: list, describe, examine and end the transactions of a Kafka cluster (KIP-664, KIP-939).
 
-With --json a command that fails prints an error document (`error_documents`).
+With --json a command that fails prints an error document (`json_documents`).
 
 Exit codes: 0 no problem was found, 1 something was found, or the output is incomplete, 2 usage error, or Kafka can't be
 reached.

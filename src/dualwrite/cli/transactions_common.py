@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from dualwrite.admin import TransactionAdmin
-from dualwrite.cli.error_documents import show_error
+from dualwrite.cli.json_documents import show_error
 from dualwrite.cli.options import USAGE_ERROR, settings_for
 from dualwrite.errors import DualWriteError, RepairRefusedError, TransactionChangedError
 
@@ -54,16 +52,6 @@ def admin_tools(kafka: str | None, kafka_config: list[str] | None, timeout: floa
         show_error(error)
         refused = isinstance(error, RepairRefusedError | TransactionChangedError)
         raise typer.Exit(FOUND if refused else USAGE_ERROR) from error
-
-
-def print_json(found: Any) -> None:
-    """Print a document."""
-    typer.echo(json.dumps(found, indent=2))
-
-
-def now_ms() -> int:
-    """Milliseconds since 1970."""
-    return int(time.time() * 1000)
 
 
 def end(*, found: bool) -> None:

@@ -23,9 +23,11 @@ from dualwrite.admin.guard import (
 )
 from dualwrite.cli.decided import Decided, Decisions
 from dualwrite.cli.jobs import open_job_of
+from dualwrite.cli.json_documents import print_json
 from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, refuse, say, settings_for
 from dualwrite.cli.recovered import Entries, outcome_json, outcomes_json, show_lost, show_report, unacknowledged_json
-from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end, now_ms, print_json
+from dualwrite.cli.times import now_ms
+from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, WithoutDatabase, admin_tools, end
 from dualwrite.cli.transactions_json import described_json, document
 from dualwrite.cli.transactions_view import hidden_topics, show_described
 from dualwrite.errors import DualWriteError, RepairRefusedError
@@ -145,7 +147,7 @@ def force_terminate_command(
     """
     name = _one_id(given, more)
     settings = settings_for(url, kafka, kafka_config, schema)
-    repair = _Repair("force-terminate", yes, as_json)
+    repair = _Repair("transactions force-terminate", yes, as_json)
     with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
         decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
         repair.examine(admin, decisions, name)
@@ -194,7 +196,7 @@ def complete_command(
     settings = settings_for(url, kafka, kafka_config, schema)
     if settings.database_url is None:
         refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
-    repair = _Repair("complete", yes, as_json)
+    repair = _Repair("transactions complete", yes, as_json)
     with admin_tools(kafka, kafka_config, timeout) as admin, Decisions(settings) as decisions:
         repair.examine(admin, decisions, name)
         for one in repair.described:

@@ -1,7 +1,4 @@
-"""The JSON of `dualwrite transactions` and `stuck`: a schema with a version, described in docs/reference/transactions-json.md.
-
-A version may get additional fields; any other change raises the version.
-"""
+"""The JSON of `dualwrite transactions` and `stuck`; docs/reference/json.md describes it."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from dualwrite.admin import (
     TransactionListing,
 )
 from dualwrite.cli.decided import Decided
-from dualwrite.cli.error_documents import VERSION, error_json
+from dualwrite.cli.json_documents import error_json, versioned
 from dualwrite.errors import DualWriteError
 from dualwrite.state import TransactionDescription, state_text
 
@@ -44,9 +41,7 @@ def document(
         problems: The brokers that did not respond.
         hidden: The missing ACLs because of which Kafka may have left something out.
     """
-    return {
-        "version": VERSION,
-        "command": command,
+    fields = {
         "complete": complete,
         **found,
         "problems": [
@@ -54,6 +49,7 @@ def document(
         ],
         "hidden": [_error_json(one) for one in hidden],
     }
+    return versioned(command, fields)
 
 
 def listing_json(found: TransactionListing) -> dict[str, Any]:
@@ -138,11 +134,14 @@ def examined_json(found: Examined, now_ms: int) -> dict[str, Any]:
     }
 
 
-def stuck_json(found: StuckSearch, decided: Mapping[str, Decided], now_ms: int) -> dict[str, Any]:
-    """The fields of `stuck`."""
+def stuck_json(found: StuckSearch, decided: Mapping[str, Decided], next_commands: Iterable[str], now_ms: int) -> dict[str, Any]:
+    """The fields of `stuck`; there is a command for each partition."""
     return {
         "searched_partitions": found.searched,
-        "stuck": [_stuck_partition_json(one, decided, now_ms) for one in found.partitions],
+        "stuck": [
+            {**_stuck_partition_json(one, decided, now_ms), "next_command": command}
+            for one, command in zip(found.partitions, next_commands, strict=True)
+        ],
         "unreadable": [
             {
                 "topic": one.topic,

@@ -10,7 +10,9 @@ import typer
 
 from dualwrite.admin import DescribedTransaction, RecordTransaction, TransactionAdmin
 from dualwrite.cli.decided import Decided, Decisions
+from dualwrite.cli.json_documents import print_json
 from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, settings_for
+from dualwrite.cli.times import now_ms
 from dualwrite.cli.transactions_common import (
     TIMEOUT,
     Broker,
@@ -21,8 +23,6 @@ from dualwrite.cli.transactions_common import (
     Topic,
     admin_tools,
     end,
-    now_ms,
-    print_json,
 )
 from dualwrite.cli.transactions_json import (
     described_json,
@@ -85,7 +85,9 @@ def list_command(
         result = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
     if as_json:
         found = {"transactions": [listing_json(one) for one in result]}
-        print_json(document("list", found, complete=result.complete, problems=result.problems, hidden=result.hidden))
+        print_json(
+            document("transactions list", found, complete=result.complete, problems=result.problems, hidden=result.hidden)
+        )
     else:
         show_listings(result)
         show_problems(result.problems, result.hidden)
@@ -125,7 +127,7 @@ def describe_command(
     )
     if as_json:
         found = {"transactions": [described_json(one, decided.get(one.transactional_id), now) for one in described]}
-        print_json(document("describe", found, complete=complete, hidden=hidden))
+        print_json(document("transactions describe", found, complete=complete, hidden=hidden))
     else:
         show_described(described, decided, now)
     end(found=not complete or any(one.is_unknown for one in described))
@@ -149,7 +151,9 @@ def describe_producers_command(
     ok = all(one.problem is None for one in result)
     if as_json:
         found = {"partitions": [producers_json(one, now) for one in result]}
-        print_json(document("describe-producers", found, complete=result.complete and ok, problems=result.problems))
+        print_json(
+            document("transactions describe-producers", found, complete=result.complete and ok, problems=result.problems)
+        )
     else:
         show_producers(result, now)
         show_problems(result.problems)
@@ -191,7 +195,11 @@ def find_hanging_command(
     now = now_ms()
     if as_json:
         found = search_json(search, now)
-        print_json(document("find-hanging", found, complete=search.complete, problems=search.problems, hidden=search.hidden))
+        print_json(
+            document(
+                "transactions find-hanging", found, complete=search.complete, problems=search.problems, hidden=search.hidden
+            )
+        )
     else:
         show_search(search, now)
         show_problems(search.problems, search.hidden)
@@ -223,7 +231,9 @@ def of_command(
     complete = found.complete and (decided is None or decided.error is None)
     if as_json:
         record = record_json(found, decided, now_ms())
-        print_json(document("of", {"record": record}, complete=complete, problems=found.problems, hidden=found.hidden))
+        print_json(
+            document("transactions of", {"record": record}, complete=complete, problems=found.problems, hidden=found.hidden)
+        )
     else:
         show_record(found, decided)
         show_problems(found.problems, found.hidden)

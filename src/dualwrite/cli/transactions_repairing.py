@@ -9,7 +9,9 @@ import typer
 from dualwrite.admin import Examined
 from dualwrite.admin.guard import is_made_by_dualwrite, refusal_to_abort
 from dualwrite.cli.decided import Decisions
+from dualwrite.cli.json_documents import print_json
 from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, Yes, confirm, settings_for
+from dualwrite.cli.times import now_ms
 from dualwrite.cli.transactions_common import (
     TIMEOUT,
     Kafka,
@@ -18,8 +20,6 @@ from dualwrite.cli.transactions_common import (
     Topic,
     WithoutDatabase,
     admin_tools,
-    now_ms,
-    print_json,
 )
 from dualwrite.cli.transactions_json import document, examined_json
 from dualwrite.cli.transactions_view import show_examined
@@ -81,7 +81,7 @@ def abort_command(
         _confirm(settings, found, without_database=without_database, force=force, yes=yes)
         admin.abort(found, coordinator_epoch=coordinator_epoch, force=force)
     if as_json:
-        print_json(document("abort", {"aborted": examined_json(found, now_ms())}, complete=True))
+        print_json(document("transactions abort", {"aborted": examined_json(found, now_ms())}, complete=True))
     else:
         typer.echo("Aborted.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import typer
@@ -23,7 +22,9 @@ from dualwrite.admin import (
 )
 from dualwrite.cli.decided import Decided
 from dualwrite.cli.errors import error_text
-from dualwrite.cli.options import counted, say, show_table
+from dualwrite.cli.options import counted, say
+from dualwrite.cli.tables import show_table
+from dualwrite.cli.times import seconds_text, state_words, time_text
 from dualwrite.errors import BrokerAuthorizationError, DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 
@@ -229,19 +230,4 @@ def _decided_row(name: str, found: Decided) -> tuple[Any, ...]:
     would = None if found.plan is None else found.plan.decision.value
     if row is None:
         return (name, None, None, None, None, would, found.why)
-    return (name, row.transactional_id, row.fence, row.owner, found.state, would, found.why)
-
-
-def time_text(milliseconds: int | None) -> str | None:
-    """A time since 1970 in ISO 8601 format."""
-    if milliseconds is None:
-        return None
-    try:
-        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    except (OverflowError, ValueError):  # a user may send any timestamp
-        return str(milliseconds)
-
-
-def seconds_text(milliseconds: int | None) -> int | None:
-    """Whole seconds of a duration."""
-    return None if milliseconds is None else milliseconds // 1000
+    return (name, row.transactional_id, row.fence, row.owner, state_words(found.state), would, found.why)

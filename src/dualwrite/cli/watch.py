@@ -23,16 +23,18 @@ from rich.text import Text
 from dualwrite.admin import StuckSearch
 from dualwrite.cli.decided import Decisions
 from dualwrite.cli.keys import pressed_keys
-from dualwrite.cli.options import KafkaSettings, Schema, Url, counted, refuse, settings_for
+from dualwrite.cli.options import LONGER, KafkaSettings, Longer, Schema, Url, counted, refuse, settings_for
 from dualwrite.cli.printable import printable
-from dualwrite.cli.stuck import LONGER, UNREAD, Longer, Look, Topic, look
+from dualwrite.cli.stuck import UNREAD, Look, Topic, look
 from dualwrite.cli.stuck import Group as GroupOption
 from dualwrite.cli.stuck_view import ORDERS, stuck_table
+from dualwrite.cli.times import now_ms
 from dualwrite.cli.tool_group import ToolGroup
-from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools, now_ms
+from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools
 from dualwrite.errors import DualWriteError
 
 _REDRAW: Final = 0.25
+_WIDE: Final = 140
 _HELP: Final = "s: sort by the next column   r: reverse   q: quit"
 _TERM: Final = signal.SIGTERM
 _STOP: Final = getattr(signal, "SIGTSTP", None)  # not on Windows
@@ -197,6 +199,7 @@ class _Screen:
                 order=self._order,
                 backwards=self._backwards,
                 every_group=False,
+                wide=self._console.width >= _WIDE,
                 width=self._console.width,
                 rows=shown,
             )

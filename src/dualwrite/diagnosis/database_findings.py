@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
-
-_CRASH: Final = "a crash of the server or its machine"
-_LOST_COMMIT: Final = "may lose acknowledged commits: their messages are then visible without their rows"
-_WEAK_VALUES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
-    ("synchronous_commit", "off"): (f"{_CRASH} {_LOST_COMMIT}", "synchronous_commit=on"),
-    ("fsync", "off"): ("a power failure may lose acknowledged commits, and corrupt the whole database", "fsync=on"),
-    ("full_page_writes", "off"): ("a power failure may corrupt committed pages", "full_page_writes=on"),
-}
-"""PostgreSQL: by setting and value, what may happen, and the better value."""
+from dualwrite.diagnosis.findings import LOST_COMMIT, DatabaseFacts, Finding, Severity
+from dualwrite.diagnosis.findings import about_database as _database
+from dualwrite.diagnosis.mysql_findings import judge_mysql
+from dualwrite.diagnosis.postgresql_findings import judge_postgresql
 
 
 def judge_database(database: DatabaseFacts) -> list[Finding]:
@@ -41,7 +35,23 @@ def judge_database(database: DatabaseFacts) -> list[Finding]:
         found.append(_database(Severity.NOTE, what, f"{step}pg_control_system()"))
     if database.elsewhere:
         found.append(_on_other_clusters(database.elsewhere))
-    return [*found, *_postgresql(database.settings), *_mysql(database.settings), *_sqlite(database.settings)]
+    return [*found, *_durability(database.settings)]
+
+
+def _durability(settings: Mapping[str, str]) -> list[Finding]:
+    """The findings about the durability of commits; the database's kind shows in the names of its settings."""
+    if "synchronous_commit" in settings:
+        return judge_postgresql(settings)
+    if "innodb_flush_log_at_trx_commit" in settings:
+        return judge_mysql(settings)
+    if "journal_mode" in settings:
+        return _sqlite(settings)
+    if "disable_wal" in settings:
+        return _rocksdb(settings)
+    if "forceSync" in settings:
+        return _zookeeper(settings)
+    what = "The database does not show whether an acknowledged commit is durable, and on how many disks."
+    return [_database(Severity.UNKNOWN, what, "how it writes and replicates a commit before it acknowledges it")]
 
 
 _NAMED: Final = 5
@@ -54,83 +64,64 @@ def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
     return _database(Severity.BROKEN, what, step)
 
 
-def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
-    if settings.get("transaction_read_only") == "on":
-        what = "The database is read-only (transaction_read_only): a standby, or a read-only user."
-        return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
-    found = [
-        _database(Severity.WEAK, f"{name} is {value}: {consequence}.", change)
-        for (name, value), (consequence, change) in _WEAK_VALUES.items()
-        if settings.get(name) == value
-    ]
-    standbys = settings.get("synchronous_standby_names")
-    if standbys == "":
-        what = "A commit waits for no standby: one that is promoted after a failure may lack the last commits."
-        found.append(_database(Severity.NOTE, what, "set synchronous_standby_names, if there are standbys"))
-    elif standbys and settings.get("synchronous_commit") == "local":
-        what = f"synchronous_commit is local: promoting a standby {_LOST_COMMIT}."
-        found.append(_database(Severity.WEAK, what, "synchronous_commit=on"))
-    return found
-
-
-def _mysql(settings: Mapping[str, str]) -> list[Finding]:
-    """MariaDB and MySQL, by the names of their variables."""
-    if settings.get("engine", "InnoDB") != "InnoDB":
-        what = f"The table's engine is {settings['engine']}: without transactions there is no guarantee."
-        return [_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
-    read_only = [name for name in _MYSQL_READ_ONLY if settings.get(name) == "ON"]
-    if read_only:
-        what = f"The database is read-only ({', '.join(read_only)}): a replica, or a read-only user."
-        return [_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
-    found = []
-    if settings.get("innodb_flush_log_at_trx_commit", "1") != "1":
-        value = settings["innodb_flush_log_at_trx_commit"]
-        what = f"innodb_flush_log_at_trx_commit is {value}: {_CRASH} {_LOST_COMMIT}."
-        found.append(_database(Severity.WEAK, what, "innodb_flush_log_at_trx_commit=1"))
-    if settings.get("innodb_doublewrite") in ("OFF", "0"):
-        what = "innodb_doublewrite is off: a power failure may corrupt committed pages."
-        found.append(_database(Severity.WEAK, what, "innodb_doublewrite=ON"))
-    return [*found, *_binary_log(settings)]
-
-
-_MYSQL_READ_ONLY: Final = ("super_read_only", "read_only", "tx_read_only", "transaction_read_only")
-
-
-def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
-    if settings.get("log_bin") != "ON":
-        return []
-    found = []
-    if settings.get("sync_binlog") != "1":
-        what = f"sync_binlog is {settings.get('sync_binlog')}: after a power failure, replicas may lack commits that are here."
-        found.append(_database(Severity.WEAK, what, "sync_binlog=1"))
-    waits = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "wsrep_on")
-    if not any(settings.get(name) == "ON" for name in waits):
-        what = "A commit waits for no replica: one that is promoted after a failure may lack the last commits."
-        found.append(_database(Severity.NOTE, what, "enable semi-synchronous replication, if there are replicas"))
-    return found
+_SQLITE_LEVELS: Final = ("off", "normal", "full", "extra")
+_SQLITE_MODES: Final = ("delete", "truncate", "persist", "memory", "wal", "off")
 
 
 def _sqlite(settings: Mapping[str, str]) -> list[Finding]:
-    mode, level = settings.get("journal_mode"), settings.get("synchronous")
-    if mode is None:
-        return []
+    mode, level = settings["journal_mode"], settings.get("synchronous")
+    if mode not in _SQLITE_MODES or level not in _SQLITE_LEVELS:
+        what = f"journal_mode is {mode} and synchronous is {level}: this release of dualwrite does not know what that means."
+        return [_database(Severity.UNKNOWN, what, "SQLite's documentation of both; safe are WAL and FULL")]
+    weak = _sqlite_weakness(mode, level)
+    if weak is None and settings.get("fullfsync") == "off":  # macOS only
+        weak = (
+            f"fullfsync is off: fsync of macOS leaves data in the disk's cache, so a power failure {LOST_COMMIT}.",
+            "fullfsync = ON",
+        )
+    return [] if weak is None else [_database(Severity.WEAK, weak[0], f"PRAGMA {weak[1]}")]
+
+
+def _sqlite_weakness(mode: str, level: str) -> tuple[str, str] | None:
+    """What may happen, and the better setting."""
     if mode in ("off", "memory"):
-        what = f"journal_mode is {mode}: a crash in the middle of a transaction may corrupt the database."
-        return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL")]
+        return f"journal_mode is {mode}: a crash in the middle of a transaction may corrupt the database.", "journal_mode = WAL"
     if level == "off":
         what = "synchronous is off: a power failure may lose acknowledged commits, and corrupt the database."
-        return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
+        return what, "synchronous = FULL"
+    if level == "normal" and mode == "wal":
+        return f"synchronous is normal with WAL: a power failure {LOST_COMMIT}.", "synchronous = FULL"
     if level == "normal":
-        if mode == "wal":
-            what = f"synchronous is normal with WAL: a power failure {_LOST_COMMIT}."
-        else:
-            what = f"synchronous is normal: with journal_mode {mode}, a power failure may corrupt the database."
-        return [_database(Severity.WEAK, what, "PRAGMA synchronous = FULL")]
+        what = f"synchronous is normal: with journal_mode {mode}, a power failure may corrupt the database."
+        return what, "synchronous = FULL"
     if level == "full" and mode == "delete":  # the commit is the journal's removal, after which the directory is not synced
         what = "journal_mode is delete: a power failure right after a commit may roll it back."
-        return [_database(Severity.WEAK, what, "PRAGMA journal_mode = WAL, or PRAGMA synchronous = EXTRA")]
-    return []
+        return what, "journal_mode = WAL, or PRAGMA synchronous = EXTRA"
+    return None
 
 
-def _database(severity: Severity, what: str, change: str | None) -> Finding:
-    return Finding(severity, "database", what, change)
+_TOLERANT: Final = {"kSkipAnyCorruptedRecords", "3"}
+
+
+def _rocksdb(settings: Mapping[str, str]) -> list[Finding]:
+    found = []
+    if "env" in settings:
+        what = "The database's files are not where its path says: it may be in memory, and gone with the process."
+        found.append(_database(Severity.UNKNOWN, what, "the Env with which the Rdict was opened"))
+    if settings.get("wal_recovery_mode") in _TOLERANT:
+        what = f"wal_recovery_mode skips damaged records: after a power failure it {LOST_COMMIT}, and keeps later commits."
+        found.append(_database(Severity.WEAK, what, "DBRecoveryMode.point_in_time(), the default"))
+    return found
+
+
+def _zookeeper(settings: Mapping[str, str]) -> list[Finding]:
+    what = "A client can't see whether the servers write a commit to disk before they acknowledge it (forceSync)."
+    found = [_database(Severity.UNKNOWN, what, "zookeeper.forceSync in the servers' configuration: yes, the default")]
+    mode = settings.get("mode")
+    if mode == "standalone":
+        what = "One server, no ensemble: acknowledged commits are lost with its disk, and nothing works while it is down."
+        found.append(_database(Severity.WEAK, what, "an ensemble of three or five servers"))
+    elif mode is None:
+        what = "The server does not say whether it belongs to an ensemble."
+        found.append(_database(Severity.UNKNOWN, what, "4lw.commands.whitelist, which must contain srvr; or the servers"))
+    return found

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+CRASH: Final = "a crash of the server or its machine"
+LOST_COMMIT: Final = "may lose acknowledged commits: their messages are then visible without their rows"
 
 
 class Severity(Enum):
@@ -15,6 +19,9 @@ class Severity(Enum):
 
     WEAK = "weak"
     """Dual writes work, but acknowledged data may still be lost, or is lost more easily than necessary."""
+
+    UNKNOWN = "unknown"
+    """Whether acknowledged data may be lost can't be seen from here."""
 
     NOTE = "note"
     """Worth knowing."""
@@ -28,7 +35,7 @@ class Finding:
         severity: How much it matters.
         about: What it concerns: `kafka`, `topic <name>` or `database`.
         what: The finding, as a sentence.
-        change: The setting or step that fixes it, if there is one.
+        change: The setting or step that fixes it, if there is one; of an UNKNOWN, where to look.
     """
 
     severity: Severity
@@ -60,3 +67,8 @@ class DatabaseFacts:
     copied: tuple[str, bool] | None = None
     why_no_marks: str | None = None
     elsewhere: tuple[str, ...] = ()
+
+
+def about_database(severity: Severity, what: str, change: str | None) -> Finding:
+    """A finding about the database."""
+    return Finding(severity, "database", what, change)

@@ -46,7 +46,8 @@ def judge_two_phase(by_broker: Mapping[int, bool | None]) -> list[Finding]:
         return [_kafka(Severity.WEAK, what, f"{_SWITCH_ON} and {_UNSTABLE_ON} on every broker")]
     if unknown := [node for node, is_on in by_broker.items() if is_on is None]:
         what = f"Two-phase commit was tried on one broker; whether it is on could not be read for {_brokers(unknown)}."
-        return [_kafka(Severity.NOTE, what, "grant the principal DescribeConfigs on the cluster; the brokers must respond")]
+        step = "grant the principal DescribeConfigs on the cluster; the brokers must respond"
+        return [_kafka(Severity.UNKNOWN, what, step)]
     return []
 
 
@@ -96,6 +97,11 @@ def _timeout(capabilities: BrokerCapabilities, producer: str, timeout_ms: int | 
         is_set = timeout_ms is not None
         change = "remove transaction.timeout.ms" if is_set else "raise the brokers' transaction.max.timeout.ms"
         return [_kafka(Severity.WEAK, what, f"{change}; consumers wait only until recovery, not for the whole timeout")]
+    if promised.budget_ms is None:
+        what = "transaction.max.timeout.ms can't be read. Writers assume 15 min, within which a crashed transaction must be "
+        what += "recovered; a broker with a lower maximum rejects them."
+        step = "the brokers' transaction.max.timeout.ms; grant the principal DescribeConfigs on the cluster"
+        return [_kafka(Severity.UNKNOWN, what, step)]
     return []
 
 

@@ -28,12 +28,32 @@ def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_
     if topic.unclean_leader_election:
         what = "unclean.leader.election.enable is on: a lagging replica may become leader, and the messages it lacks are lost."
         found.append(_topic(topic, Severity.WEAK, what, "unclean.leader.election.enable=false"))
+    hidden = [name for name, value in _durability(topic) if value is None]
+    if hidden:
+        what = f"{' and '.join(hidden)} can't be read: whether {_what_is_lost(topic)} may be lost is not known."
+        found.append(_topic(topic, Severity.UNKNOWN, what, f"both settings, as an administrator; {_GRANT}"))
     return found
 
 
+_GRANT: Final = "or grant the principal DescribeConfigs on the topic"
+
+
+def _durability(topic: TopicFacts) -> tuple[tuple[str, object], ...]:
+    """The settings that decide whether what is acknowledged is durable; the first has no effect on a single replica."""
+    least = topic.min_insync_replicas if topic.replicas > 1 else 1
+    return (("min.insync.replicas", least), ("unclean.leader.election.enable", topic.unclean_leader_election))
+
+
+def _what_is_lost(topic: TopicFacts) -> str:
+    return "the outcome of a transaction" if topic.name == TRANSACTION_STATE_TOPIC else "an acknowledged message"
+
+
 def _missing(topic: TopicFacts) -> list[Finding]:
-    if topic.name == TRANSACTION_STATE_TOPIC:
-        return []  # few principals may describe Kafka's internal topics
+    if topic.name == TRANSACTION_STATE_TOPIC:  # few principals may describe Kafka's internal topics
+        what = "It is not visible: whether the outcome of a transaction may be lost is not known."
+        step = "its replicas and min.insync.replicas, as an administrator; or grant the principal Describe and "
+        step += "DescribeConfigs on it"
+        return [_topic(topic, Severity.UNKNOWN, what, step)]
     if topic.error is not None:
         what = f"Kafka reports {topic.error} for it."
         return [_topic(topic, Severity.BROKEN, what, "check its name, and that the principal has Describe and Write on it")]
@@ -47,10 +67,10 @@ def _missing(topic: TopicFacts) -> list[Finding]:
 def _replication(topic: TopicFacts) -> list[Finding]:
     replicas, in_sync, least = topic.replicas, topic.in_sync, topic.min_insync_replicas
     if topic.name == TRANSACTION_STATE_TOPIC:
-        lost = "the outcome of a transaction"
         advice = "three replicas, min.insync.replicas=2 (new cluster: transaction.state.log.replication.factor, .min.isr)"
     else:
-        lost, advice = "an acknowledged message", "three replicas, min.insync.replicas=2"
+        advice = "three replicas, min.insync.replicas=2"
+    lost = _what_is_lost(topic)
     severity, what, change = Severity.WEAK, None, advice
     if least is not None and least > replicas:
         severity, change = Severity.BROKEN, f"min.insync.replicas={max(replicas - 1, 1)}, or more replicas"
@@ -59,9 +79,10 @@ def _replication(topic: TopicFacts) -> list[Finding]:
         severity, change = Severity.BROKEN, "see which brokers are down"
         what = f"Only {in_sync} of {replicas} replicas are in sync, but min.insync.replicas is {least}: writes fail now."
     elif replicas == 1:
-        what = f"It has one replica: {lost} is lost with that broker's disk, and nothing works while the broker is down."
+        what = f"It has one replica: {lost} is lost with that broker's disk, or in a power failure before it is flushed to it, "
+        what += "and nothing works while the broker is down."
     elif least == 1:
-        what = f"min.insync.replicas is 1: while the other replicas lag, {lost} is on one disk only."
+        what = f"min.insync.replicas is 1: while the other replicas lag, {lost} is on one broker only, perhaps only in memory."
     elif least == replicas:
         severity = Severity.NOTE
         what = f"min.insync.replicas is {least}, the number of replicas: one broker down stops every write."

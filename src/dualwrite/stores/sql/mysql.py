@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
 from dualwrite.stores.sql.home import schema_of
+from dualwrite.stores.sql.mysql_durability import durability
 from dualwrite.stores.sql.mysql_locks import holder_of_row
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import TABLE_NAME
@@ -84,19 +85,6 @@ longer than `lock_wait_timeout`; Galera's certification failed; the server has b
 _LIMITS: Final = ("innodb_lock_wait_timeout", "lock_wait_timeout", "wait_timeout")
 """Session variables for our short transactions: the wait for a row, the wait for the table, the time a claimer may pause."""
 _PAUSED: Final = 10  # seconds; our own statements follow each other within microseconds
-_DURABILITY: Final = (
-    "innodb_flush_log_at_trx_commit",
-    "innodb_doublewrite",
-    "log_bin",
-    "sync_binlog",
-    "read_only",
-    "super_read_only",
-    "tx_read_only",  # MariaDB
-    "transaction_read_only",  # MySQL, and MariaDB from 11.1 on
-    "rpl_semi_sync_master_enabled",
-    "rpl_semi_sync_source_enabled",
-    "wsrep_on",
-)
 _SOCKET_OPTIONS: Final = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 10,
@@ -226,14 +214,8 @@ class MysqlDialect(StoreDialect):
         return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect; `engine` is our table's storage engine, which is transactional only if it is InnoDB."""
-        names = ", ".join(f"'{name}'" for name in _DURABILITY)
-        found = {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")}
-        engine = connection.exec_driver_sql(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            (schema_of(connection.engine), TABLE_NAME),
-        ).scalar()
-        return found if engine is None else {**found, "engine": engine}
+        """See StoreDialect."""
+        return durability(connection)
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         """See StoreDialect."""

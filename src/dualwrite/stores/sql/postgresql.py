@@ -20,6 +20,7 @@ from dualwrite.stores.sql.column_types import decoded
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
+from dualwrite.stores.sql.postgresql_durability import durability
 from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
 from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
@@ -111,10 +112,6 @@ _REPORTED: Final = (
     b"is_superuser",
     b"session_authorization",
     b"search_path",  # from PostgreSQL 18 on
-)
-_DURABILITY: Final = text(
-    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
-    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
 )
 
 
@@ -248,8 +245,8 @@ class PostgresqlDialect(StoreDialect):
         return frozenset({decoded(connection.scalar(_WHEREABOUTS))})
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect; `transaction_read_only` is on in a standby."""
-        return {decoded(row.name): decoded(row.setting) for row in connection.execute(_DURABILITY)}
+        """See StoreDialect."""
+        return durability(connection)
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         """See StoreDialect."""

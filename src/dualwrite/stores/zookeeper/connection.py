@@ -140,6 +140,16 @@ class ZooKeeperConnection:
                 raise NotSentError(self._why_not_connected())
             self._connected.wait(min(left, _POLL_INTERVAL))
 
+    def server_mode(self) -> str | None:
+        """`standalone`, `leader` or `follower`: the server to which the client is connected; None if it does not say."""
+        self.wait_until_connected()
+        try:
+            answer = self.client.command(b"srvr")
+        except (OSError, KazooException):  # a firewall, TLS on this port only
+            return None
+        lines = (line.partition(": ") for line in answer.splitlines())
+        return next((value for name, _, value in lines if name == "Mode"), None)
+
     def _start(self) -> None:
         with self._lock:
             self._check_usable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
@@ -53,7 +53,7 @@ class ZooKeeperStore(TxnStateStore):
 
     The store and its client may be used by several threads, but not by a process forked after the store was created. kazoo
     replaces an expired session by a new one. A client can't see whether the servers write to disk before they respond
-    (`forceSync`), so `durability` is empty.
+    (`forceSync`); `durability` has the `mode` of one server (standalone, leader, follower), if it shows it.
 
     Args:
         client: A KazooClient, started or not; it is started at the first use, and `close` does not stop it. Its
@@ -151,6 +151,11 @@ class ZooKeeperStore(TxnStateStore):
     def description(self) -> str:
         """See TxnStateStore."""
         return self._connection.address
+
+    def durability(self) -> Mapping[str, str]:
+        """See TxnStateStore."""
+        mode = self._connection.server_mode()
+        return {"forceSync": "not visible", **({} if mode is None else {"mode": mode})}
 
     def check(self) -> None:
         """See TxnStateStore; there is no table: the first claim creates the nodes."""

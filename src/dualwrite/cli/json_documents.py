@@ -1,9 +1,9 @@
-"""The JSON document that a failing command prints with `--json`: see docs/reference/transactions-json.md."""
+"""The JSON documents of commands, of which each prints exactly one: see docs/reference/json.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -14,9 +14,21 @@ from dualwrite.cli.errors import error_text
 from dualwrite.errors import BrokerError, DualWriteError
 
 VERSION: Final = 1
-"""Version of the JSON schema of `dualwrite transactions` and `stuck`."""
+"""Version of the schema of all commands."""
 
-_as_json: ContextVar[bool] = ContextVar("as_json", default=False)
+_is_due: ContextVar[bool] = ContextVar("is_due", default=False)
+"""Whether a document must still be printed if the command fails."""
+
+
+def versioned(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a command, by its name as it is typed after `dualwrite`."""
+    return {"version": VERSION, "command": command, **fields}
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print the command's document."""
+    _is_due.set(False)
+    typer.echo(json.dumps(document, indent=2))
 
 
 def error_json(error: DualWriteError) -> dict[str, Any]:
@@ -35,9 +47,9 @@ def show_error(error: DualWriteError) -> None:
 
 
 def print_error_document(error: dict[str, Any]) -> None:
-    """Print the document of a failing command if JSON output is enabled."""
-    if _as_json.get():
-        typer.echo(json.dumps({"version": VERSION, "error": error}, indent=2))
+    """Print the document of a failing command, with `--json` and if it has not printed its own."""
+    if _is_due.get():
+        print_json({"version": VERSION, "error": error})
 
 
 def usage_error(message: str) -> dict[str, Any]:
@@ -48,8 +60,8 @@ def usage_error(message: str) -> dict[str, Any]:
 @contextmanager
 def json_errors(*, enabled: bool) -> Iterator[None]:
     """While the block runs, errors are also printed as documents if `enabled`."""
-    before = _as_json.set(enabled)
+    before = _is_due.set(enabled)
     try:
         yield
     finally:
-        _as_json.reset(before)
+        _is_due.reset(before)
