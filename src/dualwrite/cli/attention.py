@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -133,8 +133,3 @@ _TEXTS: Final[Mapping[Need, Callable[[int], str]]] = {
         f"{counted(count, 'transaction')} lost or unverified, to acknowledge when the messages are dealt with"
     ),
 }
-
-
-def ids_of(found: Iterable[Attention]) -> Iterator[str]:
-    """The logical ids."""
-    yield from (each.transactional_id for each in found)
