@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pytest
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from dualwrite.cli.errors import error_text
-from dualwrite.cli.options import confirm, say, table_of
+from dualwrite.cli.options import confirm, say
 from dualwrite.cli.printable import printable
+from dualwrite.cli.tables import table_of
 from dualwrite.errors import DualWriteError
 from dualwrite.shell import shell_word
 
@@ -34,7 +34,7 @@ HOSTILE = [
 
 def in_a_table(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    console.print(table_of(["id"], [[name]]))
+    console.print(table_of(["id"], [[name]], 200))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()[1]
 
@@ -83,9 +83,9 @@ def test_a_printable_name_is_shown_as_it_is(name: str) -> None:
     assert printable(name) == name
 
 
-def test_a_cell_that_is_a_text_keeps_its_lines() -> None:
+def test_a_cell_of_several_lines_keeps_them() -> None:
     console = Console(file=io.StringIO(), width=200)
-    console.print(table_of(["id"], [[Text("a\nb")]]))
+    console.print(table_of(["id"], [[("a", "b")]], 200))
     assert isinstance(console.file, io.StringIO)
     assert [line.strip() for line in console.file.getvalue().splitlines()] == ["id", "a", "b"]
 
