@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from psycopg_pool import ConnectionPool
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, until
 from pool.pool_scene import both, grouped, held, open_pool
 
 numbers = itertools.count(1)
@@ -356,7 +357,11 @@ def test_only_units_that_set_something_run_alone(scene: Scene, caplog: pytest.Lo
         with held(pool):
             futures = [pool.with_options(alone=True).submit(plain, scene, number) for number in (13, 14)]
         assert len({future.result(LIMIT) for future in futures}) == 2
-    assert scene.agree() == list(range(1, 15))
+        with ThreadPoolExecutor(2) as threads, held(pool):
+            futures = [threads.submit(pool.transactional(alone=True)(plain), scene, number) for number in (17, 18)]
+            until(lambda: pool.waiting == 2, "both wait for the unit that runs")
+        assert len({future.result(LIMIT) for future in futures}) == 2
+    assert scene.agree() == [*range(1, 15), 17, 18]
     assert sum("runs in transactions of its own from now on" in record.message for record in caplog.records) == 1
     with open_pool(scene, size=1, options=PoolOptions(alone=True, timeout=LIMIT)) as pool:
         assert (

@@ -151,22 +151,27 @@ class AsyncWriterPool(Generic[A]):
     def transactional(self, function: Callable[Concatenate[Transaction, P], T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
-    def transactional(self, /, *, attempts: int) -> _Decorator[A]: ...
+    def transactional(self, /, *, attempts: int = ..., alone: bool | None = ...) -> _Decorator[A]: ...
 
-    def transactional(self, function: Callable[..., Any] | None = None, /, *, attempts: int = 1) -> Any:
+    def transactional(
+        self, function: Callable[..., Any] | None = None, /, *, attempts: int = 1, alone: bool | None = None
+    ) -> Any:
         """Run every call of a function as a unit, with `run`; see `WriterPool.transactional`.
 
         Use it as `@pool.transactional` or `@pool.transactional(attempts=3)`, on an `async def` or a plain function. Calls are
         awaited: `await place_order("lamp")`.
         """
         if function is None:
-            return functools.partial(self._decorated, attempts=attempts)
-        return self._decorated(function, attempts=attempts)
+            return functools.partial(self._decorated, attempts=attempts, alone=alone)
+        return self._decorated(function, attempts=attempts, alone=alone)
 
-    def _decorated(self, unit: Callable[..., Any], *, attempts: int) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def _decorated(
+        self, unit: Callable[..., Any], *, attempts: int, alone: bool | None
+    ) -> Callable[..., Coroutine[Any, Any, Any]]:
         @functools.wraps(unit)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            return await self.run(unit, *args, **kwargs)
+            pool = self if alone is None else self.with_options(alone=alone)
+            return await pool.run(unit, *args, **kwargs)
 
         return repeated_coroutine(once, attempts=attempts, is_retriable=self._bound.is_retriable)
 

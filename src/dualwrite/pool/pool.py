@@ -214,25 +214,36 @@ class WriterPool(Generic[H]):
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
 
     @overload
-    def transactional(self, /, *, attempts: int) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]: ...
+    def transactional(
+        self, /, *, attempts: int = ..., alone: bool | None = ...
+    ) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]: ...
 
     def transactional(
-        self, function: Callable[Concatenate[Transaction[H], P], T] | None = None, /, *, attempts: int = 1
+        self,
+        function: Callable[Concatenate[Transaction[H], P], T] | None = None,
+        /,
+        *,
+        attempts: int = 1,
+        alone: bool | None = None,
     ) -> Callable[P, T] | Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
         """Run every call of a function as a unit; the function receives the Transaction as its first argument.
 
         Use it as `@pool.transactional` or `@pool.transactional(attempts=3)`. The latter runs the unit again, with backoff,
         after a retriable error (such as a serialization failure), which has rolled back both sides. It also retries after
-        FencedError if the pool can use another id.
+        FencedError if the pool can use another id. `alone` is that of `with_options`.
         """
         if function is None:
-            return functools.partial(self._decorated, attempts=attempts)
-        return self._decorated(function, attempts=attempts)
+            return functools.partial(self._decorated, attempts=attempts, alone=alone)
+        return self._decorated(function, attempts=attempts, alone=alone)
 
-    def _decorated(self, function: Callable[Concatenate[Transaction[H], P], T], *, attempts: int) -> Callable[P, T]:
+    def _decorated(
+        self, function: Callable[Concatenate[Transaction[H], P], T], *, attempts: int, alone: bool | None
+    ) -> Callable[P, T]:
+        bound = self.with_options(alone=alone)
+
         @functools.wraps(function)
         def once(*args: P.args, **kwargs: P.kwargs) -> T:
-            return self.run(function, *args, **kwargs)
+            return bound.run(function, *args, **kwargs)
 
         return repeated(once, attempts=attempts, is_retriable=self._is_retriable)
 
