@@ -152,7 +152,7 @@ class GuardedConnection(OwnConnection):
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
-        self._users_has_events = self._has_events = Connection._has_events  # noqa: SLF001  (our own listener is for statements)
+        self._users_has_events = self._has_events = _has_listeners_of_all()
         super().__init__(engine, pooled)
         self.guard.lifted = True
         self._has_events = False
@@ -211,7 +211,7 @@ class GuardedConnection(OwnConnection):
     def _renew_listeners(self, *, keeps_ends: bool) -> None:
         before = self.__dict__.pop("dispatch")
         self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
-        self._has_events = Connection._has_events  # noqa: SLF001  (our own listener is for statements)
+        self._has_events = _has_listeners_of_all()
         for name in ("commit", "rollback") if keeps_ends else ():
             for listener in list(getattr(before, name).local.listeners):
                 event.listen(self, name, listener)
@@ -347,6 +347,11 @@ class GuardedConnection(OwnConnection):
         self.guard.check_open()
         self.guard.savepoints += 1
         return super().begin_nested()
+
+
+def _has_listeners_of_all() -> bool:
+    """Whether the user has added listeners to SQLAlchemy's class Connection; our own is on ours, and for statements only."""
+    return bool(getattr(Connection, "_has_events", False))  # before SQLAlchemy 2.1 the attribute comes with the first one
 
 
 @event.listens_for(GuardedConnection, "before_cursor_execute")
