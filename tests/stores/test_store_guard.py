@@ -111,7 +111,7 @@ def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: C
 
 
 def test_the_users_listeners_are_called(store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sa.Connection, "_has_events", False)  # listening sets it, and nothing would take it back
+    monkeypatch.setattr(sa.Connection, "_has_events", False, raising=False)  # listening sets it, and nothing would take it back
     seen: list[str] = []
 
     def listener(name: str) -> Callable[..., None]:
@@ -221,7 +221,7 @@ def test_a_script_run_by_the_sqlite_driver_is_found(sqlite_url: str) -> None:
 def test_listeners_of_the_user_are_still_called(
     store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr(sa.Connection, "_has_events", False)  # as above
+    monkeypatch.setattr(sa.Connection, "_has_events", False, raising=False)  # as above
     target: Any = store.engine if at == "engine" else sa.Connection
     heard: list[str] = []
     listeners = {name: lambda _connection, name=name: heard.append(name) for name in ("begin", "commit", "rollback")}
