@@ -39,15 +39,16 @@ PER_CALLER: Final = 20_000
 HANDLE: Final = os.environ.get("HANDLE", "core")
 
 SCHEMA: Final = (
-    "CREATE ROLE app LOGIN NOSUPERUSER",
+    "DROP TABLE IF EXISTS orders, visits",
+    "DO $$ BEGIN CREATE ROLE app LOGIN NOSUPERUSER; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
     "CREATE TABLE orders (number int PRIMARY KEY, meant text, tenant text DEFAULT current_setting('app.tenant', true))",
     "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
     "CREATE POLICY own_rows ON orders USING (tenant = nullif(current_setting('app.tenant', true), ''))",
     "CREATE TABLE visits (number int PRIMARY KEY)",
-    "CREATE FUNCTION log_in(name text) RETURNS text LANGUAGE sql AS 'SELECT set_config(''app.tenant'', name, true)'",
-    """CREATE FUNCTION log_in_deeper(name text) RETURNS void LANGUAGE plpgsql AS
+    "CREATE OR REPLACE FUNCTION log_in(name text) RETURNS text LANGUAGE sql AS 'SELECT set_config(''app.tenant'', name, true)'",
+    """CREATE OR REPLACE FUNCTION log_in_deeper(name text) RETURNS void LANGUAGE plpgsql AS
     $$ BEGIN PERFORM log_in(name); END $$""",
-    "CREATE VIEW log_in_red AS SELECT log_in('red')",
+    "CREATE OR REPLACE VIEW log_in_red AS SELECT log_in('red')",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO app",
 )
 """Run by the owner of the tables; the service connects as `app`."""

@@ -23,7 +23,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import make_topic
 from fixtures.pace import LIMIT
-from fixtures.raw_producer import send_all
+from fixtures.producing import producing
 from pool.soak_scene import Run
 from pool.tenants_worker import PER_CALLER, SCHEMA, tenant_of
 
@@ -137,7 +137,9 @@ def both_sides(scene: Scene) -> set[int]:
 
 
 def test_no_row_is_under_the_wrong_tenant(tenants: Scene) -> None:
-    send_all(tenants, source_of(tenants), range(FROM_SOURCE, FROM_SOURCE + 1_000))
+    with producing(tenants.bootstrap) as send:
+        for number in range(FROM_SOURCE, FROM_SOURCE + 1_000):
+            send(source_of(tenants), str(number))
     service, wrong, line = run(tenants, 10_000, HANDLES)
     print(line)  # noqa: T201  (pytest -s)
     assert not wrong
