@@ -6,8 +6,8 @@ A unit sets its tenant in one of the ways that a service would choose, and write
 what is set, next to the one that it means. Every fourth unit has no tenant: it must see no row, and can't write one. A unit
 prints `wrong N …` if it sees something of another one; otherwise the lines are those of `pool.soak_worker`.
 
-HANDLE is what the units get: `core` (SQLAlchemy), `psycopg` (with the pipeline), `aio` (coroutines), or `processor`: the numbers
-are messages of the topic SOURCE. With NO_WATCH, settings of units are not looked for.
+HANDLE is what the units get: `core` (SQLAlchemy), `psycopg` (with the pipeline), `aio` (coroutines), or `processor`: the
+numbers are messages of the topic SOURCE. With NO_WATCH, settings of units are not looked for.
 """
 
 import asyncio
@@ -36,7 +36,6 @@ from fixtures.pace import LIMIT
 
 TENANTS: Final = ("red", "green", "blue", None)
 PER_CALLER: Final = 20_000
-HANDLE: Final = os.environ.get("HANDLE", "core")
 
 SCHEMA: Final = (
     "DROP TABLE IF EXISTS orders, visits",
@@ -70,8 +69,13 @@ def with_own_cursor(db: Any, tenant: str) -> None:
     psycopg.ClientCursor(db).execute("SELECT set_config('app.tenant', %s, true)", [tenant])
 
 
+def handle() -> str:
+    """The kind of handle; read by the process, whose module was imported before it was forked."""
+    return os.environ["HANDLE"]
+
+
 def execute(db: Any, statement: str, *parameters: Any) -> Any:
-    return db.exec_driver_sql(statement, parameters) if HANDLE != "psycopg" else db.execute(statement, parameters)
+    return db.exec_driver_sql(statement, parameters) if handle() != "psycopg" else db.execute(statement, parameters)
 
 
 BOTH: Final[dict[str, Way]] = {
@@ -89,7 +93,7 @@ WAYS: Final[dict[str, dict[str, Way]]] = {
         "func": lambda db, tenant: db.scalar(sa.select(sa.func.set_config("app.tenant", tenant, True))),
         "the driver": lambda db, tenant: db.connection.cursor().execute(f"SET LOCAL app.tenant = '{tenant}'"),
         "a listener of the connection": lambda db, tenant: sa.event.listen(
-            db, "before_cursor_execute", lambda *a: (f"SET LOCAL app.tenant = '{tenant}'; {a[2]}", a[3]), retval=True
+            db, "before_cursor_execute", lambda *given: given[1].execute(f"SET LOCAL app.tenant = '{tenant}'")
         ),
         "a listener of the engine": lambda _, tenant: by_event.set(tenant),
     },
@@ -101,13 +105,17 @@ WAYS: Final[dict[str, dict[str, Way]]] = {
         "a cursor of its own": with_own_cursor,
     },
 }
-WAYS["aio"] = WAYS["processor"] = WAYS["core"]
-ways: Final = itertools.cycle(WAYS[HANDLE].values())
+numbers: Final = itertools.count()
 insert: Final = "INSERT INTO orders (number, meant) VALUES (%s, %s)"
 
 
 def tenant_of(number: int) -> str | None:
     return TENANTS[number % len(TENANTS)]
+
+
+def next_way() -> Way:
+    ways = list(WAYS["psycopg" if handle() == "psycopg" else "core"].values())
+    return ways[next(numbers) % len(ways)]
 
 
 def look(db: Any, number: int, tenant: str | None) -> None:
@@ -122,7 +130,7 @@ def write(db: Any, number: int, way: Way) -> None:
     tenant = tenant_of(number)
     if tenant is None:
         look(db, number, tenant)
-        with suppress(psycopg.Error, sa.exc.DBAPIError), db.transaction() if HANDLE == "psycopg" else db.begin_nested():
+        with suppress(psycopg.Error, sa.exc.DBAPIError), db.transaction() if handle() == "psycopg" else db.begin_nested():
             execute(db, insert, number, "nobody")
             say("wrong", number, "could write without a tenant")
     else:
@@ -140,12 +148,12 @@ def anew(unit: Any, number: int) -> Any:
 
 
 def made(topic: str, number: int) -> Callable[[Transaction], None]:
-    way = next(ways)
+    way = next_way()
 
     def unit(tx: Transaction) -> None:
         event, session = by_event.set(None), by_session.set(None)
         try:
-            if HANDLE == "core" and number % 7 == 0 and tenant_of(number) is not None:
+            if handle() == "core" and number % 7 == 0 and tenant_of(number) is not None:
                 by_session.set(tenant_of(number))
                 write(tx.session.connection(), number, lambda *_: None)
             else:
@@ -159,7 +167,7 @@ def made(topic: str, number: int) -> Callable[[Transaction], None]:
 
 
 def made_coroutine(topic: str, number: int) -> Any:
-    way = next(ways)
+    way = next_way()
 
     async def unit(tx: aio.AsyncTransaction) -> None:
         if number % 3:
@@ -187,7 +195,7 @@ def sets_tenant_in_cursor(_connection: Any, cursor: Any, *_: Any) -> None:
 @contextmanager
 def opened(url: str) -> Iterator[Any]:
     """The database for the pool, with the listeners of the service."""
-    if HANDLE == "psycopg":
+    if handle() == "psycopg":
         with (
             ConnectionPool(url.replace("+psycopg", ""), max_size=4, open=True) as connections,
             SqlStateStore.from_psycopg(connections) as store,
@@ -224,32 +232,32 @@ async def in_loop(engine: Any, topic: str, firsts: list[int], **options: Any) ->
 def process(pool: dualwrite.WriterPool[Any], bootstrap: str, topic: str) -> None:
     source = os.environ["SOURCE"]
 
-    def handle(message: Any, tx: Transaction) -> None:
+    def unit(message: Any, tx: Transaction) -> None:
         made(topic, int(message.value()))(tx)
 
     consumer = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
     options = ProcessorOptions(batch=7, attempts=1_000_000)
-    DualProcessor(pool, consumer, [source], handle=handle, options=options).run()
+    DualProcessor(pool, consumer, [source], handle=unit, options=options).run()
 
 
 def main() -> None:
     if "NO_WATCH" in os.environ:
-        Watch._seen = lambda *_, **__: None  # type: ignore[method-assign]  # noqa: SLF001  (to show that the test finds it)
+        Watch._seen = lambda *_, **__: None  # type: ignore[method-assign]
     url, bootstrap, prefix, topic = sys.argv[1:5]
     first, callers = map(int, sys.argv[5:7])
     firsts = [first + caller * PER_CALLER for caller in range(callers)]
     options = dualwrite.PoolOptions(timeout=LIMIT, lease=5)
     given: dict[str, Any] = {"kafka": settings(bootstrap), "prefix": prefix, "options": options, "timeouts": timeouts()}
     with opened(url) as database:
-        if HANDLE == "aio":
+        if handle() == "aio":
             asyncio.run(in_loop(database, topic, firsts, **given))
             return
-        if HANDLE == "core":
+        if handle() == "core":
             given["session"] = sessionmaker(class_=type("TenantSession", (Session,), {}))
             sa.event.listen(given["session"], "after_begin", sets_tenant_in_session)
         with dualwrite.create_pool(database, **given) as pool:
             say("open")
-            if HANDLE == "processor":
+            if handle() == "processor":
                 process(pool, bootstrap, topic)
                 return
             threads = [threading.Thread(target=call, args=(pool, topic, each)) for each in firsts]

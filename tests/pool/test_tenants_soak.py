@@ -110,8 +110,8 @@ def run(scene: Scene, units: int, handles: tuple[str, ...], **environment: str) 
         service.kill(handle)
     wrong = wrong_rows(scene)
     line = (
-        f"{service.told} units, {sum(wrong.values())} rows with a wrong tenant {dict(wrong)}, {len(service.wrong)} units that saw "
-        f"another's; {kills + len(handles)} kills, {time.monotonic() - began:.0f} s"
+        f"{service.told} units, {sum(wrong.values())} rows with a wrong tenant {dict(wrong)}, {len(service.wrong)} units that "
+        f"saw another's; {kills + len(handles)} kills, {time.monotonic() - began:.0f} s"
     )
     return service, wrong, line
 
@@ -119,9 +119,7 @@ def run(scene: Scene, units: int, handles: tuple[str, ...], **environment: str) 
 def wrong_rows(scene: Scene) -> Counter[str]:
     with scene.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT number, meant, tenant FROM orders").all()
-    return Counter(
-        f"{meant} is {tenant}" for number, meant, tenant in rows if not meant == tenant == tenant_of(number)
-    )
+    return Counter(f"{meant} is {tenant}" for number, meant, tenant in rows if not meant == tenant == tenant_of(number))
 
 
 def both_sides(scene: Scene) -> set[int]:
@@ -131,7 +129,9 @@ def both_sides(scene: Scene) -> set[int]:
         orders = set(connection.scalars(sa.text("SELECT number FROM orders")))
     sent = [int(message.value or b"-1") for message in read_committed(scene.settings, scene.topic, timeout=LIMIT)]
     assert len(sent) == len(set(sent)), "something was sent twice"
-    assert visits == set(sent), f"only in the database {sorted(visits - set(sent))[:20]}, in Kafka {sorted(set(sent) - visits)[:20]}"
+    assert visits == set(sent), (
+        f"only in the database {sorted(visits - set(sent))[:20]}, in Kafka {sorted(set(sent) - visits)[:20]}"
+    )
     assert orders == {number for number in visits if tenant_of(number) is not None}
     return visits
 

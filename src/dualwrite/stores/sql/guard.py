@@ -6,7 +6,7 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
@@ -403,7 +403,7 @@ def _check_executed_without_parameters(cursor: Any, statement: str, context: Any
     _check_executed(cursor, statement, (), context)
 
 
-_CHECKS: Final = {
+_CHECKS: Final[dict[str, Callable[..., None]]] = {
     "do_execute": _check_executed,
     "do_executemany": _check_executed,
     "do_execute_no_params": _check_executed_without_parameters,

@@ -114,8 +114,10 @@ _ROUTINES: Final = text(
     expressions(tree) AS (
         SELECT pg_catalog.concat(w.ev_qual, w.ev_action) FROM pg_catalog.pg_rewrite w JOIN reached r ON r.oid = w.ev_class
         UNION ALL SELECT CAST(d.adbin AS text) FROM pg_catalog.pg_attrdef d JOIN reached r ON r.oid = d.adrelid
-        UNION ALL SELECT pg_catalog.concat(o.polqual, o.polwithcheck) FROM pg_catalog.pg_policy o JOIN reached r ON r.oid = o.polrelid
-        UNION ALL SELECT pg_catalog.concat(x.indexprs, x.indpred) FROM pg_catalog.pg_index x JOIN reached r ON r.oid = x.indrelid
+        UNION ALL SELECT pg_catalog.concat(o.polqual, o.polwithcheck) FROM pg_catalog.pg_policy o
+            JOIN reached r ON r.oid = o.polrelid
+        UNION ALL SELECT pg_catalog.concat(x.indexprs, x.indpred) FROM pg_catalog.pg_index x
+            JOIN reached r ON r.oid = x.indrelid
         UNION ALL SELECT CAST(g.tgqual AS text) FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid
         UNION ALL SELECT CAST(k.conbin AS text) FROM pg_catalog.pg_constraint k WHERE k.contype = 'c' AND (
             k.conrelid IN (SELECT oid FROM reached)
@@ -130,7 +132,8 @@ _ROUTINES: Final = text(
         UNION SELECT p.oid FROM pg_catalog.pg_proc p, named WHERE pg_catalog.lower(p.proname) = ANY(names) AND p.oid >= 16384
         UNION SELECT g.tgfoid FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid WHERE NOT g.tgisinternal
         UNION SELECT v.evtfoid FROM pg_catalog.pg_event_trigger v, named
-            WHERE names && ARRAY['create', 'alter', 'drop', 'comment', 'grant', 'revoke', 'refresh', 'import', 'security', 'into']
+            WHERE names && ARRAY['create', 'alter', 'drop', 'comment', 'grant', 'revoke', 'refresh', 'import', 'security',
+                'into']
         -- the statement does not name these: few databases have one that is not written in C
         UNION SELECT s.castfunc FROM pg_catalog.pg_cast s WHERE s.castfunc >= 16384
         UNION SELECT CAST(o.oprcode AS oid) FROM pg_catalog.pg_operator o WHERE o.oprcode >= 16384
@@ -142,7 +145,8 @@ _ROUTINES: Final = text(
     )
     -- functions written in C, and most of PostgreSQL's own, leave nothing behind; the other ones of PostgreSQL are calls
     -- of their names in SQL
-    SELECT CASE l.lanname WHEN 'internal' THEN pg_catalog.regexp_replace(p.prosrc, '_by_name$|_int[48]+$', '') || '()' ELSE p.prosrc END,
+    SELECT CASE l.lanname WHEN 'internal' THEN pg_catalog.regexp_replace(p.prosrc, '_by_name$|_int[48]+$', '') || '()'
+        ELSE p.prosrc END,
         CASE l.lanname WHEN 'internal' THEN 'sql' ELSE l.lanname END, p.oid
     FROM pg_catalog.pg_proc p JOIN and_aggregated c ON c.oid = p.oid JOIN pg_catalog.pg_language l ON l.oid = p.prolang
     WHERE l.lanname NOT IN ('internal', 'c') OR (l.lanname = 'internal' AND p.prosrc ~

@@ -74,7 +74,7 @@ class GuardedPsycopgConnection(ConnectionView):
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.wait, which every cursor calls, also one that the user has made: `psycopg.ClientCursor(tx.db)`."""
         if self.guard.watch is not None:
-            sender = gen.gi_frame.f_locals.get("self") if inspect.isgenerator(gen) else None
+            sender = inspect.getgeneratorlocals(gen).get("self") if inspect.isgenerator(gen) else None
             if isinstance(sender, Cursor) and not isinstance(sender, _GuardedCursor):
                 self.guard.watch.see_driver("a cursor that was not made by tx.db.cursor()")
         return super().wait(gen, *args, **kwargs)
