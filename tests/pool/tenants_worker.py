@@ -235,7 +235,7 @@ def process(pool: dualwrite.WriterPool[Any], bootstrap: str, topic: str) -> None
     def unit(message: Any, tx: Transaction) -> None:
         made(topic, int(message.value()))(tx)
 
-    consumer = {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = {"bootstrap.servers": bootstrap, "group.id": topic}
     options = ProcessorOptions(batch=7, attempts=1_000_000)
     DualProcessor(pool, consumer, [source], handle=unit, options=options).run()
 
