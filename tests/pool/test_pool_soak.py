@@ -15,54 +15,13 @@ from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import make_topic
-from fixtures.pace import LIMIT, limit, until
-from pool.pool_scene import MAYBE
+from fixtures.pace import LIMIT, limit
+from pool.soak_scene import Run
 from pool.soak_worker import PER_CALLER
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("producer")]
 
 CALLERS = 64
-
-
-class Run:
-    """One process with a pool, and the outcomes that its callers got."""
-
-    def __init__(self, scene: Scene, number: int) -> None:
-        first = number * CALLERS * PER_CALLER
-        where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
-        self.process = Worker([*where, str(first), str(CALLERS)], module="pool.soak_worker")
-        self.told: list[int] = []
-        self.reported_failed: list[int] = []
-        self.errors: Counter[str] = Counter()
-        self._read = 0
-        self.process.wait_for("open")
-
-    def read(self) -> None:
-        """Read what it has printed meanwhile."""
-        lines = self.process.lines[self._read :]
-        self._read += len(lines)
-        for line in lines:
-            what, *rest = line.split()
-            if what == "told":
-                self.told += map(int, rest)
-            elif what == "error":
-                self.errors[rest[1]] += 1
-                if rest[1] not in MAYBE:
-                    self.reported_failed.append(int(rest[0]))
-
-    def wait_for_more(self, units: int) -> None:
-        """Wait until its callers have got so many more outcomes, or it has written all that it can."""
-        wanted = len(self.told) + units
-
-        def arrived() -> bool:
-            self.read()
-            return len(self.told) >= wanted or self.process.last() == "closed"
-
-        until(arrived, lambda: f"{len(self.told)} of {wanted} units; {self.errors}; {self.process.errors[-2000:]}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.read()
 
 
 # the number is also the seed: with the small one, a broker is killed, and then the process
@@ -74,7 +33,9 @@ def test_processes_and_brokers_are_killed_at_random(databases: Databases, three_
     runs: list[Run] = []
     kills = Counter[str]()
     while sum(len(run.told) for run in runs) < units:
-        runs.append(run := Run(scene, len(runs)))
+        first = len(runs) * CALLERS * PER_CALLER
+        where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
+        runs.append(run := Run(Worker([*where, str(first), str(CALLERS)], module="pool.soak_worker")))
         for _ in range(chance.randint(1, 3)):
             run.wait_for_more(chance.randint(1, min(units // 6, 50_000)))
             if chance.random() < 0.5:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,14 @@ def ignores_the_refusal(tx: Transaction) -> None:
         run(tx, "SET LOCAL statement_timeout = '777s'")
 
 
+def goes_back_to_a_savepoint(tx: Transaction) -> None:
+    try:
+        run(tx, "ROLLBACK TO SAVEPOINT mine")
+    except Exception as error:
+        raise Meant from error
+    raise AssertionError("this would undo what another unit has done")
+
+
 # --- PostgreSQL ---------------------------------------------------------------------------------------------------------------
 
 POSTGRESQL_STATE = (
@@ -81,9 +90,31 @@ POSTGRESQL_SCHEMA = (
     """CREATE OR REPLACE FUNCTION log_in(name text) RETURNS void LANGUAGE plpgsql AS
     $$ BEGIN PERFORM set_config('app.tenant', name, true); END $$""",
     "CREATE OR REPLACE FUNCTION log_in_deeper(name text) RETURNS void LANGUAGE sql AS 'SELECT log_in(name)'",
+    """CREATE OR REPLACE FUNCTION log_in_text(name text) RETURNS text LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM log_in(name); RETURN name; END $$""",
     """CREATE OR REPLACE FUNCTION tenant_of_row() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN PERFORM log_in('row'); RETURN NEW; END $$""",
+    $$ BEGIN PERFORM log_in('row'); RETURN coalesce(NEW, OLD); END $$""",
     "CREATE TRIGGER notes_tenant BEFORE INSERT ON watched FOR EACH ROW EXECUTE FUNCTION tenant_of_row()",
+    "CREATE OR REPLACE VIEW logged_in AS SELECT log_in_text('view')",
+    "CREATE OR REPLACE VIEW logged_in_deeper AS SELECT * FROM logged_in",
+    "DROP TABLE IF EXISTS defaults, secured, checked, parents, children, parted, ruled",
+    "CREATE TABLE defaults (id int, who text DEFAULT set_config('app.tenant', 'default', true))",
+    "CREATE TABLE secured (id int)",
+    "ALTER TABLE secured ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+    "CREATE POLICY logs_in ON secured USING (log_in_text('policy') IS NOT NULL)",
+    "CREATE TABLE checked (id int CHECK (log_in_text('check') IS NOT NULL))",
+    "CREATE TABLE parents (id int PRIMARY KEY)",
+    "INSERT INTO parents VALUES (1), (2), (3)",
+    "CREATE TABLE children (id int REFERENCES parents ON DELETE CASCADE)",
+    "INSERT INTO children SELECT id FROM parents",
+    "CREATE TRIGGER notes_tenant BEFORE DELETE ON children FOR EACH ROW EXECUTE FUNCTION tenant_of_row()",
+    "CREATE TABLE parted (id int) PARTITION BY LIST (id)",
+    "CREATE TABLE part PARTITION OF parted FOR VALUES IN (1)",
+    "CREATE TRIGGER notes_tenant BEFORE INSERT ON part FOR EACH ROW EXECUTE FUNCTION tenant_of_row()",
+    "CREATE TABLE ruled (id int)",
+    "CREATE RULE logs_in AS ON INSERT TO ruled DO ALSO SELECT log_in_text('rule')",
+    """CREATE OR REPLACE FUNCTION "log in"(name text, value text, local bool) RETURNS text LANGUAGE internal AS
+    'set_config_by_name'""",
     "CREATE OR REPLACE PROCEDURE refresh() LANGUAGE plpgsql AS $$ BEGIN SET LOCAL statement_timeout = '9s'; END $$",
 )
 POSTGRESQL_UNITS: Mapping[str, Unit] = {
@@ -112,6 +143,18 @@ POSTGRESQL_UNITS: Mapping[str, Unit] = {
     "a function that calls it": runs("SELECT log_in_deeper('function')"),
     "a procedure": runs("CALL refresh()"),
     "a trigger": runs("INSERT INTO watched VALUES (1)"),
+    "a trigger of a partition": runs("INSERT INTO parted VALUES (1)"),
+    "a trigger of a table with a foreign key": runs("DELETE FROM parents WHERE id = (SELECT min(id) FROM parents)"),
+    "a view of a view": runs("SELECT * FROM logged_in_deeper"),
+    "a default": runs("INSERT INTO defaults (id) VALUES (1)"),
+    "a policy": runs("INSERT INTO secured VALUES (1)"),
+    "a check": runs("INSERT INTO checked VALUES (1)"),
+    "a rule": runs("INSERT INTO ruled VALUES (1)"),
+    "another name of set_config": runs("""SELECT "log in"('app.tenant', 'internal', true)"""),
+    "a view of the settings": runs("UPDATE pg_settings SET setting = '777s' WHERE name = 'statement_timeout'"),
+    "a temporary table with rows of others": runs("CREATE TEMPORARY TABLE my_table AS SELECT log_in_text('a') FROM watched"),
+    "a savepoint": runs("SAVEPOINT mine"),
+    "a savepoint of another unit": goes_back_to_a_savepoint,
 }
 
 
@@ -128,6 +171,37 @@ def listens(tx: Transaction) -> None:
     sa.event.listen(tx.db, "before_cursor_execute", lambda *_: heard.append(1))
 
 
+def listens_and_changes_statements(tx: Transaction) -> None:
+    def change(*given: Any) -> tuple[str, Any]:
+        return f"SET LOCAL app.tenant = 'listener'; {given[2]}", given[3]
+
+    sa.event.listen(tx.db, "before_cursor_execute", change, retval=True)
+    run(tx, "SELECT 1")
+
+
+by_engine: ContextVar[str] = ContextVar("by_engine", default="")
+"""How the Engine's listener sets the tenant, if it does."""
+
+
+def by_the_engine(how: str) -> Unit:
+    def unit(tx: Transaction) -> None:
+        token = by_engine.set(how)
+        try:
+            run(tx, "SELECT 1")
+        finally:
+            by_engine.reset(token)
+
+    return unit
+
+
+def set_tenant(_connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+    if by_engine.get() == "cursor":
+        cursor.execute("SELECT set_config('app.tenant', 'cursor', true)")
+    if by_engine.get() == "statement" and statement == "SELECT 1":
+        statement = "SET LOCAL app.tenant = 'statement'; SELECT 1"
+    return statement, parameters
+
+
 def by_the_session(tx: Transaction) -> None:
     tx.session.connection(execution_options={"mark": "session"})
     tx.session.execute(sa.select(sa.func.set_config("app.tenant", "orm", True)))
@@ -142,6 +216,9 @@ SQLALCHEMY_UNITS: Mapping[str, Unit] = {
     "the driver's connection": through_the_driver,
     "func.set_config": lambda tx: tx.db.execute(sa.select(sa.func.set_config("app.tenant", "core", True))),
     "the session": by_the_session,
+    "a listener that changes statements": listens_and_changes_statements,
+    "a listener of the Engine that changes statements": by_the_engine("statement"),
+    "a listener of the Engine with the cursor": by_the_engine("cursor"),
 }
 
 
@@ -173,6 +250,7 @@ PSYCOPG_UNITS: Mapping[str, Unit] = {
     "adapters": adapts,
     "a notice handler": lambda tx: (tx.db.add_notice_handler(heard.append), run(tx, "SELECT 1")),
     "a server-side cursor": opens_a_cursor,
+    "a cursor of its own": lambda tx: psycopg.ClientCursor(tx.db).execute("SET LOCAL app.tenant = 'cursor'"),
 }
 
 
@@ -247,7 +325,9 @@ def pool(scene: Scene, request: pytest.FixtureRequest) -> Iterator[WriterPool[An
         for statement in POSTGRESQL_SCHEMA:
             connection.exec_driver_sql(statement)
     with ExitStack() as stack:
-        store: Any = None
+        store: Any = sa.create_engine(scene.url)
+        sa.event.listen(store, "before_cursor_execute", set_tenant, retval=True)
+        stack.callback(store.dispose)
         if request.param == "psycopg":
             connections = ConnectionPool(scene.url.replace("+psycopg", ""), max_size=4, open=True)
             store = stack.enter_context(SqlStateStore.from_psycopg(stack.enter_context(connections)))
@@ -259,11 +339,15 @@ HANDLES = {"sqlalchemy": POSTGRESQL_UNITS | SQLALCHEMY_UNITS, "psycopg": POSTGRE
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a unit leaves its server-side cursor open
 @pytest.mark.parametrize("pool", HANDLES, indirect=True)
-def test_each_unit_begins_as_in_a_fresh_connection(pool: WriterPool[Any], scene: Scene, request: pytest.FixtureRequest) -> None:
+def test_each_unit_begins_as_in_a_fresh_connection(
+    pool: WriterPool[Any], scene: Scene, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dualwrite")
     units = HANDLES[request.node.callspec.params["pool"]]
     seen = Seen(pool, scene, POSTGRESQL_STATE)
     for name in units:  # each in a group with innocent ones, while its function is not known
         seen.check(units, ["nothing", name, "nothing", "nothing"], together=True)
+    assert "others would see INSERT INTO secured" in caplog.text, "the owner's units are not subject to the policy"
 
     @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(st.lists(st.sampled_from(list(units)), min_size=1, max_size=16), st.booleans())

@@ -31,7 +31,9 @@ SESSION: Final = 5
 """Much less than the default of ten, and longer than a process at work may take to answer."""
 
 
-PSYCOPG: Final = os.environ.get("HANDLE") == "psycopg"
+def is_psycopg() -> bool:
+    """Read by the process: its module was imported before it was forked."""
+    return os.environ.get("HANDLE") == "psycopg"
 
 
 class NoNeedError(Exception):
@@ -41,7 +43,7 @@ class NoNeedError(Exception):
 @contextmanager
 def opened(url: str) -> Iterator[Any]:
     """The database for the pool."""
-    if PSYCOPG:
+    if is_psycopg():
         with (
             ConnectionPool(url.replace("+psycopg", ""), max_size=4, open=True) as connections,
             SqlStateStore.from_psycopg(connections) as store,
@@ -60,7 +62,7 @@ def main() -> None:
     failing, heavy = (int(os.environ.get(name, "0")) for name in ("FAILING", "HEAVY"))
 
     def unit(tx: Transaction, number: int) -> None:
-        if PSYCOPG:
+        if is_psycopg():
             tx.db.execute("INSERT INTO events VALUES (%s, %s)", (prefix, number))
         else:
             write_event(url, tx.db, prefix, number)

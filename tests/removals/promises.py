@@ -478,6 +478,20 @@ PROMISES: Final = (
         ),
     ),
     Removal(
+        "a function is known to be harmless only if it is",
+        "stores/sql/session_effects.py",
+        "        if called is Effect.NONE and not names:",
+        "        if max(called, found.effect) is found.effect:",
+        ("stores/test_session_text.py::test_a_function_is_not_taken_for_harmless_because_of_the_statement",),
+    ),
+    Removal(
+        "a statement is looked at again after the user's listeners",
+        "stores/sql/guard.py",
+        "                _look_after_listeners(connection.engine)\n",
+        "                pass\n",
+        ("pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",),
+    ),
+    Removal(
         "a call with a key runs after one that was set aside",
         "pool/group.py",
         " or (call.key is not None and any(call.key == other.key for other in self._aside))",

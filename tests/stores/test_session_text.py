@@ -27,6 +27,15 @@ STATEMENTS = {
             "SELECT pg_advisory_xact_lock(1)",
             "LOCK TABLE t",
             "",
+            "SELECT 1;\n",
+            "SELECT 1; -- the end",
+            "INSERT INTO t (a) VALUES (%s) ON CONFLICT (a) DO UPDATE SET b = now(), c = nextval('s') RETURNING id",
+            "WITH x AS (SELECT rank() OVER (ORDER BY a) FROM t) SELECT a ? 'k', a->>'b', a @> '{}' FROM x WHERE b LIKE 'a%'",
+            "SELECT temp.value FROM readings temp",
+            "SELECT uuid_generate_v4(), ST_SetSRID(ST_MakePoint(%s, %s), 4326)",
+            "/* a /* SET b = 1 */ SET c = 2 */ SELECT 1",
+            "SELECT * FROM pg_settings",
+            "SELECT $1, $2::text",
         ),
         TRANSACTION: (
             "SET LOCAL search_path TO tenant",
@@ -40,8 +49,10 @@ STATEMENTS = {
             "DECLARE c CURSOR FOR SELECT 1",
             "DO $$ BEGIN PERFORM set_config('a', 'b', true); END $$",
             "CALL refresh()",
-            "SELECT query_to_xml('SELECT 1', true, true, '')",
-            "SELECT ts_rewrite('a'::tsquery, 'SELECT 1')",
+            "SAVEPOINT mine",
+            "/* /* */ ' */ SET LOCAL a = 1; -- '",
+            "SELECT a$$ FROM t; SET LOCAL a = 1; SELECT b$$",
+            "SELECT $é$'$é$; SET LOCAL a = 1; --'",
         ),
         SESSION: (
             "SET search_path TO tenant",
@@ -63,7 +74,16 @@ STATEMENTS = {
             "LOAD 'auto_explain'",
             "SELECT pg_try_advisory_lock(1)",
             "SELECT setseed(0.5)",
+            "SELECT query_to_xml('SELECT 1', true, true, '')",
+            "SELECT ts_rewrite('a'::tsquery, 'SELECT 1')",
+            "SELECT * FROM crosstab('SELECT 1, 2, 3') AS (a int, b int)",
+            "UPDATE pg_settings SET setting = 'tenant' WHERE name = 'search_path'",
+            "SELECT U&\"set\\005fconfig\"('a', 'b', true)",
+            "SELECT U&\"set!005fconfig\"('a', 'b', true) UESCAPE '!'",
+            "SELECT lo_open(1, 262144)",
             "DO $$ BEGIN SET a = 1; END $$",
+            "SELECT $$a$$; DO $b$ BEGIN SET a = 1; END $b$",
+            "DO LANGUAGE plpython3u $$ import os $$",
             "DO LANGUAGE plpython3u 'import os'",
             "A NEW STATEMENT",
         ),
@@ -75,6 +95,7 @@ STATEMENTS = {
             "SELECT `set` FROM t # SET a = 1",
             "LOAD DATA LOCAL INFILE 'x' INTO TABLE t",
             "SELECT @rows",
+            "SELECT `a\"b` FROM t WHERE c = 'd'",
         ),
         TRANSACTION: ("CALL refresh()",),
         SESSION: (
@@ -118,7 +139,7 @@ def test_a_parameter_of_set_config_decides_when_it_is_known(parameter: str) -> N
     sql = f"SELECT set_config('a', 'b', {parameter})"
     assert effects.of(sql, {"is_local": True}, lambda _: ()) is TRANSACTION
     assert effects.of(sql, [("a", True)], lambda _: ()) is TRANSACTION
-    for false in (False, 0, "f", "FALSE", "off"):
+    for false in (False, 0, "f", "FALSE", "off", " fal ", b"n", None, iter([True])):
         assert any_is_false({"x": false})
         assert effects.of(sql, ("a", false), lambda _: ()) is SESSION
 
@@ -133,10 +154,14 @@ BODIES = {
             ("plpgsql", "BEGIN IF x THEN SET LOCAL a = 1; END IF; END"),
             ("sql", "SELECT set_config('app.tenant', $1, true)"),
             ("plpgsql", "BEGIN EXECUTE 'SET LOCAL a = ' || x; END"),
+            ("plpgsql", "BEGIN EXECUTE format('INSERT INTO %I VALUES ($1)', x) USING y; END"),
+            ("plpgsql", "BEGIN OPEN c FOR SELECT 1; RETURN c; END"),
         ),
         SESSION: (
             ("plpgsql", "BEGIN PERFORM set_config('a', x, local); END"),
             ("plpgsql", "BEGIN EXECUTE 'set role ' || x; END"),
+            ("plpgsql", "BEGIN EXECUTE x; END"),
+            ("plpgsql", "BEGIN EXECUTE 'SELECT set_config($1, $2, false)'; END"),
             ("plpgsql", "DECLARE n int; BEGIN CREATE TEMP TABLE x AS SELECT 1; END"),
             ("sql", "SET a = 1"),
             ("plpython3u", "plpy.execute('SELECT 1')"),
@@ -164,6 +189,48 @@ BODIES = {
 )
 def test_a_routine_leaves_behind_what_its_body_shows(family: str, effect: Effect, language: str, source: str | None) -> None:
     assert examined_body(source, language, family).effect is effect
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "SELECT log_in('a')",
+        "SET LOCAL a = 1; SELECT log_in('a')",
+        "CREATE TEMPORARY TABLE x AS SELECT log_in('a')",
+        "SELECT pg_advisory_lock(1), log_in('a')",
+        "DO $$ BEGIN PERFORM log_in('a'); END $$",
+    ],
+)
+def test_a_function_is_not_taken_for_harmless_because_of_the_statement_that_called_it_first(first: str) -> None:
+    def routines(names: frozenset[str]) -> list[Routine]:
+        return [Routine("SELECT set_config('app.tenant', $1, true)", "sql")] if "log_in" in names else []
+
+    effects = SessionEffects("postgresql")
+    assert effects.of(first, (), routines) >= TRANSACTION
+    assert effects.of("SELECT log_in('b')", (), routines) is TRANSACTION
+
+
+def test_what_a_unit_defines_is_asked_for_again() -> None:
+    bodies: list[Routine] = []
+    effects = SessionEffects("postgresql")
+    assert effects.of("SELECT log_in('a')", (), lambda _: bodies) is NONE
+    bodies.append(Routine("SELECT set_config('app.tenant', $1, true)", "sql"))
+    assert effects.of("CREATE FUNCTION log_in(text) …", (), lambda _: ()) is NONE
+    assert effects.of("SELECT log_in('a')", (), lambda _: bodies) is TRANSACTION
+
+
+@pytest.mark.parametrize(
+    ("family", "sql", "name"),
+    [
+        ("postgresql", 'SELECT "log in"(1)', "log in"),
+        ("postgresql", 'SELECT "say ""log"""(1)', 'say "log"'),
+        ("postgresql", "DO $$ BEGIN PERFORM log_in(1); END $$", "log_in"),
+        ("mysql", 'SELECT "log_in"(1)', "log_in"),
+        ("mysql", "SELECT 5--log_in(1)", "log_in"),
+    ],
+)
+def test_each_name_that_may_be_a_function_is_asked_for(family: str, sql: str, name: str) -> None:
+    assert name in examined(sql, family).names
 
 
 def test_calls_are_followed_and_asked_for_once() -> None:

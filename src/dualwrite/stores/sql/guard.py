@@ -6,7 +6,7 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
@@ -55,7 +55,10 @@ class Guard:
         savepoint: The call that creates a savepoint, for the errors.
     """
 
-    __slots__ = ("batch", "ended", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id", "watch")
+    __slots__ = (
+        *("batch", "ended", "executing", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id"),
+        "watch",
+    )
 
     def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
         self.transactional_id = transactional_id
@@ -71,6 +74,8 @@ class Guard:
         """While statements are sent without waiting for their responses."""
         self.thread: int | None = None
         """If a coroutine uses the transaction: the only thread that may run statements."""
+        self.executing: object = None
+        """SQLAlchemy's context of the user's last statement."""
         self.watch: Watch | None = None
         """Watches the user's statements, if others use the transaction or its connection afterwards."""
 
@@ -159,6 +164,7 @@ class GuardedConnection(OwnConnection):
         self._users_options: Any = None
         self._own_options: Any = None
         self._info_before: dict[Any, Any] | None = None
+        self._users_dispatch: Any = None  # while the writer has the connection, if the user has added listeners
 
     @property
     def runs_our_statements(self) -> bool:
@@ -168,7 +174,7 @@ class GuardedConnection(OwnConnection):
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""
         self.guard.lifted = False
-        self._has_events = self._users_has_events
+        self._show_to_users_listeners()
         if self._own_options is None:
             self._own_options = self._execution_options
         else:
@@ -182,7 +188,15 @@ class GuardedConnection(OwnConnection):
         if not self.guard.lifted:
             self._users_has_events, self._users_options = self._has_events, self._execution_options
             self._has_events, self._execution_options = False, self._own_options
+            if self._users_has_events is True:  # SQLAlchemy would call them if the Engine has listeners
+                self._users_dispatch = self.__dict__.pop("dispatch")
+                self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
         self.guard.lifted = True
+
+    def _show_to_users_listeners(self) -> None:
+        self._has_events = self._users_has_events
+        if self._users_dispatch is not None:
+            self.dispatch, self._users_dispatch = self._users_dispatch, None
 
     @contextmanager
     def own_statements(self) -> Iterator[Connection]:
@@ -209,6 +223,7 @@ class GuardedConnection(OwnConnection):
             self._info_before = None
 
     def _renew_listeners(self, *, keeps_ends: bool) -> None:
+        self._show_to_users_listeners()
         before = self.__dict__.pop("dispatch")
         self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
         self._has_events = _has_listeners_of_all()
@@ -265,13 +280,13 @@ class GuardedConnection(OwnConnection):
     def commit(self) -> None:
         """Only the writer may call this."""
         self.guard_call("commit()")
-        self._has_events = self._users_has_events
+        self._show_to_users_listeners()
         super().commit()
 
     def rollback(self) -> None:
         """Only the writer may call this."""
         self.guard_call("rollback()")
-        self._has_events = self._users_has_events
+        self._show_to_users_listeners()
         super().rollback()
 
     def close(self) -> None:
@@ -366,6 +381,43 @@ def _refuse_control_text(
         _refuse_control(connection, statement)
         if guard.watch is not None:
             guard.watch.see(statement, parameters)
+            if connection.engine.dispatch.before_cursor_execute or connection.dispatch.before_cursor_execute.local.listeners:
+                _look_after_listeners(connection.engine)
+
+
+def _look_after_listeners(engine: Engine) -> None:
+    """Look at each statement once more after the user's listeners, which may change it, or execute others before it."""
+    for name, check in _CHECKS.items():
+        if not event.contains(engine, name, check):
+            event.listen(engine, name, check, insert=True)
+
+
+def _check_executed(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
+    connection = context.root_connection
+    if not isinstance(connection, GuardedConnection) or connection.guard.lifted or connection.guard.watch is None:
+        return
+    guard, watch = connection.guard, connection.guard.watch
+    if guard.executing is not context and _has_run(cursor):  # the rows of one INSERT may take several executions
+        watch.see_past("a listener that executes something with the cursor")
+    guard.executing = context
+    _refuse_control(connection, statement)
+    watch.see(statement, parameters)
+
+
+def _check_executed_without_parameters(cursor: Any, statement: str, context: Any) -> None:
+    _check_executed(cursor, statement, (), context)
+
+
+_CHECKS: Final[dict[str, Callable[..., None]]] = {
+    "do_execute": _check_executed,
+    "do_executemany": _check_executed,
+    "do_execute_no_params": _check_executed_without_parameters,
+}
+
+
+def _has_run(cursor: Any) -> bool:
+    """Whether something was executed with a cursor, of any driver."""
+    return cursor.rowcount != -1 or getattr(cursor, "statusmessage", None) is not None
 
 
 def _refuse_control(connection: GuardedConnection, statement: str) -> None:

@@ -97,6 +97,9 @@ _ROUTINES: Final = text(
 _TRIGGERS: Final = text(
     "SELECT ACTION_STATEMENT, 'SQL' FROM information_schema.TRIGGERS WHERE LOWER(EVENT_OBJECT_TABLE) IN :names"
 ).bindparams(bindparam("names", expanding=True))
+_VIEWS: Final = text(
+    "SELECT VIEW_DEFINITION, 'SQL' FROM information_schema.VIEWS WHERE LOWER(TABLE_NAME) IN :names"
+).bindparams(bindparam("names", expanding=True))
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _SAVED_LIMITS: Final = "dualwrite.limits"
 _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
@@ -221,7 +224,7 @@ class MysqlDialect(StoreDialect):
         """See StoreDialect."""
         return [
             Routine(source, language or "SQL")
-            for query in (_ROUTINES, _TRIGGERS)
+            for query in (_ROUTINES, _TRIGGERS, _VIEWS)
             for source, language in connection.execute(query, {"names": list(names)}).all()
         ]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
+from psycopg import Cursor
 from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
 
@@ -68,6 +70,14 @@ class GuardedPsycopgConnection(ConnectionView):
         self.guard.check_open()
         self._end_batch()
         return super().notifies(*args, **kwargs)
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Connection.wait, which every cursor calls, also one that the user has made: `psycopg.ClientCursor(tx.db)`."""
+        if self.guard.watch is not None:
+            sender = inspect.getgeneratorlocals(gen).get("self") if inspect.isgenerator(gen) else None
+            if isinstance(sender, Cursor) and not isinstance(sender, _GuardedCursor):
+                self.guard.watch.see_driver("a cursor that was not made by tx.db.cursor()")
+        return super().wait(gen, *args, **kwargs)
 
     def _end_batch(self) -> None:
         if self.guard.batch is not None:

@@ -15,6 +15,7 @@ from dualwrite.stores.sql.session_text import Effect, Examined, any_is_false, ex
 _REMEMBERED: Final = 60.0
 """Seconds."""
 _MOST_TEXTS: Final = 10_000
+_DEFINING: Final = frozenset(("create", "alter", "drop"))
 
 
 class Routine(NamedTuple):
@@ -67,22 +68,25 @@ class SessionEffects:
             if found is None:
                 return own.effect
             self._texts[sql] = found
+            if found.names & _DEFINING:
+                self._until = 0.0  # before the next statement, which may call what this one defines
         if found.effect is found.if_false:
             return found.effect
         return found.if_false if any_is_false(parameters) else found.effect
 
     def _with_routines(self, found: Examined, routines: Routines) -> Examined | None:
         """With the effects of what is called, as far as the calls go; None if the database can't be asked."""
-        effect, asked = found.effect, set(found.names)
+        called, asked = Effect.NONE, set(found.names)
         names = found.names - self._known
-        while names and effect is not Effect.SESSION:
+        while names and max(called, found.effect) is not Effect.SESSION:
             answer = routines(frozenset(names))
             if answer is None:
                 return None
             bodies = [examined_body(source, language, self._family) for source, language in answer]
-            effect = max([effect, *(body.effect for body in bodies)])
+            called = max([called, *(body.effect for body in bodies)])
             names = frozenset().union(*(body.names for body in bodies)) - asked - self._known
             asked |= names
-        if effect is found.effect:
+        if called is Effect.NONE and not names:  # otherwise one of them leaves something behind, or was not asked for
             self._known |= asked
+        effect = max(called, found.effect)
         return Examined(effect, found.names, max(effect, found.if_false))

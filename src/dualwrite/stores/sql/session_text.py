@@ -52,32 +52,46 @@ _POSTGRESQL_LOCAL: Final = ("LOCAL ", "CONSTRAINTS ", "TRANSACTION ")
 """What follows SET if it ends with the transaction."""
 
 _STRING: Final = r"'(?:[^']|'')*'"
+_FLAT_COMMENT: Final = r"/\*(?:(?!/\*|\*/).)*\*/"
+_NESTED_COMMENT: Final = rf"/\*(?:(?!/\*|\*/).|{_FLAT_COMMENT})*\*/"
+"""PostgreSQL's comments may contain comments; deeper ones are taken for something unknown."""
 _TOKENS: Final = {
-    "postgresql": rf"(?P<string>\b[eE]'(?:[^'\\]|\\.|'')*'|{_STRING}|\$(?P<tag>[A-Za-z_0-9]*)\$.*?\$(?P=tag)\$)"
-    r'|(?P<comment>--[^\n]*|/\*.*?\*/)|"(?P<name>(?:[^"]|"")*)"',
-    "mysql": r"""(?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
-    r"|(?P<comment>--[^\n]*|\#[^\n]*|/\*.*?\*/)|`(?P<name>[^`]*)`",
+    "postgresql": rf"(?P<string>\b[eE]'(?:[^'\\]|\\.|'')*'|{_STRING}|(?<![\w$])\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$)"
+    rf'|(?P<comment>--[^\n]*|{_NESTED_COMMENT})|"(?P<name>(?:[^"]|"")*)"',
+    # before a parenthesis or a dot, "…" is a name (ANSI_QUOTES); without a space after it, -- is no comment
+    "mysql": r"""(?P<string>'(?:[^'\\]|\\.|'')*'|"(?![\w$]+"\s*[.(])(?:[^"\\]|\\.|"")*")"""
+    r"""|(?P<comment>--(?=[\s\x00-\x1f]|\Z)[^\n]*|\#[^\n]*|/\*.*?\*/)|(?P<quote>[`"])(?P<name>(?:(?!(?P=quote)).)*)(?P=quote)""",
     "sqlite": rf"(?P<string>{_STRING})|(?P<comment>--[^\n]*|/\*.*?\*/)|[\"`\[](?P<name>[^\"`\]]*)[\"`\]]",
 }
 _TOKEN: Final = {name: re.compile(pattern, re.DOTALL) for name, pattern in _TOKENS.items()}
 _IDENTIFIER: Final = re.compile(r"[^\W\d][\w$]*")
-_FIRST_WORDS: Final = re.compile(r"[\s(]*(\w+|\W)\s*(.*)", re.DOTALL)
-_TEMPORARY: Final = re.compile(
-    r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\b|\bINTO\s+(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b"
-    r"|\bpg_temp\b|\btemp(?:orary)?\s*\.",
-    re.IGNORECASE,
-)
+_FIRST_WORDS: Final = re.compile(r"[\s(]*(\w+|[^\w\s(])\s*(.*)", re.DOTALL)
+_TEMPORARY: Final = {
+    family: re.compile(
+        r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\b"
+        r"|\bINTO\s+(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b" + schema,
+        re.IGNORECASE,
+    )
+    for family, schema in {"postgresql": r"|\bpg_temp\w*", "mysql": "", "sqlite": r"|\btemp(?:orary)?\s*\."}.items()
+}
 _ON_COMMIT_DROP: Final = re.compile(r"\bON\s+COMMIT\s+DROP\b", re.IGNORECASE)
 _SET_CONFIG: Final = re.compile(r"\bset_config\s*\(", re.IGNORECASE)
 _SESSION_CALLS: Final = {
-    "postgresql": re.compile(r"\b(?:pg_(?:try_)?advisory_lock(?:_shared)?|setseed)\s*\(", re.IGNORECASE),
+    "postgresql": re.compile(
+        r"\b(?:pg_(?:try_)?advisory_lock(?:_shared)?|setseed|lo_open|pg_replication_origin_(?:session|xact)_\w+"
+        r"|dblink_(?:connect|open)\w*|set_limit"  # of the extensions dblink and pg_trgm
+        # these execute a statement that they get as text
+        r"|(?:query|cursor|table|schema|database)_to_xml\w*|ts_(?:stat|rewrite)|crosstab\w*|connectby|xpath_table)\s*\("
+        r"|\bUPDATE\s+(?:ONLY\s+)?(?:pg_catalog\s*\.\s*)?pg_settings\b",
+        re.IGNORECASE,
+    ),
     "mysql": re.compile(r":=|\bINTO\s+@|\bGET_LOCK\s*\(|/\*M?!", re.IGNORECASE),
     "sqlite": re.compile(r"\bload_extension\s*\(", re.IGNORECASE),
 }
-_RUNS_TEXT: Final = re.compile(
-    r"\b(?:query|cursor|table|schema|database)_to_xml\w*\s*\(|\bts_(?:stat|rewrite)\s*\(", re.IGNORECASE
-)
-"""PostgreSQL's functions that execute a statement that they get as text."""
+_UNREADABLE: Final = re.compile(r"\\|\bUESCAPE\b|/\*", re.IGNORECASE)
+"""Names with escapes (`U&"…"`), and comments that are nested too deeply: where PostgreSQL reads another text than we do."""
+_OWN_SAVEPOINT: Final = "SA_SAVEPOINT_"
+"""SQLAlchemy's, for begin_nested(): no other unit knows its number."""
 
 _READING_PRAGMA: Final = re.compile(
     r"(?:\w+\.)?(?:\w+\s*\Z|(?:table_x?info|table_list|index_list|index_x?info|foreign_key_list|foreign_key_check|"
@@ -85,7 +99,7 @@ _READING_PRAGMA: Final = re.compile(
     re.IGNORECASE,
 )
 _STATEMENT_IN_BODY: Final = re.compile(
-    r"(?:\A|;|\b(?:BEGIN|THEN|ELSE|LOOP|ATOMIC|DO|RETURN)\b)\s*(SET|RESET|DISCARD|LISTEN|PREPARE|DECLARE|LOAD)\b\s*(\S*)",
+    r"(?:\A|;|\b(?:BEGIN|THEN|ELSE|LOOP|ATOMIC|DO|RETURN)\b)\s*(SET|RESET|DISCARD|LISTEN|PREPARE|DECLARE|LOAD|OPEN)\b\s*(\S*)",
     re.IGNORECASE,
 )
 _ASSIGNMENT: Final = re.compile(
@@ -94,8 +108,9 @@ _ASSIGNMENT: Final = re.compile(
 _PREPARE: Final = re.compile(r"\bPREPARE\b", re.IGNORECASE)
 _DECLARED: Final = re.compile(r"\bDECLARE\s+([\w\s,]+?)\s+\w+(?:\s*\(|\s*;|\s+DEFAULT|\s+UNSIGNED)", re.IGNORECASE)
 _UNTIL_BEGIN: Final = re.compile(r"\bDECLARE\b.*?\bBEGIN\b", re.IGNORECASE | re.DOTALL)
-_FALSE: Final = ("false", "0", "f", "off", "no", "n")
-_SETS_IN_TEXT: Final = re.compile(r"'\s*(?:SET\s+(?!LOCAL\b)|RESET\b|CREATE\s+TEMP|DISCARD\b)", re.IGNORECASE)
+_FALSE: Final = ("false", "off", "no", "0", "none")
+_DOLLAR_QUOTED: Final = re.compile(r"\$(\w*)\$(.*?)\$\1\$", re.DOTALL)
+_EXECUTES: Final = re.compile(r"\bEXECUTE\b(?:\s+format\s*\()?(?:\s*E?'\s*(\w+)(?:\s+(\w+))?)?", re.IGNORECASE)
 
 
 def examined(sql: str, family: str) -> Examined:
@@ -107,22 +122,25 @@ def examined(sql: str, family: str) -> Examined:
     """
     plain = _plain(sql, family)
     effect = if_false = Effect.NONE
-    words = set()
+    words, names = set(), _names(sql, plain, family)
     for statement in plain.split(";"):
         found = _FIRST_WORDS.match(statement)
         if found is not None:
             words.add(found[1].upper())
-            effect = max(effect, _effect_of_statement(found[1].upper(), found[2], sql, family))
-    if words <= _CALL_NOTHING:
+            effect = max(effect, _effect_of_statement(found[1].upper(), found[2], family))
+    if words and words <= _CALL_NOTHING:
         return Examined(effect, frozenset(), effect)
+    if family == "postgresql" and "DO" in words:
+        body = _body_of_do(sql, plain)
+        effect, names = max(effect, body.effect), names | body.names
     called, called_if_false = _effect_of_calls(plain, family)
-    if _TEMPORARY.search(plain):
+    if _TEMPORARY[family].search(plain):
         called = max(called, Effect.TRANSACTION if _ON_COMMIT_DROP.search(plain) else Effect.SESSION)
     if family == "mysql" and _SESSION_CALLS[family].search(sql):  # executable comments are no comments
         called = Effect.SESSION
     effect = max(effect, called)
     if_false = max(effect, called_if_false)
-    return Examined(effect, frozenset(name.lower() for name in _IDENTIFIER.findall(plain)), if_false)
+    return Examined(effect, names, if_false)
 
 
 def examined_body(source: str | None, language: str, family: str) -> Examined:
@@ -138,7 +156,8 @@ def examined_body(source: str | None, language: str, family: str) -> Examined:
     plain = _plain(source, family)
     effect, if_false = _effect_of_calls(plain, family)
     effect = max(effect, if_false)
-    if _TEMPORARY.search(plain):
+    names = _names(source, plain, family)
+    if _TEMPORARY[family].search(plain):
         effect = Effect.SESSION
     if family == "mysql":
         own = {name for match in _DECLARED.finditer(plain) for name in re.split(r"[\s,]+", match[1].lower())}
@@ -146,16 +165,25 @@ def examined_body(source: str | None, language: str, family: str) -> Examined:
             effect = Effect.SESSION
     else:
         if re.search(r"\bEXECUTE\b", plain, re.IGNORECASE):
-            effect = max(effect, Effect.SESSION if _SETS_IN_TEXT.search(source) else Effect.TRANSACTION)
+            effect = max(effect, _effect_of_executed_text(source))
+            names |= _names(source, source, family)
         for match in _STATEMENT_IN_BODY.finditer(_UNTIL_BEGIN.sub("BEGIN", plain)):
-            is_local = match[1].upper() == "SET" and f"{match[2].upper()} " in _POSTGRESQL_LOCAL
+            word = match[1].upper()
+            is_local = word == "OPEN" or (word == "SET" and f"{match[2].upper()} " in _POSTGRESQL_LOCAL)
             effect = max(effect, Effect.TRANSACTION if is_local else Effect.SESSION)
-    return Examined(effect, frozenset(name.lower() for name in _IDENTIFIER.findall(plain)), effect)
+    return Examined(effect, names, effect)
 
 
 def any_is_false(parameters: Any) -> bool:
-    """Whether one of a statement's parameters is false, as a boolean of any driver."""
-    return any(str(value).lower() in _FALSE for value in _values(parameters))
+    """Whether one of a statement's parameters may be false for `set_config`, as NULL is; so may those that can't be read."""
+    return any(_is_false(value) for value in _values(parameters))
+
+
+def _is_false(value: Any) -> bool:
+    if isinstance(value, str | bytes):
+        text = (value if isinstance(value, str) else value.decode(errors="replace")).strip().lower()
+        return text != "" and any(word.startswith(text) for word in _FALSE)  # PostgreSQL takes abbreviations
+    return str(value).lower() in _FALSE or hasattr(value, "__iter__")
 
 
 def _values(parameters: Any) -> Iterator[Any]:
@@ -180,8 +208,34 @@ def _plain(sql: str, family: str) -> str:
     return _TOKEN[family].sub(replaced, sql)
 
 
-def _effect_of_statement(word: str, rest: str, sql: str, family: str) -> Effect:
+def _names(sql: str, plain: str, family: str) -> frozenset[str]:
+    """The identifiers of a text, and its quoted names, which may contain spaces."""
+    quoted = (token["name"].replace('""', '"') for token in _TOKEN[family].finditer(sql) if token["name"])
+    return frozenset(name.lower() for name in (*_IDENTIFIER.findall(plain), *quoted))
+
+
+def _body_of_do(sql: str, plain: str) -> Examined:
+    """What the blocks of `DO` show; another language, or a block in single quotes, can't be read."""
+    blocks = [block[2] for block in _DOLLAR_QUOTED.finditer(sql)]
+    language = re.search(r"\bLANGUAGE\s+(\w*)", plain, re.IGNORECASE)
+    return examined_body(";".join(blocks) if blocks else None, "plpgsql" if language is None else language[1], "postgresql")
+
+
+def _effect_of_executed_text(source: str) -> Effect:
+    """The effect of a body's statements that are put together as text, by the words that they begin with."""
+    if _SET_CONFIG.search(source) or _SESSION_CALLS["postgresql"].search(source) or _TEMPORARY["postgresql"].search(source):
+        return Effect.SESSION
+    for executed in _EXECUTES.finditer(source):
+        word, second = (executed[1] or "").upper(), (executed[2] or "").upper()
+        if word not in _HARMLESS and f"{word} {second} " not in ("SET LOCAL ", "SET CONSTRAINTS ", "SET TRANSACTION "):
+            return Effect.SESSION
+    return Effect.TRANSACTION
+
+
+def _effect_of_statement(word: str, rest: str, family: str) -> Effect:
     """The effect of a statement that begins with `word`, apart from what it calls."""
+    if word == "SAVEPOINT" and not rest.upper().startswith(_OWN_SAVEPOINT):
+        return Effect.TRANSACTION  # the units after it could roll back to it
     if word in _HARMLESS:
         return Effect.NONE
     match family, word:
@@ -189,15 +243,12 @@ def _effect_of_statement(word: str, rest: str, sql: str, family: str) -> Effect:
             return Effect.TRANSACTION if rest.upper().startswith(_POSTGRESQL_LOCAL) else Effect.SESSION
         case "postgresql", "DECLARE":
             is_local = re.search(r"\bWITH\s+HOLD\b", rest, re.IGNORECASE) is None
-        case "postgresql", "DO":
-            body = re.search(r"\$(\w*)\$(.*?)\$\1\$", sql, re.DOTALL)
-            return max(Effect.TRANSACTION, examined_body(body[2] if body else None, "plpgsql", family).effect)
         case "mysql", "LOAD" if re.match(r"(?:DATA|XML)\b", rest, re.IGNORECASE):
             return Effect.NONE
         case "sqlite", "PRAGMA" if "=" not in rest and _READING_PRAGMA.match(rest):
             return Effect.NONE
         case _:
-            is_local = word == "CALL"  # what the procedure does is found by its name
+            is_local = word == "CALL" or (family == "postgresql" and word == "DO")  # what they do is found otherwise
     return Effect.TRANSACTION if is_local else Effect.SESSION
 
 
@@ -207,8 +258,8 @@ def _effect_of_calls(plain: str, family: str) -> tuple[Effect, Effect]:
     if _SESSION_CALLS[family].search(plain):
         return Effect.SESSION, Effect.SESSION
     if family == "postgresql":
-        if _RUNS_TEXT.search(plain):
-            effect = if_false = Effect.TRANSACTION
+        if _UNREADABLE.search(plain):
+            return Effect.SESSION, Effect.SESSION
         for call in _SET_CONFIG.finditer(plain):
             own, own_if_false = _effect_of_set_config(_last_argument(plain, call.end()))
             effect, if_false = max(effect, own), max(if_false, own_if_false)

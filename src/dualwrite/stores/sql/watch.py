@@ -50,6 +50,14 @@ class Watch:
         """
         self._seen(call, changes_session=True)
 
+    def see_past(self, call: str) -> None:
+        """Called after something whose statements were not seen. The unit is undone, and the connection replaced.
+
+        Raises: as for `see`.
+        """
+        self.has_changed_session = True
+        self._seen(call, changes_session=True)
+
     def see_cursor(self, call: str) -> None:
         """Called before a cursor with a name is opened, which ends with the transaction.
 
