@@ -430,9 +430,9 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
         store.leases.acquire(["shop.1"], "pool here", seconds=600)
         store.leases.acquire(["shop.2"], "pool there", seconds=0.01)
         until(lambda: store.leases is not None and any(each.has_ended for each in store.leases.entries()), "one has ended")
-    assert main(["status"]) == 0
+    assert main(["status", "--wide"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[:3] == ["shop.1", "pool", "here"] and line.rstrip().endswith(" s") for line in lines), lines
+    assert any(line.split()[:3] == ["shop.1", "pool", "here"] and line.rstrip().endswith(" s left") for line in lines), lines
     assert any("shop.2" in line and "expired" in line for line in lines), lines
     assert main(["status", "--json", "--prefix", "shop.2"]) == 0
     (lease,) = json.loads(capsys.readouterr().out)["leases"]

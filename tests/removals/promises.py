@@ -482,7 +482,9 @@ PROMISES: Final = (
         "stores/sql/session_effects.py",
         "        if called is Effect.NONE and not names:",
         "        if max(called, found.effect) is found.effect:",
-        ("stores/test_session_text.py::test_a_function_is_not_taken_for_harmless_because_of_the_statement",),
+        (
+            "stores/test_session_text.py::test_a_function_is_not_taken_for_harmless_because_of_the_statement_that_called_it_first",
+        ),
     ),
     Removal(
         "a statement is looked at again after the user's listeners",

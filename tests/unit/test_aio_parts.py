@@ -128,8 +128,9 @@ class Threads:
         self.sent: Any = Sent()
         self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
 
-    def with_options(self, *, key: Any = None, timeout: float | None = None) -> BoundPool[Any]:
-        return BoundPool(self._submitter, key, self.options.timeout if timeout is None else timeout, lambda _: False)
+    def with_options(self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[Any]:
+        limit = self.options.timeout if timeout is None else timeout
+        return BoundPool(self._submitter, key, limit, lambda _: False, alone=bool(alone))
 
     @contextmanager
     def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:

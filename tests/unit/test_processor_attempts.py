@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +64,12 @@ class Read:
 
 class Tx:
     """A transaction, of a thread or of a coroutine."""
+
+    _opened = SimpleNamespace(watch=lambda **_: None, part=lambda **_: nullcontext(), after_commit_error=None)
+
+    @property
+    def _transaction(self) -> Tx:
+        return self
 
     async def run_sync(self, finish: Finish) -> None:
         finish(self)  # type: ignore[arg-type]
@@ -301,7 +307,7 @@ def generator(_messages: Any, _tx: Any) -> Iterator[None]:
 def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(kind: str, handle: Any, each: bool) -> None:
     """Otherwise every message would count as processed."""
     with pytest.raises(UsageError, match=f"{handle.__name__} returned a {handle.__name__}"):
-        run(PLAIN[kind](_each(handle) if each else handle), whole())
+        run(PLAIN[kind](_each(handle, Writer()) if each else handle), whole())  # type: ignore[arg-type]
 
 
 def not_async(_messages: Any, _tx: Any) -> None:
