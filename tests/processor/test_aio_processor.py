@@ -19,6 +19,7 @@ from dualwrite.errors import AfterCommitError, ConfigurationError, MessageFailed
 from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
     await asyncio.to_thread(scene.wait_for, numbers)
 
 
-@pytest.mark.parametrize("offsets", ["database", "kafka"])
+@pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
 def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene, offsets: Any) -> None:
     """Each third message of a partition sets a tenant, and options of the connection."""
     seen: set[tuple[Any, ...]] = set()
