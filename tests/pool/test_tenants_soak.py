@@ -158,6 +158,6 @@ def test_no_row_is_under_the_wrong_tenant(tenants: Scene) -> None:
 
 
 def test_it_finds_wrong_rows_if_settings_are_not_looked_for(tenants: Scene) -> None:
-    service, wrong, line = run(tenants, 500, ("core", "psycopg"), NO_WATCH="1")
+    service, wrong, line = run(tenants, 2_000, ("core", "psycopg"), NO_WATCH="1")
     print(line)  # noqa: T201  (pytest -s)
     assert wrong or service.wrong
