@@ -15,6 +15,8 @@ from dualwrite.stores.sql.session_text import Effect, Examined, any_is_false, ex
 _REMEMBERED: Final = 60.0
 """Seconds."""
 _MOST_TEXTS: Final = 10_000
+_LONGEST: Final = 4_000
+"""Characters of a text that is remembered: longer ones have values in them, and come once."""
 _DEFINING: Final = frozenset(("create", "alter", "drop"))
 
 
@@ -67,7 +69,8 @@ class SessionEffects:
             found = self._with_routines(own, routines)
             if found is None:
                 return own.effect
-            self._texts[sql] = found
+            if len(sql) <= _LONGEST:
+                self._texts[sql] = found
             if found.names & _DEFINING:
                 self._until = 0.0  # before the next statement, which may call what this one defines
         if found.effect is found.if_false:
