@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _NOT_RUN: Final = object()
 _here: Final = threading.local()
+_numbers: Final = itertools.count()
 
 
 class Call:
@@ -33,6 +35,7 @@ class Call:
     Attributes:
         future: What the caller waits for.
         name: The unit's name, for messages.
+        number: Later calls have higher ones.
     """
 
     __slots__ = (
@@ -47,6 +50,7 @@ class Call:
         "future",
         "key",
         "name",
+        "number",
         "unit",
     )
 
@@ -60,6 +64,7 @@ class Call:
         alone: bool = False,
     ) -> None:
         self.unit = unit
+        self.number = next(_numbers)
         self.alone = alone
         self._args = args
         self._kwargs = kwargs

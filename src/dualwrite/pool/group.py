@@ -167,7 +167,7 @@ class Group:
         self._run_aside()
 
     def _run_aside(self) -> None:
-        for call in self._aside:
+        for call in sorted(self._aside, key=lambda call: call.number):  # one with a key may follow another to be set aside
             Group(self._writer, [call], replace(self._rules, most_units=1)).run()
 
     @property
