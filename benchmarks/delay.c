@@ -46,7 +46,8 @@ struct forward {
     enum what what;
     int listener;
     struct sockaddr_in server;
-    long connections, exchanges, sent, received; /* bytes sent by clients, and received by them */
+    long long connections, exchanges, sent, received; /* bytes sent by clients, and received by them */
+    long long delivered, late;                        /* writes, and the nanoseconds by which they were late in total */
 };
 
 /* One direction of a connection: bytes are read from `from`, and written to the socket of the opposite direction. */
@@ -267,6 +268,10 @@ static void deliver(struct direction *one, int64_t at) {
                 end_reading(target, RESET);
                 return;
             }
+            if (!each->sent) {
+                one->link->forward->delivered++;
+                one->link->forward->late += now(CLOCK_MONOTONIC) - each->due;
+            }
             each->sent += (size_t)size;
             one->queued -= (size_t)size;
             if (each->sent < each->size)
@@ -331,7 +336,8 @@ static void obey(char *line) {
     } else {
         for (int each = 0; each < forward_count; each++) {
             struct forward *one = &forwards[each];
-            printf("%ld %ld %ld %ld ", one->connections, one->exchanges, one->sent, one->received);
+            printf("%lld %lld %lld %lld ", one->connections, one->exchanges, one->sent, one->received);
+            printf("%lld %lld ", one->delivered, one->late);
         }
         puts("");
     }

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -56,20 +56,25 @@ class Counts:
         exchanges: How often a client sent something first or after an answer: round trips, but for what did not wait for it.
         sent: Bytes from clients.
         received: Bytes to clients.
+        delivered: How many writes there were, in both directions.
+        late: By how many nanoseconds they were later than due, in total.
     """
 
     connections: int = 0
     exchanges: int = 0
     sent: int = 0
     received: int = 0
+    delivered: int = 0
+    late: int = 0
+
+    @property
+    def lateness(self) -> float:
+        """By how many seconds a write was later than due, in the mean."""
+        return self.late / _NANO / max(1, self.delivered)
 
     def since(self, before: Counts) -> Counts:
         """What has passed since then."""
-        return Counts(*(now - then for now, then in zip(_values(self), _values(before), strict=True)))
-
-
-def _values(counts: Counts) -> tuple[int, int, int, int]:
-    return counts.connections, counts.exchanges, counts.sent, counts.received
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class DelayProxy:
@@ -133,7 +138,8 @@ class DelayProxy:
     def counts(self) -> dict[int, Counts]:
         """What has passed, by the reserved port."""
         numbers = [int(text) for text in self._ask("counts").split()]
-        return {port: Counts(*numbers[4 * place : 4 * place + 4]) for place, port in enumerate(self._ports)}
+        size = len(fields(Counts))
+        return {port: Counts(*numbers[size * place : size * (place + 1)]) for place, port in enumerate(self._ports)}
 
     def _ask(self, command: str) -> str:
         process = self._process

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 _READ_SIZE: Final = 256 * 1024
@@ -29,13 +29,20 @@ _RESET: Final = None
 
 
 @dataclass
-class _Forward:
-    listener: socket.socket
-    server: tuple[str, int]
+class _Passed:
     connections: int = 0
     exchanges: int = 0
     sent: int = 0
     received: int = 0
+    delivered: int = 0
+    late: int = 0
+
+
+@dataclass
+class _Forward:
+    listener: socket.socket
+    server: tuple[str, int]
+    passed: _Passed = field(default_factory=_Passed)
 
 
 @dataclass
@@ -105,8 +112,7 @@ class DelayLoop:
             self._delay = int(argument) / _NANO
             print("ok", flush=True)
         elif command == "counts":
-            each = ((one.connections, one.exchanges, one.sent, one.received) for one in self._forwards)
-            print(*itertools.chain.from_iterable(each), flush=True)
+            print(*(number for one in self._forwards for number in astuple(one.passed)), flush=True)
         return bool(line)
 
     def _accept(self, forward: _Forward) -> None:
@@ -114,7 +120,7 @@ class DelayLoop:
             client, _ = forward.listener.accept()
             now = time.monotonic()
             server = socket.socket()
-            forward.connections += 1
+            forward.passed.connections += 1
             up = _Direction(client, forward, is_clients=True, earliest=now + 2 * self._delay)
             down = _Direction(server, forward, is_clients=False, earliest=now + 3 * self._delay)
             up.opposite, down.opposite = down, up
@@ -159,12 +165,12 @@ class DelayLoop:
             self._end_reading(one, _END)
             return
         self._enqueue(one, read)
-        forward = one.forward
+        passed = one.forward.passed
         if one.is_clients:
-            forward.sent += len(read)
-            forward.exchanges += not one.spoke_last
+            passed.sent += len(read)
+            passed.exchanges += not one.spoke_last
         else:
-            forward.received += len(read)
+            passed.received += len(read)
         one.spoke_last, one.opposite.spoke_last = True, False
 
     def _end_reading(self, one: _Direction, how: bytes | None) -> None:
@@ -204,6 +210,8 @@ class DelayLoop:
                     self._watch(one)
                     self._end_reading(one.opposite, _RESET)
                     return
+                one.forward.passed.delivered += 1
+                one.forward.passed.late += int((time.monotonic() - due) * _NANO)
                 if done < len(what):
                     one.chunks.appendleft((due, what[done:]))
                     one.blocked = True
