@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
@@ -104,6 +104,8 @@ def test_the_best_plain_commits_of_a_round_count(benchmark_module: Import, figur
     measured = []
 
     class Bench:
+        writers = (SimpleNamespace(call=lambda method: {"pool_size": 4}[method]),)
+
         def measure(self, case: Any, seconds: float) -> Any:
             del seconds
             measured.append((case.alternative, case.connections))
@@ -115,6 +117,8 @@ def test_the_best_plain_commits_of_a_round_count(benchmark_module: Import, figur
     assert results.at(point, "plain").spread(lambda each: each.rate).median == 300
     assert results.connections(point) == [4, 4]
     assert results.of_plain(point, "pool").median == 200 / 300
+    assert results.writers(point, "pool").median == 4
+    assert results.writers(point, "plain") is None
 
 
 def test_every_alternative_is_warmed_up_where_it_has_most_callers(benchmark_module: Import, point: Any) -> None:
