@@ -163,6 +163,7 @@ class OpenTransaction:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._open = True
+        self._may_send = False
         self.state: PreparedTxnState | None = None
 
     @property
@@ -189,6 +190,8 @@ class OpenTransaction:
     ) -> None:
         """See Transaction."""
         self._check()
+        if not self._may_send:
+            self.check_fence()
         self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -204,6 +207,8 @@ class OpenTransaction:
         """See Transaction."""
         self._check()
         check_many(values, keys)
+        if not self._may_send:
+            self.check_fence()
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -211,6 +216,7 @@ class OpenTransaction:
         """See Transaction."""
         self._check()
         positions, group = progress_of(consumer, offsets)
+        self.check_fence()
         self._producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
 
     def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
@@ -226,6 +232,16 @@ class OpenTransaction:
         """
         self._check()
         positions.move(self._store_transaction, group_id, moves)
+
+    def check_fence(self) -> None:
+        """Check the fencing token in the database, unless its transaction has done so; before the first message (rule F2)."""
+        self._store_transaction.check_fence()
+        self._may_send = True
+
+    @property
+    def begin_error(self) -> Exception | None:
+        """Why the database's transaction could not begin, if that has shown only later; see StoreTransaction."""
+        return self._store_transaction.begin_error
 
     def end(self) -> None:
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
@@ -311,6 +327,7 @@ class OpenTransaction:
     def send_messages(self, messages: Iterable[Message]) -> None:
         """Send the messages of units, after the last of them."""
         self._check()
+        self.check_fence()
         if isinstance(self._producer, MessagesProducer):
             self._producer.send_messages(messages)
         else:
