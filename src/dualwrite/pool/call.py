@@ -7,6 +7,7 @@ import copy
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ class Call:
         future: What the caller waits for.
         name: The unit's name, for messages.
         number: Later calls have higher ones.
+        created: When it was made, by `time.monotonic`.
+        conflicts: How often its unit was rolled back because of another transaction.
     """
 
     __slots__ = (
@@ -47,6 +50,8 @@ class Call:
         "_kwargs",
         "_result",
         "alone",
+        "conflicts",
+        "created",
         "future",
         "key",
         "name",
@@ -65,6 +70,8 @@ class Call:
     ) -> None:
         self.unit = unit
         self.number = next(_numbers)
+        self.created = time.monotonic()
+        self.conflicts = 0
         self.alone = alone
         self._args = args
         self._kwargs = kwargs

@@ -11,7 +11,9 @@ The units run one after another; their messages are sent after the last unit, an
    group's, if that one may have committed.
 
 A unit that is about to change what the units after it see, such as a setting, is undone and set aside. After the group it runs
-in a transaction of its own, and later calls of its function do so at once (`alone.py`).
+in a transaction of its own, and later calls of its function do so at once (`alone.py`). A unit that the database has rolled
+back because of another transaction, perhaps of another group, is set aside as well: it runs again, without the locks of the
+others.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class Rules:
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
         goes_alone: Whether a call must have a transaction of its own.
         runs_alone: Called with a call that must have one from now on, and the reason.
+        runs_again: Called with a call that the database has rolled back because of another transaction: a serialization failure
+            or a deadlock. Returns whether it runs once more.
     """
 
     most_units: int = 1
@@ -100,6 +104,7 @@ class Rules:
     savepoint_policy: SavepointPolicy | None = None
     goes_alone: Callable[[Call], bool] = lambda call: call.alone
     runs_alone: Callable[[Call, str], None] = lambda _call, _what: None
+    runs_again: Callable[[Call], bool] = lambda _: False
 
 
 class Group:
@@ -241,7 +246,10 @@ class Group:
             call.run(unit)
             unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
         except BaseException as error:
-            call.failed(error)
+            if self._must_run_again(call, error):
+                self._set_aside(call)
+            else:
+                call.failed(error)
             raise _AllFailedError from error
         finally:
             unit.end()
@@ -271,7 +279,8 @@ class Group:
         except BaseException as error:
             log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error, **self._fields)
             if whole.refused is not None and running is not None:
-                self._set_aside(running, whole.refused)
+                self._rules.runs_alone(running, whole.refused)
+                self._set_aside(running)
             whole.undo_units(error)
             if has_sent:
                 raise _SentTooSoonError from error
@@ -289,10 +298,13 @@ class Group:
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
                 refused = whole.refused
                 unit.undo_unit(error)
-                if refused is None:
-                    call.failed(error)
+                if refused is not None:
+                    self._rules.runs_alone(call, refused)
+                    self._set_aside(call)
+                elif self._must_run_again(call, error):
+                    self._set_aside(call)
                 else:
-                    self._set_aside(call, refused)
+                    call.failed(error)
             else:
                 messages += unit.messages
             hit("group_after_unit")
@@ -331,11 +343,13 @@ class Group:
         """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
         return self._rules.goes_alone(call) or (call.key is not None and any(call.key == other.key for other in self._aside))
 
-    def _set_aside(self, call: Call, refused: str) -> None:
-        """Take a call out of the group, whose unit was refused and is undone."""
-        self._rules.runs_alone(call, refused)
+    def _set_aside(self, call: Call) -> None:
+        """Take a call out of the group, whose unit is undone."""
         self.calls.remove(call)
         self._aside.append(call)
+
+    def _must_run_again(self, call: Call, error: BaseException) -> bool:
+        return self._writer.store.is_conflict(error) and self._rules.runs_again(call)
 
     def _put_back(self, place: int) -> None:
         """Put back the calls from index `place` on, except those that have begun, which can't be cancelled any more."""
