@@ -41,12 +41,11 @@ _LONGEST_PAUSE: Final = 60.0
 _SHARED: Final = 1.5
 """Units of an average group from which on callers wait for each other."""
 
-_REPEATED_CONFLICT: Final = 10.0
-"""Seconds within which a second conflict makes groups run one after another."""
-
-_FIRST_SERIAL: Final = 10.0
+_FIRST_SERIAL: Final = 1.0
 _LONGEST_SERIAL: Final = 300.0
-"""Seconds for which they do so; doubled each time."""
+"""Seconds for which groups run one after another because of a conflict; doubled if the next one comes soon after."""
+
+_SOON: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,8 @@ class Scaling:
         self._before: tuple[int, float] | None = None  # in a trial: the level before it, and how long a call took there
         self._pauses = {True: _FIRST_PAUSE, False: _FIRST_PAUSE}  # for trials with more groups, and with fewer
         self._again_at = {True: 0.0, False: 0.0}
-        self._conflict_at: float | None = None
         self._serial = _FIRST_SERIAL
-        self._serial_until = 0.0
+        self._serial_until = -_SOON
 
     @property
     def groups(self) -> int:
@@ -155,17 +153,12 @@ class Scaling:
     def conflicted(self) -> None:
         """Note that the database has rolled back a unit because of another transaction, such as one of another group.
 
-        If that is repeated, groups run one after another for a while: then none of them waits for a lock of another, with which
-        it could be in a deadlock.
+        Groups run one after another for a while: then none of them waits for a lock of another, with which it could be in a
+        deadlock.
         """
-        now, before = self._clock(), self._conflict_at
-        self._conflict_at = now
+        now = self._clock()
         if self.groups == SERIAL or now < self._serial_until:
             return
-        if before is None or now - before > _REPEATED_CONFLICT:
-            if before is not None and now - before > _LONGEST_SERIAL:
-                self._serial = _FIRST_SERIAL
-            return
+        self._serial = min(2 * self._serial, _LONGEST_SERIAL) if now - self._serial_until < _SOON else _FIRST_SERIAL
         self._place, self._before = 0, None
         self._serial_until = now + self._serial
-        self._serial = min(2 * self._serial, _LONGEST_SERIAL)

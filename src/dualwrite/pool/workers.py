@@ -30,7 +30,7 @@ from dualwrite.stores.base import TxnStateStore
 
 log = SubjectLogger(__name__)
 
-_MOST_RUNS: Final = 3
+_MOST_RUNS: Final = 5
 """How often a unit runs, if the database rolls it back each time because of another transaction."""
 
 
@@ -158,7 +158,7 @@ class Workers:
     def _is_surplus(self) -> bool:
         """Whether this thread should end; if so, it is removed from `threads`."""
         with self._threads_lock:
-            if len(self.threads) <= self._scaler.threads:
+            if len(self.threads) <= self._scaler.threads or self._waiting.is_closed:
                 return False
             self.threads.remove(threading.current_thread())
             return True
@@ -199,6 +199,8 @@ class Workers:
             group = Group(writer, list(calls), replace(rules, doing=functools.partial(self._writers.note, writer)))
             try:
                 group.run()
+                if group.conflicted:
+                    rules.put_back(group.conflicted)
             except FencedError as error:
                 if group.has_begun or not self._writers.can_continue(limit):
                     raise
