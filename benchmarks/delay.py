@@ -25,11 +25,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
 from agents import Agent
+from counts import NANO, Counts
 from dualwrite.devcluster.locations import cache_dir, make_cache_directory
 from figures import Latency
 from options import round_trips
@@ -39,42 +40,11 @@ _SOURCE: Final = Path(__file__).with_name("delay.c")
 _SLOW: Final = Path(__file__).with_name("delay_slow.py")
 _BACKLOG: Final = 512
 _PATIENCE: Final = 10.0
-_NANO: Final = 1e9
 _MILLI: Final = 1e3
 _AT_ONCE: Final = 32
 _PINGS: Final = 1000
-_MOST_SECONDS: Final = 1.0
+_MOST_SECONDS: Final = 0.3
 _PING: Final = b"x" * 64
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What has passed to a server and back.
-
-    Args:
-        connections: How many connections there were.
-        exchanges: How often a client sent something first or after an answer: round trips, but for what did not wait for it.
-        sent: Bytes from clients.
-        received: Bytes to clients.
-        delivered: How many writes there were, in both directions.
-        late: By how many nanoseconds they were later than due, in total.
-    """
-
-    connections: int = 0
-    exchanges: int = 0
-    sent: int = 0
-    received: int = 0
-    delivered: int = 0
-    late: int = 0
-
-    @property
-    def lateness(self) -> float:
-        """By how many seconds a write was later than due, in the mean."""
-        return self.late / _NANO / max(1, self.delivered)
-
-    def since(self, before: Counts) -> Counts:
-        """What has passed since then."""
-        return Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class DelayProxy:
@@ -133,7 +103,7 @@ class DelayProxy:
 
     def set_round_trip(self, seconds: float) -> None:
         """Delay what is sent from now on by half of this, in each direction."""
-        self._ask(f"delay {round(seconds / 2 * _NANO)}")
+        self._ask(f"delay {round(seconds / 2 * NANO)}")
 
     def counts(self) -> dict[int, Counts]:
         """What has passed, by the reserved port."""

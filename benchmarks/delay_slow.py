@@ -18,10 +18,11 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
+from counts import NANO, Counts
+
 _READ_SIZE: Final = 256 * 1024
 _SELECTED: Final = 1e-3
 """Shorter waits use select, whose timeout has microseconds; epoll's has milliseconds."""
-_NANO: Final = 1e9
 _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)
 
 _END: Final = b""
@@ -29,20 +30,10 @@ _RESET: Final = None
 
 
 @dataclass
-class _Passed:
-    connections: int = 0
-    exchanges: int = 0
-    sent: int = 0
-    received: int = 0
-    delivered: int = 0
-    late: int = 0
-
-
-@dataclass
 class _Forward:
     listener: socket.socket
     server: tuple[str, int]
-    passed: _Passed = field(default_factory=_Passed)
+    passed: Counts = field(default_factory=Counts)
 
 
 @dataclass
@@ -109,7 +100,7 @@ class DelayLoop:
     def _obey(self, line: str) -> bool:
         command, _, argument = line.strip().partition(" ")
         if command == "delay":
-            self._delay = int(argument) / _NANO
+            self._delay = int(argument) / NANO
             print("ok", flush=True)
         elif command == "counts":
             print(*(number for one in self._forwards for number in astuple(one.passed)), flush=True)
@@ -211,7 +202,7 @@ class DelayLoop:
                     self._end_reading(one.opposite, _RESET)
                     return
                 one.forward.passed.delivered += 1
-                one.forward.passed.late += int((time.monotonic() - due) * _NANO)
+                one.forward.passed.late += int((time.monotonic() - due) * NANO)
                 if done < len(what):
                     one.chunks.appendleft((due, what[done:]))
                     one.blocked = True

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
-from delay import Counts, DelayProxy
+from counts import Counts
+from delay import DelayProxy
 
 _PORT: Final = 5432
 

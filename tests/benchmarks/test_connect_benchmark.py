@@ -19,7 +19,7 @@ def connect(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
 def test_round_trips_waited_for_are_what_the_distance_adds(
     connect: ModuleType, benchmark_module: Callable[[str], ModuleType]
 ) -> None:
-    counts = benchmark_module("delay").Counts
+    counts = benchmark_module("counts").Counts
     passed = benchmark_module("network").Passed(counts(connections=1, exchanges=20), counts(connections=2, exchanges=7))
 
     def line(round_trip: float, *durations: float) -> Any:

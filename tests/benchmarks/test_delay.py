@@ -140,8 +140,13 @@ def test_a_server_that_refuses_connections_is_a_reset(proxy: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = listener.getsockname()
     port = proxy.reserve()
+
+    def read() -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=limit(20)) as client:
+            return client.recv(1)
+
     with proxy.forwarding({port: nobody}), pytest.raises(ConnectionResetError):
-        socket.create_connection(("127.0.0.1", port), timeout=limit(20)).recv(1)
+        read()
 
 
 @pytest.mark.slow
