@@ -190,6 +190,7 @@ def test_transactions_of_their_own_get_writers_as_far_as_the_engine_keeps_connec
 
 def test_a_writer_that_can_not_be_opened_is_no_trouble(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """A mock of the opening: no database can be made to refuse exactly the third writer."""
+    caplog.set_level("INFO")
     with open_pool(scene, size=None) as pool:
         opened, tried = pool._upkeep._open_writer, []
 
