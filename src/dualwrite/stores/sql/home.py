@@ -176,20 +176,15 @@ class OwnConnection(Connection):
         super().__init__(engine, pooled)
         self._home = home_of(engine)
 
-    @property
-    def runs_our_statements(self) -> bool:
-        """Whether the next statement is one of ours."""
-        return True
-
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
-        if self._home is not None and self.runs_our_statements:
+        if self._home is not None:
             statement = self._home.placed(statement)
         return super().execute(statement, *args, **kwargs)
 
     def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalar."""
-        if self._home is not None and self.runs_our_statements:
+        if self._home is not None:
             statement = self._home.placed(statement)
         return super().scalar(statement, *args, **kwargs)
 

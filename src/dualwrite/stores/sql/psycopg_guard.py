@@ -312,6 +312,8 @@ class _GuardedCursor:
             if guard.watch is not None:
                 guard.watch.see_driver("a template")
             return
+        if guard.watch is not None and guard.watch.is_harmless(text):
+            return
         control = control_statement(text)
         if control is not None:
             guard.refuse(control)
