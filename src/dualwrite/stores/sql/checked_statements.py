@@ -22,7 +22,7 @@ def check_statements(engine: Engine) -> None:
     """Check the statements of this engine's guarded connections; a second call for its dialect adds nothing."""
     for name, check in _CHECKS.items():
         if not event.contains(engine.dialect, name, check):
-            event.listen(engine.dialect, name, check, insert=True)
+            event.listen(engine.dialect, name, check)
 
 
 def _check(cursor: Any, statement: str, parameters: Any, context: Any) -> None:

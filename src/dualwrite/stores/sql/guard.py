@@ -222,10 +222,12 @@ class GuardedConnection(OwnConnection):
     def _begin_statement(self) -> bool:
         """Called before a statement; returns whether it is the user's, whose text `checked_statements` checks."""
         guard = self.guard
-        guard.check_open()
+        if guard.ended:
+            guard.check_open()
         if guard.lifted:
             return False
-        guard.check_thread()
+        if guard.thread is not None:
+            guard.check_thread()
         guard.executing = None
         return True
 
@@ -342,4 +344,3 @@ class GuardedConnection(OwnConnection):
 def _has_listeners_of_all() -> bool:
     """Whether the user has added listeners to SQLAlchemy's class Connection; our own is on ours, and for statements only."""
     return bool(getattr(Connection, "_has_events", False))  # before SQLAlchemy 2.1 the attribute comes with the first one
-
