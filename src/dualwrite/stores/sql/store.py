@@ -18,6 +18,7 @@ from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_generation, with_resolution
 from dualwrite.stores.sql.access import Access
+from dualwrite.stores.sql.checked_statements import check_statements
 from dualwrite.stores.sql.claim import ClaimAttempt
 from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import ErrorClass
@@ -92,6 +93,7 @@ class SqlStateStore(TxnStateStore):
         refuse_without_schemas(engine.dialect.name, schema)
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(engine)
+        check_statements(engine)
         self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
         self._owns_engine = owns_engine
         errors = ErrorMap(engine, self._dialect)
