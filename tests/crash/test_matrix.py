@@ -4,9 +4,9 @@ The steps are 8 of a writer, and 7 of the process that recovers each of two stat
 opening. Each case is recovered by two processes at once and then again; then a new writer continues. Killed means SIGKILL,
 which leaves the database and Kafka no more than an exit would.
 
-The quick tier has one case of each database and producer. CI runs each step with each database and with each producer, but not
-with each pair of these; and the steps of recovery that follow a change in Kafka only with PostgreSQL: another database is then
-as it was one step before. `pytest -m soak` runs the rest.
+The quick tier has one case of each database and producer. CI runs each step of a writer with each database and with each
+producer, but not with each pair of these. It runs each step of recovery with PostgreSQL, and those that follow a change of the
+row with the other databases too: at the other steps the row is as it was one step before. `pytest -m soak` runs the rest.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_an_interrupted_recovery_is_finished_by_the_next_one(
     ("database", "point"),
     thinned(
         product(DATABASES, [*DECIDED_POINTS, "after_db_commit"]),
-        kept=[*product(DATABASES, DECIDED_POINTS), ("postgresql", "after_db_commit")],  # where a block is the same as above
+        kept=[*product(DATABASES, DECIDED_POINTS), ("postgresql", "after_db_commit")],  # the second is in every block
         quick=[],
     ),
 )
