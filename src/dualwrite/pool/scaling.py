@@ -20,7 +20,11 @@ _LEVELS: Final = (SERIAL, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 """The numbers of groups that are tried."""
 
 _IDLE_CPU: Final = 0.8
-"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time."""
+_IDLE_CPU_IN_TURN: Final = 0.5
+"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time.
+
+The second is for groups that run one after another: as their commits overlap, it is never much higher.
+"""
 
 _GAIN: Final = 0.95
 """More groups are kept if calls take at most this share of the time that they took before."""
@@ -28,7 +32,7 @@ _GAIN: Final = 0.95
 _LOSS: Final = 1.02
 """Fewer groups are kept if calls take at most this much of the time that they took before."""
 
-_LARGEST_STEP: Final = 4.0
+_LARGEST_STEP: Final = 2.0
 """By how much the number of groups is multiplied at once, at most."""
 
 _FEWER: Final = 0.6
@@ -130,7 +134,8 @@ class Scaling:
 
     def _try(self, seen: Seen, seconds: float, now: float) -> None:
         """Begin a trial of more groups if that may pay off, or of fewer: they are kept if they are as fast."""
-        may_be_more = seen.cpu < _IDLE_CPU and seen.has_waiting_callers
+        idle = _IDLE_CPU_IN_TURN if self.groups == SERIAL else _IDLE_CPU
+        may_be_more = seen.cpu < idle and seen.has_waiting_callers
         places = {True: self._higher(seen.cpu) if may_be_more else self._place, False: self._lower()}
         due = [more for more, place in places.items() if place != self._place and now >= self._again_at[more]]
         if due:
