@@ -84,16 +84,19 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     """
     if headers is None:
         return None
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
     try:
         listed = [(name, content) for name, content in pairs]
     except (TypeError, ValueError) as error:
         raise InvalidMessageError("A message's headers must be a mapping, or a list of (name, value) pairs.") from error
-    for name, _ in listed:
+    checked: list[tuple[str, bytes | None]] = []
+    for name, content in listed:
         if not isinstance(name, str):
             raise InvalidMessageError(f"A header's name must be a str, not {type(name).__name__}.")
-        _encoded("header name", name)
-    return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
+        if not name.isascii():
+            _encoded("header name", name)
+        checked.append((name, content if type(content) is bytes else as_bytes(f"header {name!r}", content)))
+    return checked
 
 
 def checked_messages(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final, cast
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError
-from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
+from dualwrite.kafka.messages import MAX_PARTITION, MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
 from dualwrite.kafka.native.patience import Patience
-from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
+from dualwrite.kafka.native.records import (
+    BATCH_OVERHEAD,
+    NO_HEADERS,
+    RECORD_OVERHEAD,
+    WITHOUT_HEADERS,
+    EncodedRecords,
+    Record,
+    encoded_headers,
+)
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_partition
@@ -65,50 +74,74 @@ class RecordAccumulator:
         """Whether the transaction has no messages."""
         return not self._topics
 
-    def append(
+    def append(  # noqa: C901  (the hot path: a call of a part would cost as much as the part)
         self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]] | None,
-        partition: int | None,
-        timestamp_ms: int,
+        topic: Any,
+        key: Any,
+        value: Any,
+        headers: Any,
+        partition: Any,
+        timestamp: Any,
         limit: float | Deadline | Patience,
     ) -> None:
-        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (a number is in seconds).
+        """Check and add one message; if the buffer is full or the topic not yet known, wait at most for `limit`.
+
+        Args:
+            topic: As the user gave it, like the other parts of the message.
+            key: The key.
+            value: The value.
+            headers: The headers.
+            partition: The partition, or None.
+            timestamp: Milliseconds since 1970; None for the current time.
+            limit: A number is in seconds.
 
         Raises:
-            InvalidMessageError: The topic name or the partition number is invalid; nothing was added.
+            InvalidMessageError: A part of the message has a wrong type or is out of range; nothing was added.
             UnknownTopicError: The topic or the partition does not exist; nothing was added.
             MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
             BrokerError: The transaction has failed; see `Sender`.
         """
-        opened = self._topics.get(topic) if type(topic) is str else None
-        if opened is None:
-            limit = Patience.of(limit)  # needed only for waiting
-            with limit as deadline:
-                opened = self._opened(topic, partition, deadline)
-        if key is None and partition is None and opened.sticky is not None and self._is_sticky:
-            target = opened.sticky
-        else:
-            target = opened.target(key, partition)
-        builder = target.builder
-        size = RECORD_OVERHEAD
+        size = WITHOUT_HEADERS
+        if key is not None:
+            if type(key) is not bytes:
+                key = as_bytes("key", key)
+            size += len(key)
         if value is not None:
+            if type(value) is not bytes:
+                value = as_bytes("value", value)
             size += len(value)
-        if key is not None or headers:
-            size = size_bound(key, value, headers)
-        if builder.size + size > self._batch_bytes:
-            self._check_size(topic, size)
-            limit = Patience.of(limit)
-            with limit as deadline:
-                builder = self._with_room(opened, target, key, partition, size, deadline).builder
-        builder.records.append((key, value, headers, timestamp_ms))
-        builder.size += size
-        self._filling += size
-        if self._filling > self._room:
-            with Patience.of(limit) as deadline:
-                self._make_room(deadline)
+        encoded = NO_HEADERS if headers is None else encoded_headers(headers)
+        size += len(encoded)
+        if timestamp is None:
+            timestamp = time_ns() // 1_000_000
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+            check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        try:
+            opened = self._topics.get(topic) if type(topic) is str else None
+            if opened is None:
+                limit = Patience.of(limit)  # needed only for waiting
+                with limit as deadline:
+                    opened = self._opened(topic, partition, deadline)
+            target = opened.sticky if key is None and partition is None and self._is_sticky else None
+            if target is None:
+                target = opened.target(key, partition)
+            builder = target.builder
+            if builder.size + size > self._batch_bytes:
+                self._check_size(topic, size)
+                limit = Patience.of(limit)
+                with limit as deadline:
+                    builder = self._with_room(opened, target, key, partition, size, deadline).builder
+            builder.records.append((key, value, encoded, timestamp))
+            builder.size += size
+            self._filling += size
+            if self._filling > self._room:
+                with Patience.of(limit) as deadline:
+                    self._make_room(deadline)
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+            self._sender.interrupted()
+            raise
 
     def extend(
         self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, patience: Patience
@@ -146,7 +179,7 @@ class RecordAccumulator:
                     with patience as limit:
                         target = self._with_room(opened, chosen, None, partition, needed, limit)
                     records, size = target.builder.records, target.builder.size
-                records.append((None, value, None, timestamp_ms))
+                records.append((None, value, NO_HEADERS, timestamp_ms))
                 size += needed
         except DualWriteError:
             raise
@@ -175,7 +208,7 @@ class RecordAccumulator:
                 (
                     key if type(key) is bytes else as_bytes("key", key),
                     value if type(value) is bytes else as_bytes("value", value),
-                    None,
+                    NO_HEADERS,
                     timestamp_ms,
                 )
                 for key, value in islice(remaining, _CHUNK)

@@ -17,7 +17,6 @@ from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
     ConfigurationError,
-    DualWriteError,
     InvalidTransactionalIdError,
     ProducerFencedError,
     UsageError,
@@ -26,7 +25,7 @@ from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, header_list
+from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, check_number
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.ending import TransactionEnd
@@ -228,25 +227,10 @@ class NativeProducer:
         sender = self._sender
         if sender.failure is not None:
             raise sender.failure
-        limit: float | Deadline = self._delivery_timeout
-        is_first = not sender.has_sent
-        if is_first:
-            limit = Deadline.after(self._delivery_timeout)
-            self._markers.wait(limit)
-            self._budget.start()
-        key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
-        content = value if type(value) is bytes else as_bytes("value", value)
-        listed = None if headers is None else header_list(headers)
-        sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        try:
-            self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, limit)
-            if isinstance(limit, Deadline):
-                self._accumulator.push(limit)
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            sender.interrupted()
-            raise
+        if sender.has_sent:
+            self._accumulator.append(topic, key, value, headers, partition, timestamp, self._delivery_timeout)
+        else:
+            self._bulk.send_first(topic, key, value, headers, partition, timestamp, Deadline.after(self._delivery_timeout))
 
     def send_many(
         self,
