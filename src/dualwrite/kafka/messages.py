@@ -113,7 +113,7 @@ def checked_messages(
         InvalidMessageError: As for `check_many`, `checked_message` and `keyed`.
     """
     check_many(values, keys)
-    pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+    pairs = zip(itertools.repeat(None), values, strict=False) if keys is None else keyed(keys, values)
     for key, value in pairs:
         yield checked_message(topic, value, key=key, partition=partition, timestamp=timestamp)
 

@@ -38,6 +38,8 @@ _CHUNK: Final = 1000
 class RecordAccumulator:
     """The messages of the current transaction that were not yet passed to the sender. Not thread-safe.
 
+    Topics and partitions that users gave are `Any` until they are checked: compiled code raises TypeError for a wrong type.
+
     Args:
         sender: Receives the batches, and knows the topics.
         settings: Sizes, compression, partitioner.
@@ -74,7 +76,7 @@ class RecordAccumulator:
         """Whether the transaction has no messages."""
         return not self._topics
 
-    def append(  # noqa: C901  (the hot path: a call of a part would cost as much as the part)
+    def append(
         self,
         topic: Any,
         key: Any,
@@ -101,37 +103,31 @@ class RecordAccumulator:
             MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
             BrokerError: The transaction has failed; see `Sender`.
         """
-        size = WITHOUT_HEADERS
-        if key is not None:
-            if type(key) is not bytes:
-                key = as_bytes("key", key)
-            size += len(key)
-        if value is not None:
-            if type(value) is not bytes:
-                value = as_bytes("value", value)
-            size += len(value)
+        key_bytes: bytes | None = key if type(key) is bytes else as_bytes("key", key)
+        content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
         encoded = NO_HEADERS if headers is None else encoded_headers(headers)
-        size += len(encoded)
-        if timestamp is None:
-            timestamp = time_ns() // 1_000_000
-        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-            check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        sent_at = time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        size = WITHOUT_HEADERS + len(encoded)
+        if key_bytes is not None:
+            size += len(key_bytes)
+        if content is not None:
+            size += len(content)
         try:
             opened = self._topics.get(topic) if type(topic) is str else None
             if opened is None:
                 limit = Patience.of(limit)  # needed only for waiting
                 with limit as deadline:
                     opened = self._opened(topic, partition, deadline)
-            target = opened.sticky if key is None and partition is None and self._is_sticky else None
+            target = opened.sticky if key_bytes is None and partition is None and self._is_sticky else None
             if target is None:
-                target = opened.target(key, partition)
+                target = opened.target(key_bytes, partition)
             builder = target.builder
             if builder.size + size > self._batch_bytes:
                 self._check_size(topic, size)
                 limit = Patience.of(limit)
                 with limit as deadline:
-                    builder = self._with_room(opened, target, key, partition, size, deadline).builder
-            builder.records.append((key, value, encoded, timestamp))
+                    builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
+            builder.records.append((key_bytes, content, encoded, sent_at))
             builder.size += size
             self._filling += size
             if self._filling > self._room:
@@ -144,7 +140,7 @@ class RecordAccumulator:
             raise
 
     def extend(
-        self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, patience: Patience
+        self, topic: Any, values: Iterable[bytes | str | None], partition: Any, timestamp_ms: int, patience: Patience
     ) -> None:
         """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
@@ -156,9 +152,7 @@ class RecordAccumulator:
         while chunk := [v if type(v) is bytes else as_bytes("value", v) for v in islice(remaining, _CHUNK)]:
             self._extend_by(topic, chunk, partition, timestamp_ms, patience)
 
-    def _extend_by(
-        self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, patience: Patience
-    ) -> None:
+    def _extend_by(self, topic: Any, values: list[bytes | None], partition: Any, timestamp_ms: int, patience: Patience) -> None:
         """As `extend`, for a list, so that no user code runs meanwhile, which might send messages itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
@@ -195,9 +189,9 @@ class RecordAccumulator:
 
     def extend_keyed(
         self,
-        topic: str,
+        topic: Any,
         pairs: Iterable[tuple[bytes | str | None, bytes | str | None]],
-        partition: int | None,
+        partition: Any,
         timestamp_ms: int,
         patience: Patience,
     ) -> None:
@@ -218,7 +212,7 @@ class RecordAccumulator:
             self._extend_keyed_by(topic, chunk, partition, patience)
 
     def _extend_keyed_by(  # noqa: C901  (the hot path: a call for each message would double its cost)
-        self, topic: str, records: list[Record], partition: int | None, patience: Patience
+        self, topic: Any, records: list[Record], partition: Any, patience: Patience
     ) -> None:
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
@@ -263,9 +257,7 @@ class RecordAccumulator:
             with patience as limit:
                 self._make_room(limit)
 
-    def extend_columns(
-        self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, patience: Patience
-    ) -> bool:
+    def extend_columns(self, topic: Any, columns: RecordColumns, partition: Any, timestamp_ms: int, patience: Patience) -> bool:
         """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
 
         That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
@@ -322,7 +314,7 @@ class RecordAccumulator:
         opened: TopicPartitions,
         target: Partition,
         key: bytes | None,
-        partition: int | None,
+        partition: Any,
         size: int,
         deadline: Deadline,
     ) -> Partition:
@@ -337,7 +329,7 @@ class RecordAccumulator:
                 target = opened.target(key, partition)
         return target
 
-    def _add_batch(self, opened: TopicPartitions, partition: int | None, records: EncodedRecords, deadline: Deadline) -> None:
+    def _add_batch(self, opened: TopicPartitions, partition: Any, records: EncodedRecords, deadline: Deadline) -> None:
         target = opened.target(None, partition)
         if target.builder.records:
             self._close(target)
@@ -353,7 +345,7 @@ class RecordAccumulator:
         self._filling += size - target.builder.size
         target.builder.size = size
 
-    def _opened(self, topic: str, partition: int | None, deadline: Deadline) -> TopicPartitions:
+    def _opened(self, topic: Any, partition: Any, deadline: Deadline) -> TopicPartitions:
         check_topic(topic)
         found = self._topics.get(topic)  # a subclass of str
         if found is None:

@@ -43,6 +43,10 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_process = [os.getpid()]  # this one: asking the system for each message would cost as much as encoding it
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 
 
@@ -222,7 +226,7 @@ class NativeProducer:
         timestamp: int | None = None,
     ) -> None:
         """Add one message. The first one of a transaction is sent at once, the others when their batch is full."""
-        if self._state is not ProducerState.IN_TRANSACTION or self._pid != os.getpid():
+        if self._state is not ProducerState.IN_TRANSACTION or self._pid != _process[0]:
             self._check_allowed("send")
         sender = self._sender
         if sender.failure is not None:

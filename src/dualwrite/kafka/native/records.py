@@ -256,6 +256,8 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
     first_timestamp = greatest = previous = records[0][3]
     time = SIGNED[0]
     parts: list[bytes] = []
+    key: bytes | None
+    value: bytes | None
     for offset, (key, value, headers, timestamp) in zip(_offsets(len(records)), records, strict=False):
         if timestamp != previous:
             previous = timestamp
