@@ -1,4 +1,7 @@
-"""Validation of messages: types and ranges of topic, key, value, headers, partition and timestamp, before anything is sent."""
+"""Validation of messages: types and ranges of topic, key, value, headers, partition and timestamp, before anything is sent.
+
+What users gave is `Any` until it is checked: compiled code raises TypeError for a wrong type.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 def checked_message(
-    topic: str,
-    value: bytes | str | None,
+    topic: Any,
+    value: Any,
     *,
-    key: bytes | str | None = None,
+    key: Any = None,
     headers: Headers | None = None,
-    partition: int | None = None,
-    timestamp: int | None = None,
+    partition: Any = None,
+    timestamp: Any = None,
 ) -> Message:
     """A message from the arguments of `send`.
 
@@ -84,9 +87,9 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     """
     if headers is None:
         return None
-    pairs = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
+    pairs: Any = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
     try:
-        listed = [(name, content) for name, content in pairs]
+        listed: list[tuple[Any, Any]] = [(name, content) for name, content in pairs]
     except (TypeError, ValueError) as error:
         raise InvalidMessageError("A message's headers must be a mapping, or a list of (name, value) pairs.") from error
     checked: list[tuple[str, bytes | None]] = []
@@ -100,12 +103,12 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
 
 
 def checked_messages(
-    topic: str,
-    values: Iterable[bytes | str | None],
+    topic: Any,
+    values: Iterable[Any],
     *,
-    keys: Iterable[bytes | str | None] | None,
-    partition: int | None,
-    timestamp: int | None,
+    keys: Iterable[Any] | None,
+    partition: Any,
+    timestamp: Any,
 ) -> Iterator[Message]:
     """The messages of a `send_many`, each checked when the iterator reaches it.
 
@@ -133,9 +136,7 @@ def check_many(values: Any, keys: Any = None) -> None:
             )
 
 
-def keyed(
-    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
-) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+def keyed(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Pairs of key and value.
 
     Raises:
@@ -148,9 +149,7 @@ def keyed(
     return zip(keys, values, strict=True)
 
 
-def _until_one_ends(
-    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
-) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+def _until_one_ends(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, (key, value) in enumerate(itertools.zip_longest(keys, values, fillvalue=_MISSING)):
         if key is _MISSING or value is _MISSING:
             fewer, more = ("keys", "values") if key is _MISSING else ("values", "keys")

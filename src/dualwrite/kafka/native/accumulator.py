@@ -29,7 +29,7 @@ from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_parti
 if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
 
-WORTHWHILE_BYTES: Final = 64 * 1024
+WORTHWHILE_BYTES = 64 * 1024  # not Final: compiled code would not see that a test changes it
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
 _CHUNK: Final = 1000
@@ -139,9 +139,7 @@ class RecordAccumulator:
             self._sender.interrupted()
             raise
 
-    def extend(
-        self, topic: Any, values: Iterable[bytes | str | None], partition: Any, timestamp_ms: int, patience: Patience
-    ) -> None:
+    def extend(self, topic: Any, values: Iterable[Any], partition: Any, timestamp_ms: int, patience: Patience) -> None:
         """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
         If a value is invalid or the iterable raises, it is unspecified how many of the messages before it were added.
@@ -190,7 +188,7 @@ class RecordAccumulator:
     def extend_keyed(
         self,
         topic: Any,
-        pairs: Iterable[tuple[bytes | str | None, bytes | str | None]],
+        pairs: Iterable[tuple[Any, Any]],
         partition: Any,
         timestamp_ms: int,
         patience: Patience,
