@@ -76,7 +76,7 @@ class RecordAccumulator:
         """Whether the transaction has no messages."""
         return not self._topics
 
-    def append(
+    def append(  # noqa: C901  (the hot path: a call of a part would cost as much as the part)
         self,
         topic: Any,
         key: Any,
@@ -103,10 +103,13 @@ class RecordAccumulator:
             MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
             BrokerError: The transaction has failed; see `Sender`.
         """
-        key_bytes: bytes | None = key if type(key) is bytes else as_bytes("key", key)
+        key_bytes: bytes | None = key if key is None or type(key) is bytes else as_bytes("key", key)
         content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
         encoded = NO_HEADERS if headers is None else encoded_headers(headers)
-        sent_at = time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        if timestamp is None:
+            timestamp = time_ns() // 1_000_000
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+            check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         size = WITHOUT_HEADERS + len(encoded)
         if key_bytes is not None:
             size += len(key_bytes)
@@ -127,7 +130,7 @@ class RecordAccumulator:
                 limit = Patience.of(limit)
                 with limit as deadline:
                     builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
-            builder.records.append((key_bytes, content, encoded, sent_at))
+            builder.records.append((key_bytes, content, encoded, timestamp))
             builder.size += size
             self._filling += size
             if self._filling > self._room:
