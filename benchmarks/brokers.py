@@ -28,10 +28,15 @@ _LIMIT: Final = 60.0
 
 @contextmanager
 def own_broker(
-    warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | None = None, *, nodes: int = 1
+    warm_up: float = WARM_UP_SECONDS,
+    config: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 1,
+    proxy_port: int | None = None,
 ) -> Iterator[DevCluster]:
     """A cluster, of one broker by default; with a warm-up of 0 seconds, one that starts fast."""
-    with DevCluster.temporary(nodes=nodes, config=config, java_options=SERVER_JAVA_OPTIONS if warm_up else None) as cluster:
+    options = SERVER_JAVA_OPTIONS if warm_up else None
+    with DevCluster.temporary(nodes=nodes, config=config, java_options=options, proxy_port=proxy_port) as cluster:
         if warm_up:
             _warm_up(cluster.bootstrap_servers, warm_up)
         yield cluster
