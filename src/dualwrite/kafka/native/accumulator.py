@@ -105,12 +105,15 @@ class RecordAccumulator:
         """
         key_bytes: bytes | None = key if key is None or type(key) is bytes else as_bytes("key", key)
         content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
-        encoded = NO_HEADERS if headers is None else encoded_headers(headers)
+        if headers is None:
+            encoded, size = NO_HEADERS, RECORD_OVERHEAD
+        else:
+            encoded = encoded_headers(headers)
+            size = WITHOUT_HEADERS + len(encoded)
         if timestamp is None:
             timestamp = time_ns() // 1_000_000
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        size = WITHOUT_HEADERS + len(encoded)
         if key_bytes is not None:
             size += len(key_bytes)
         if content is not None:
