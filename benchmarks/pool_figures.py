@@ -29,6 +29,7 @@ FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
 }
 """What the tables and the JSON show: times in seconds, shares of 1, everything else per unit."""
 
+_ONE_AFTER_ANOTHER: Final = 2
 _NEARLY_ALL: Final = 0.85
 _ENOUGH_ROUNDS: Final = 3
 
@@ -82,7 +83,7 @@ class Clocked:
             return "the client's Python: one processor"
         if self.figures.conditions.busy > _NEARLY_ALL:
             return f"the machine's {self.processors} processors"
-        if self.phases.in_turn > _NEARLY_ALL:
+        if self.phases.writers <= _ONE_AFTER_ANOTHER and self.phases.in_turn > _NEARLY_ALL:
             return "the groups' SQL: one group at a time"
         if self.phases.occupied > _NEARLY_ALL:
             return f"the {self.phases.writers} writers: the steps of their groups"

@@ -97,7 +97,7 @@ def phases(clocked: Sequence[Clocked]) -> str:
         "units a group",
         "a unit waits µs",
         *(f"{name} µs" for name in (WAITING, *PHASES)),
-        "SQL's turn %",
+        "SQL running %",
         "writers %",
         "client %",
         "machine %",

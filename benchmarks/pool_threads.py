@@ -12,6 +12,7 @@ from sqlalchemy import create_engine, make_url
 
 import dualwrite
 from alternatives import DELIVERY_TIMEOUT, Target
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from orders import INSERT, INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order
 from phases import ClockedStore, Recorder
 from pool_cases import CORE, DECIDED, NAIVE, OUTBOX, OWN, POOLS, WRITERS, PoolCase
@@ -175,7 +176,7 @@ def unit_of(case: PoolCase) -> Any:
 def store_of(case: PoolCase, url: str, recorder: Recorder | None = None) -> ClockedStore:
     """A store for the case's handle."""
     if case.point.handle == CORE:
-        store = ClockedStore(create_engine(url), owns_engine=True)
+        store = ClockedStore(create_engine(url, pool_size=KEPT_CONNECTIONS), owns_engine=True)
     else:
         store = ClockedStore.from_psycopg(lambda: psycopg.connect(conninfo(url)))
     store.recorder = recorder
