@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -13,6 +13,7 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
 from dualwrite.kafka.messages import check_many, checked_message, checked_messages
 from dualwrite.kafka.offsets import progress_of
+from dualwrite.outages import DATABASE, Side
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
 from dualwrite.stores.positions import Move, Positions
@@ -151,7 +152,10 @@ class OpenTransaction:
     Attributes:
         transactional_id: The writer's logical id.
         state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
+        database: Gets the reports of calls to the database, if there is one.
     """
+
+    database: Side | None = None
 
     def __init__(
         self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
@@ -235,7 +239,9 @@ class OpenTransaction:
 
     def check_fence(self) -> None:
         """Check the fencing token in the database, unless its transaction has done so; before the first message (rule F2)."""
-        self._store_transaction.check_fence()
+        if not self._store_transaction.is_fence_checked:
+            with nullcontext() if self.database is None else self.database.call(DATABASE):
+                self._store_transaction.check_fence()
         self._may_send = True
 
     @property

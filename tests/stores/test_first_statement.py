@@ -21,6 +21,8 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
+from writer.interruption import Interruption
 
 Use = Callable[[Any], Any]
 
@@ -216,6 +218,18 @@ def test_a_statement_whose_preparation_fails_is_prepared_again(proxied_store: Sq
     commit(transaction, 3)
 
 
+@pytest.mark.parametrize("values", [None, {"x": 1}], ids=["", "with a value that is not used"])
+def test_copy_by_execute_has_psycopgs_error(store: SqlStateStore, claim: Claim, values: Any) -> None:
+    """In a pipeline libpq would not say why, and psycopg could not either."""
+    transaction = store.begin_soon(claim)
+    handle: Any = transaction.handle
+    execute = handle.execute if isinstance(handle, psycopg.Connection) else handle.exec_driver_sql
+    with pytest.raises((ProgrammingError, psycopg.ProgrammingError), match="use copy"):
+        execute("COPY orders TO STDOUT", values)
+    transaction.rollback()
+    assert_next_transaction_commits(store, claim)
+
+
 def test_our_own_error_is_ours(store: SqlStateStore, claim: Claim, proxied_store: SqlStateStore) -> None:
     transaction = store.begin_soon(claim)
     with proxied_store.engine.begin() as connection:
@@ -277,6 +291,43 @@ def test_a_unit_that_ends_the_transaction_is_found_by_the_next_one(proxied_store
 def transaction_raw(transaction: StoreTransaction) -> Any:
     """The driver's own connection, past the guard that watches units."""
     return sa.Connection.connection.fget(transaction.handle).dbapi_connection  # type: ignore[attr-defined]  # a property
+
+
+@pytest.mark.parametrize("share", thinned(range(50), kept=[3], quick=[]))
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a driver that is opening or closing a connection
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # inside a destructor
+def test_an_interrupt_at_each_place_of_a_transaction(store: SqlStateStore, claim: Claim, share: int) -> None:
+    """Nothing of it is left on the connection, which the next transaction takes, if it has survived."""
+
+    def transact(number: int) -> None:
+        transaction = store.begin_soon(claim)
+        begun.append(transaction)
+        write(transaction, number)
+        transaction.before_commit()
+        commit(transaction, number)
+
+    begun: list[StoreTransaction] = []
+    transact(2)
+    places = Interruption().run(lambda: transact(3)).places
+    assert places > 300
+    expected, unknown = [2, 3], []
+    for place in range(1 + share, places + 1, 50):
+        number = 1000 + 2 * place
+        interruption = Interruption(place).run(lambda number=number: transact(number))  # type: ignore[misc]
+        interrupted, interruption.caught = interruption.caught, None
+        for each in begun:
+            each.rollback()
+        begun.clear()
+        (expected if interrupted is None else unknown).append(number)  # its COMMIT may have been sent
+        try:
+            transact(number + 1)
+        except BaseException as error:
+            error.add_note(f"after an interrupt at {interruption.where}")
+            raise
+        expected.append(number + 1)
+    with store.engine.connect() as connection:
+        found = set(connection.scalars(sa.select(orders.c.id)))
+    assert set(expected) <= found <= {*expected, *unknown}
 
 
 def test_an_interrupt_while_the_first_statement_runs(proxied_store: SqlStateStore) -> None:
@@ -361,6 +412,80 @@ def test_every_use_of_the_connection_begins_the_transaction(proxied_store: SqlSt
     assert "wait" not in vars(raw)
     commit(transaction, 2)
     assert rows(proxied_store.engine) == 2
+
+
+def psycopg_copied(connection: Any) -> None:
+    with connection.cursor().copy("COPY orders FROM STDIN") as copy:
+        copy.write_row((1, "a"))
+        copy.write_row((2, "b"))
+
+
+def psycopg_pipeline(connection: Any) -> None:
+    with connection.pipeline():
+        for number in (1, 2):
+            connection.execute("INSERT INTO orders VALUES (%s, 'a')", (number,))
+
+
+def psycopg_many(connection: Any) -> None:
+    connection.cursor().executemany("INSERT INTO orders VALUES (%s, 'a')", [(1,), (2,)])
+
+
+def psycopg_savepoint(connection: Any) -> None:
+    with connection.transaction():
+        psycopg_many(connection)
+    with pytest.raises(psycopg.errors.UniqueViolation), connection.transaction():
+        connection.execute("INSERT INTO orders VALUES (1, 'a')")
+
+
+def psycopg_streamed(connection: Any) -> None:
+    assert list(connection.cursor().stream("SELECT generate_series(1, %s)", (2,))) == [(1,), (2,)]
+    psycopg_many(connection)
+
+
+def psycopg_server_cursor(connection: Any) -> None:
+    with connection.cursor("found") as cursor:
+        assert cursor.execute("SELECT generate_series(1, 2)").fetchall() == [(1,), (2,)]
+    psycopg_many(connection)
+
+
+def psycopg_notified(connection: Any) -> None:
+    connection.execute("LISTEN orders; NOTIFY orders")
+    assert list(connection.notifies(timeout=0)) == []  # delivered once the transaction has committed
+    psycopg_many(connection)
+
+
+def psycopg_composed(connection: Any) -> None:
+    connection.execute(psycopg.sql.SQL("INSERT INTO {} VALUES (1, 'a'), (2, 'b')").format(psycopg.sql.Identifier("orders")))
+
+
+def psycopg_settings(connection: Any) -> None:
+    connection.execute("SET LOCAL search_path TO pg_catalog")
+    connection.execute("INSERT INTO public.orders VALUES (1, 'a'), (2, 'b')")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        psycopg_copied,
+        psycopg_pipeline,
+        psycopg_many,
+        psycopg_savepoint,
+        psycopg_streamed,
+        psycopg_server_cursor,
+        psycopg_notified,
+        psycopg_composed,
+        psycopg_settings,
+    ],
+)
+@pytest.mark.parametrize("store", ["psycopg"], indirect=True)
+def test_every_use_of_a_psycopg_connection_begins_the_transaction(store: SqlStateStore, claim: Claim, use: Use) -> None:
+    transaction = store.begin_soon(claim)
+    handle: Any = transaction.handle
+    use(handle)
+    assert transaction.is_fence_checked
+    assert "wait" not in vars(handle)
+    commit(transaction, 2)
+    assert rows(store.engine) == 2
 
 
 def test_the_first_statement_of_a_session(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:

@@ -118,14 +118,11 @@ class QueuedStatements(ABC):
 
     Attributes:
         is_waiting: Whether they were not sent yet.
+        error: Why one of them has failed, or None. Every later use of the connection raises it.
     """
 
     is_waiting: bool
-
-    @property
-    @abstractmethod
-    def error(self) -> Exception | None:
-        """Why one of them has failed, or None. Every later use of the connection raises it."""
+    error: Exception | None
 
     @abstractmethod
     def send(self) -> None:

@@ -7,10 +7,10 @@ through libpq's pipeline, it follows ours there. Otherwise ours are executed fir
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from types import GeneratorType
 from typing import Any, Final
 
 import psycopg
@@ -22,10 +22,11 @@ from psycopg.pq.abc import PGconn, PGresult
 from dualwrite.stores.sql.dialect import QueuedStatements
 from dualwrite.stores.sql.psycopg_view import ConnectionView
 
-_NEEDS_SIMPLE_PROTOCOL: Final = re.compile(r";|\bcopy\b", re.IGNORECASE).search
-"""In a statement without parameters: several statements in one text, or COPY, which breaks a pipeline."""
+_COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
+"""COPY breaks a pipeline."""
 _EXECUTE: Final = "_execute_gen"
 """Psycopg's generator behind `Cursor.execute`."""
+_FAILED: Final = ExecStatus.FATAL_ERROR
 
 
 class PostgresqlQueuedStatements(QueuedStatements):
@@ -51,14 +52,9 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._answered = answered
         self._translated = translated
         self._is_answered = False
-        self._error: Exception | None = None
+        self.error = None
         self.is_waiting = True
         self._intercept()
-
-    @property
-    def error(self) -> Exception | None:
-        """See QueuedStatements."""
-        return self._error
 
     def add(self, statement: bytes) -> None:
         """Queue another one behind them."""
@@ -67,8 +63,8 @@ class PostgresqlQueuedStatements(QueuedStatements):
     def send(self) -> None:
         """See QueuedStatements."""
         if not self.is_waiting:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             return
         try:
             with self._raw.lock:
@@ -88,40 +84,35 @@ class PostgresqlQueuedStatements(QueuedStatements):
 
     def _wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of the connection's `wait`, which is called with its lock held."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         cursor, may_follow = _cursor_of(gen)
         connection = self._raw if cursor is None else cursor.connection  # the latter may be another view
         if isinstance(connection, ConnectionView):
             connection.check_use(gen)
-        with self._errors_of_ours():
+        try:
             if may_follow:
                 self.drop()
                 self.is_waiting = False
                 return connection.wait(self._together(gen), *args, **kwargs)
             self._send_alone()
-        return connection.wait(gen, *args, **kwargs)
-
-    @contextmanager
-    def _errors_of_ours(self) -> Iterator[None]:
-        """Unless all of ours have succeeded, this and every later use of the connection raises their error."""
-        try:
-            yield
         except BaseException as error:
-            if self._is_answered:
+            if self._is_answered:  # the error is the statement's own
                 raise
             kept = self._keep(error)
             if isinstance(error, psycopg.Error):
                 raise kept from error
             raise
+        return connection.wait(gen, *args, **kwargs)
 
     def _keep(self, error: BaseException) -> Exception:
+        """Unless all of ours have succeeded, every later use of the connection raises their error."""
         if not isinstance(error, Exception):
-            self._error = self._translated(psycopg.OperationalError("interrupted before the database had answered"))
+            self.error = self._translated(psycopg.OperationalError("interrupted before the database had answered"))
         else:
-            self._error = self._translated(error) if isinstance(error, psycopg.Error) else error
+            self.error = self._translated(error) if isinstance(error, psycopg.Error) else error
         self._intercept()
-        return self._error
+        return self.error
 
     def _send_alone(self) -> None:
         self.drop()
@@ -141,14 +132,15 @@ class PostgresqlQueuedStatements(QueuedStatements):
             for command in pipeline.command_queue:
                 command()
             pgconn.pipeline_sync()
-            yield from generators.send(pgconn)
+            if pgconn.flush():
+                yield from generators.send(pgconn)
             ours: list[PGresult] = []
             theirs: list[list[PGresult]] = []
             for _ in self._statements:
                 ours += yield from generators.fetch_many(pgconn)
             try:
-                while len(theirs) < len(pipeline.result_queue):
-                    theirs += [(yield from generators.fetch_many(pgconn))]
+                for _ in pipeline.result_queue:
+                    theirs.append((yield from generators.fetch_many(pgconn)))
                 yield from generators.fetch_many(pgconn)  # of the sync
                 pgconn.exit_pipeline_mode()
             finally:
@@ -161,7 +153,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
 
     def _check(self, results: Sequence[PGresult]) -> None:
         for result in results:
-            if result.status == ExecStatus.FATAL_ERROR:
+            if result.status == _FAILED:
                 raise error_from_result(result, encoding=self._raw.info.encoding)
         self._answered(results)
         self._is_answered = True
@@ -171,6 +163,12 @@ class _Collecting(psycopg.Pipeline):
     """A pipeline that sends nothing by itself: it keeps what a cursor puts into it."""
 
     _refused: Exception | None = None
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self._conn = raw
+        self.pgconn = raw.pgconn
+        self.command_queue = deque()
+        self.result_queue = deque()
 
     def collect(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
         """Run psycopg's generator. If it can't make a statement of the user's values, nothing of it is sent."""
@@ -184,8 +182,8 @@ class _Collecting(psycopg.Pipeline):
         finally:
             self._conn._pipeline = None  # noqa: SLF001  (as above)
 
-    def _communicate_gen(self) -> Generator[Any, Any, None]:
-        yield from ()
+    def _communicate_gen(self) -> Any:
+        return ()
 
     def hand_over(self, theirs: Sequence[list[PGresult]]) -> None:
         """Give the responses to those who wait for them.
@@ -207,14 +205,20 @@ class _Collecting(psycopg.Pipeline):
 
 def _cursor_of(gen: Any) -> tuple[psycopg.Cursor[Any] | None, bool]:
     """The cursor that a generator of psycopg's belongs to, and whether it executes what can be sent through a pipeline."""
-    given = inspect.getgeneratorlocals(gen) if inspect.isgenerator(gen) else {}
+    frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
+    if frame is None:
+        return None, False
+    given = frame.f_locals
     cursor = given.get("self")
     if not isinstance(cursor, psycopg.Cursor):
         return None, False
     if gen.__name__ != _EXECUTE or isinstance(cursor, psycopg.ClientCursor):
         return cursor, False
-    query = given["query"]
-    return cursor, bool(given["params"]) or (isinstance(query, str) and not _NEEDS_SIMPLE_PROTOCOL(query))
+    query, params = given["query"], given["params"]
+    if not isinstance(query, str):
+        return cursor, bool(params)
+    is_copy = "copy" in query.lower() and _COPY(query)
+    return cursor, not is_copy and (bool(params) or ";" not in query)  # without parameters, it may be several statements
 
 
 def _leave_pipeline(pgconn: PGconn) -> None:
