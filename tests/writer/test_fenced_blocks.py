@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from dualwrite import Phase, Transaction
-from dualwrite.errors import FencedError
+from dualwrite.errors import FencedError, StoreUnavailableError
 from dualwrite.kafka.base import Message
+from dualwrite.outages import DATABASE, database_at
 from dualwrite.transaction import opened
 from writer.scene import Scene
 
@@ -50,3 +52,18 @@ def test_a_fenced_writer_sends_nothing(postgres_scene: Scene, use: Use) -> None:
         writer.reopen()
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
+
+
+@pytest.mark.parametrize("use", [insert, send])
+def test_a_transaction_that_has_sent_nothing_yet_is_no_answer_of_the_database(postgres_scene: Scene, use: Use) -> None:
+    """Otherwise an outage would be over although nothing was answered."""
+    scene = postgres_scene
+    with scene.connect() as writer:
+        scene.write(writer, 1)
+        database = database_at(writer.store.description)
+        database.failed(DATABASE, StoreUnavailableError("No answer."), since=time.monotonic())
+        with writer.transaction() as tx:
+            assert DATABASE in database.failing
+            use(scene, tx)
+            assert (DATABASE in database.failing) is (use is insert)  # the user's own statements are not watched
+        assert not database.failing

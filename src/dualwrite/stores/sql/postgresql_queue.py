@@ -140,7 +140,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
                 ours += yield from generators.fetch_many(pgconn)
             try:
                 for _ in pipeline.result_queue:
-                    theirs.append((yield from generators.fetch_many(pgconn)))
+                    theirs += [(yield from generators.fetch_many(pgconn))]
                 yield from generators.fetch_many(pgconn)  # of the sync
                 pgconn.exit_pipeline_mode()
             finally:
