@@ -187,7 +187,7 @@ def test_psycopg_executes_a_statement_in_a_pipeline_that_only_collects() -> None
     """What `postgresql_queue` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
     connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
     try:
-        cursor = connection.cursor()
+        cursor = psycopg.Cursor(connection)
         gen = cursor._execute_gen("SELECT 1", (1,))
         assert gen.__name__ == "_execute_gen"
         assert inspect.getgeneratorlocals(gen)["self"] is cursor
