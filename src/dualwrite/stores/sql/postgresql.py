@@ -21,8 +21,15 @@ from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDi
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_durability import durability
-from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
-from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
+from dualwrite.stores.sql.postgresql_merged import (
+    MARKER,
+    PostgresqlMergedStatements,
+    begun_with,
+    has_listeners,
+    is_idle,
+    raw_connection,
+)
+from dualwrite.stores.sql.postgresql_schemas import schemas_as_connected, schemas_in_search_path
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import state_table as t
@@ -64,14 +71,13 @@ _REFUSALS: Final = (
 _STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
 _PREPARED: Final = "prepare_threshold"
 
-_LIMIT_PAUSE: Final = "pg_catalog.set_config('idle_in_transaction_session_timeout', :idle, true)"
-_WAITING: Final = text(
-    "SELECT pg_catalog.set_config('lock_timeout', :lock, true), "
-    "pg_catalog.set_config('statement_timeout', :statement, true), "
+_PAUSED: Final = 10_000  # milliseconds; our own statements follow each other within one round trip
+_LIMIT_PAUSE: Final = f"pg_catalog.set_config('idle_in_transaction_session_timeout', '{_PAUSED}', true)"
+_WAITING: Final = (
+    "SELECT pg_catalog.pg_backend_pid(), pg_catalog.set_config('lock_timeout', '{lock:d}', true), "
+    "pg_catalog.set_config('statement_timeout', '{statement:d}', true), " + _LIMIT_PAUSE
     # a claimer that is paused between its UPDATE and its COMMIT must not block all others
-    f"{_LIMIT_PAUSE}, pg_catalog.pg_backend_pid()"
 )
-_PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_catalog.pg_backend_pid() "
     "AND relation = pg_catalog.to_regclass(:name) "
@@ -217,7 +223,12 @@ class PostgresqlDialect(StoreDialect):
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
         """See StoreDialect."""
         pid = raw_connection(connection).info.backend_pid
-        return schemas_in_search_path(connection, is_new=is_new, pid_at_login=pid)
+        if is_new:
+            with self.reading(connection):
+                found = schemas_as_connected(connection, pid_at_login=pid)
+            if found is not None:
+                return found
+        return schemas_in_search_path(connection)
 
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
@@ -230,9 +241,9 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         self.begin(connection)
         lock, statement = (max(1, int(seconds * 1000)) for seconds in (timeout, timeout + work_time))
-        waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(statement), "idle": _PAUSED}).one()
+        pid = _begun_waiting(connection, _WAITING.format(lock=lock, statement=statement))
         raw = raw_connection(connection)
-        if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
+        if pid != raw.info.backend_pid and raw.prepare_threshold is not None:
             log.warning(
                 "%s: the database is behind a connection pooler, and psycopg prepares statements on connections to it: in "
                 "transaction mode one client's statement may run instead of another's. Set prepare_threshold to None "
@@ -243,7 +254,21 @@ class PostgresqlDialect(StoreDialect):
 
     def limit_pause(self, connection: Connection) -> None:
         """See StoreDialect."""
-        connection.execute(text(f"SELECT {_LIMIT_PAUSE}"), {"idle": _PAUSED})
+        connection.exec_driver_sql(f"SELECT {_LIMIT_PAUSE}")
+
+    @contextmanager
+    def reading(self, connection: Connection) -> Iterator[None]:
+        """See StoreDialect: in autocommit, without BEGIN and ROLLBACK, unless the user has a listener for `begin`."""
+        raw = raw_connection(connection)
+        if not is_idle(raw) or has_listeners(connection, "begin"):
+            yield
+            return
+        raw.autocommit = True
+        try:
+            yield
+        finally:
+            if raw.pgconn.transaction_status == TransactionStatus.IDLE:  # otherwise it is broken, and not used again
+                raw.autocommit = False
 
     def merged_statements(self, engine: Engine) -> PostgresqlMergedStatements:
         """See StoreDialect."""
@@ -361,6 +386,19 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     with _in_autocommit(raw) as cursor:
         found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
     return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+def _begun_waiting(connection: Connection, limits: str) -> int:
+    """Begin the database's transaction with its limits, in one round trip; return the process id of the server's backend."""
+    raw = raw_connection(connection)
+    if is_idle(raw):
+        try:
+            return int(begun_with(raw, limits).get_value(0, 0) or 0)
+        except PsycopgError:
+            if not raw.broken:
+                raise
+    # SQLAlchemy replaces the other connections of its pool, too, if this raises since the connection is broken
+    return int(connection.exec_driver_sql(limits).scalar_one())
 
 
 @contextmanager

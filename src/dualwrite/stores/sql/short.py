@@ -152,5 +152,5 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), own_connection(self.engine) as connection:
+        with InterruptsFirst(), own_connection(self.engine) as connection, self.dialect.reading(connection):
             return work(connection)
