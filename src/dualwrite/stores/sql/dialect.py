@@ -273,6 +273,10 @@ class StoreDialect(ABC):
         del connection
         return frozenset()
 
+    def marks_column(self) -> ColumnElement[Any] | None:
+        """The only mark as a column of a query, always the same object; None: `database_marks` reads them."""
+        return None
+
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """The settings that decide whether an acknowledged commit is durable; see TxnStateStore."""
         del connection

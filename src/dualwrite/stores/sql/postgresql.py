@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.column_types import decoded
+from dualwrite.stores.sql.column_types import Words, decoded
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
@@ -94,10 +94,11 @@ _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
     "FROM pg_catalog.pg_stat_activity WHERE pid = :pid"
 )
-_WHEREABOUTS: Final = text(
-    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
+_WHEREABOUTS: Final[ColumnElement[str]] = literal_column(
+    "(SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
     "FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d "
-    "WHERE d.datname = pg_catalog.current_database()"
+    "WHERE d.datname = pg_catalog.current_database())",
+    Words,
 )
 _ROUTINES: Final = text(
     r"""
@@ -320,7 +321,11 @@ class PostgresqlDialect(StoreDialect):
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
-        return frozenset({decoded(connection.scalar(_WHEREABOUTS))})
+        return frozenset({connection.scalars(select(_WHEREABOUTS)).one()})
+
+    def marks_column(self) -> ColumnElement[Any]:
+        """See StoreDialect."""
+        return _WHEREABOUTS
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect."""

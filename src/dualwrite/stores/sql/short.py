@@ -127,7 +127,7 @@ class ShortTransactions:
             return retrying(once)
         except self.driver_errors as error:
             if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
-                raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
+                raise locked_too_long(self.errors, [transactional_id], self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
