@@ -286,6 +286,27 @@ class EndTxnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EndingTransaction:
+    """A transaction that is to be ended, right after it was described.
+
+    Args:
+        kafka_transactional_id: The id.
+        producer_id: The transaction's producer id.
+        epoch: The transaction's epoch.
+        commit: True to commit, False to abort.
+        partitions: Those of the transaction, as described: each must have a leader (rule FB); empty if nothing is ongoing.
+        described_at: When, on the clock of `time.monotonic`.
+    """
+
+    kafka_transactional_id: str
+    producer_id: int
+    epoch: int
+    commit: bool
+    partitions: frozenset[tuple[str, int]]
+    described_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class InitProducerIdResult(EndTxnResult):
     """The coordinator's response to an InitProducerId; `producer_id` and `epoch` are those to produce with.
 
@@ -329,6 +350,16 @@ class TransactionCoordinator(Protocol):
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
         """DescribeTransactions; None if the coordinator does not know the id."""
+        ...
+
+    def describe_all(
+        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        """`describe` for several ids, in one request to each coordinator."""
+        ...
+
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        """`end_transaction` for several ids, side by side."""
         ...
 
     def end_transaction(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -11,12 +11,13 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
-from dualwrite.kafka.base import EndTxnResult, InitProducerIdResult, ListedTransaction
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
+from dualwrite.kafka.client.ids_together import described_together, ended_together
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
@@ -93,6 +94,34 @@ class WireTransactionCoordinator:
             lambda coordinator, deadline: described(coordinator, kafka_transactional_id, deadline),
             timeout,
         )
+
+    def describe_all(
+        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        """See TransactionCoordinator; an id that gets no conclusive answer at first is described alone."""
+        limit = self._client.limit(timeout)
+        ids = list(dict.fromkeys(kafka_transactional_ids))
+        found: dict[str, TransactionDescription | None] = {}
+        if len(ids) > 1:
+            found = self._client.repeated(lambda d: described_together(self.network, ids, d), "the coordinators", limit)
+        return {name: found[name] if name in found else self.describe(name, timeout=limit) for name in ids}
+
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        """See TransactionCoordinator; a transaction whose request gets no conclusive answer at first is ended alone."""
+        limit = self._client.limit(timeout)
+        found: dict[str, EndTxnResponse] = {}
+        if self.knows_end_by_epoch(timeout=limit):  # then the same request may be sent again
+            found = self._client.repeated(lambda d: ended_together(self.network, endings, d), "the coordinators", limit)
+
+        def result(ending: EndingTransaction) -> EndTxnResult:
+            name = ending.kafka_transactional_id
+            if name in found:
+                return _end_txn_result(found[name])
+            return self.end_transaction(
+                name, producer_id=ending.producer_id, epoch=ending.epoch, commit=ending.commit, timeout=limit
+            )
+
+        return [result(ending) for ending in endings]
 
     def end_transaction(
         self,
