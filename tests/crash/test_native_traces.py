@@ -7,6 +7,7 @@ paused.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import EndTxnResult
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
@@ -42,14 +43,14 @@ def scene(databases: Databases, broker: DevCluster) -> Scene:
 def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     """Every EndTxn that recovery or a take-over in this process sends: epoch, whether to commit, the answer."""
     seen: Ended = []
-    real = WireTransactionCoordinator.end_transaction
+    real = WireTransactionCoordinator.end_all
 
-    def end_transaction(self: WireTransactionCoordinator, kafka_id: str, **asked: Any) -> EndTxnResult:
-        answer = real(self, kafka_id, **asked)
-        seen.append((asked["epoch"], asked["commit"], answer))
-        return answer
+    def end_all(self: WireTransactionCoordinator, endings: Sequence[EndingTransaction], **limit: Any) -> list[EndTxnResult]:
+        answers = real(self, endings, **limit)
+        seen.extend((asked.epoch, asked.commit, answer) for asked, answer in zip(endings, answers, strict=True))
+        return answers
 
-    monkeypatch.setattr(WireTransactionCoordinator, "end_transaction", end_transaction)
+    monkeypatch.setattr(WireTransactionCoordinator, "end_all", end_all)
     return seen
 
 

@@ -51,7 +51,12 @@ def choose_producer(
                 next_step="set producer='auto' or 'native'",
             )
         return _librdkafka(config, coordinator, settings)
-    found = probe(config, transactional_id=f"{settings.transactional_id}#probe", timeout=settings.timeouts.kafka)
+    found = probe(
+        config,
+        transactional_id=f"{settings.transactional_id}#probe",
+        timeout=settings.timeouts.kafka,
+        network=coordinator.network if share_connections else None,
+    )
     if settings.two_phase and not (found.native and found.two_phase):
         raise _two_phase_refused(found)
     two_phase = found.two_phase if settings.two_phase is None else settings.two_phase
