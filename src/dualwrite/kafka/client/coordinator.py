@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -33,6 +34,7 @@ _END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
 _INIT_PLAIN: Final = 4  # of Kafka 3.0
 _BROKER_RESOURCE: Final = 4
 _INIT_TWO_PHASE: Final = 6
+_JUST_NOW: Final = 1.0
 _ANY_TIMEOUT_MS: Final = 60_000
 FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
 
@@ -64,6 +66,7 @@ class WireTransactionCoordinator:
         self._client = RetryingClient(config, timeout)
         self.network = self._client.network
         self._ends_by_epoch: bool | None = None
+        self._max_timeout: tuple[int | None, float] | None = None  # and when it was read
 
     @property
     def ends_by_epoch(self) -> bool:
@@ -351,7 +354,17 @@ class WireTransactionCoordinator:
         return self._client.repeated(request, "ListTransactions", timeout)
 
     def transaction_max_timeout_ms(self, *, timeout: Limit | None = None) -> int | None:
-        """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it."""
+        """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it.
+
+        An answer of the last second is returned again: the lanes of a writer, which open together, all ask for it.
+        """
+        if self._max_timeout is not None and time.monotonic() - self._max_timeout[1] < _JUST_NOW:
+            return self._max_timeout[0]
+        found = self._asked_for_max_timeout(timeout)
+        self._max_timeout = found, time.monotonic()
+        return found
+
+    def _asked_for_max_timeout(self, timeout: Limit | None) -> int | None:
         name = "transaction.max.timeout.ms"
 
         def request(deadline: Deadline) -> int | None:
