@@ -138,8 +138,10 @@ def look_at(connection: Connection, ids: Collection[str], lanes_prefix: str, mar
 @cache
 def _looking(marks: ColumnElement[Any] | None) -> Select[Any]:
     lanes = and_(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+    # the fences of all rows are at least 1; on MySQL, SQLAlchemy warns if no condition is about both sides of the join
+    is_wanted = and_(t.c.fence >= _SINGLE_ROW.c.one, or_(_AMONG, lanes))
     column = null() if marks is None else marks
-    return select(t, _THIS_STORE, column.label("these_marks")).select_from(_SINGLE_ROW.outerjoin(t, or_(_AMONG, lanes)))
+    return select(t, _THIS_STORE, column.label("these_marks")).select_from(_SINGLE_ROW.outerjoin(t, is_wanted))
 
 
 def list_ids(connection: Connection, prefix: str) -> list[str]:
