@@ -223,8 +223,8 @@ PROMISES: Final = (
     Removal(
         "a writer does not close a store of the user",
         "api.py",
-        "chosen.transactional_id, acknowledge=acknowledge, owns_store=store is not database",
-        "chosen.transactional_id, acknowledge=acknowledge, owns_store=True",
+        "        owns_store=store is not database,\n        probed=probed,\n",
+        "        owns_store=True,\n        probed=probed,\n",
         ("writer/test_connect.py::test_two_writers_on_one_store_of_the_user",),
     ),
     Removal(
@@ -258,8 +258,8 @@ PROMISES: Final = (
     Removal(
         "lanes and coordinator share a connection to each broker",
         "kafka/choose.py",
-        "coordinator.network if share_connections else None",
-        "None",
+        "settings, coordinator.network if share_connections else None",
+        "settings, None",
         ("kafka/test_connections.py::test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coordinator",),
     ),
     # --- settings of the session ----------------------------------------------------------------------------------------------

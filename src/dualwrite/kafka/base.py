@@ -229,10 +229,20 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         """
         ...
 
-    def create(self, *, timeout: Limit) -> bool:
-        """Register the id if its coordinator does not know it; returns False, and changes nothing, if it does.
+    def creation(self, *, timeout: Limit) -> NewProducerId:
+        """How the id is to be registered; see `created`.
 
-        Raises: as `init_transactions`.
+        Raises:
+            BrokerUnavailableError: As for `wanted_timeout_ms`.
+            ConfigurationError: The brokers can't be used.
+        """
+        ...
+
+    def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
+        """Continue with the answer to `TransactionCoordinator.create_all`; False if the coordinator knew the id already.
+
+        Raises:
+            BrokerError: Another answer.
         """
         ...
 
@@ -320,6 +330,21 @@ class InitProducerIdResult(EndTxnResult):
 
 
 @dataclass(frozen=True, slots=True)
+class NewProducerId:
+    """An id that is to be registered if its coordinator does not know it.
+
+    Args:
+        kafka_transactional_id: The id.
+        timeout_ms: Its transaction timeout.
+        two_phase: Whether to register it for two-phase commit.
+    """
+
+    kafka_transactional_id: str
+    timeout_ms: int
+    two_phase: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ListedTransaction:
     """One entry of ListTransactions (KIP-664)."""
 
@@ -360,6 +385,10 @@ class TransactionCoordinator(Protocol):
 
     def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
         """`end_transaction` for several ids, side by side."""
+        ...
+
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        """InitProducerId that creates unknown ids, side by side, and leaves a known one unchanged: PRODUCER_FENCED."""
         ...
 
     def end_transaction(

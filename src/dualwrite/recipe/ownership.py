@@ -24,7 +24,7 @@ from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, resolving
-from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, describe, read, record
+from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, read, record
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
@@ -281,7 +281,8 @@ class Ownership:
         """
         found = yield from described_now(producer.kafka_transactional_id)
         if found.transaction is None:
-            return (yield from call(lambda limit: producer.create(timeout=limit)))
+            answer = yield from create(producer.creation(timeout=deadline))
+            return producer.created(answer, timeout=deadline)
         if found.transaction.timeout_ms != producer.wanted_timeout_ms(timeout=deadline):
             return False
         raised = yield from self._resolve_found(producer, generation, deadline, found)

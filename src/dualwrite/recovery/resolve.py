@@ -185,7 +185,7 @@ class GenerationResolver:
             transaction that was open.
         """
         seconds = _PAUSE
-        while not (yield from self._round(described or (yield from described_now(self._kafka_id)))):
+        while not (yield from self._round(described)):
             described = None
             yield from pause(seconds * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; not a secret)
             if self._deadline.expired:
@@ -193,10 +193,10 @@ class GenerationResolver:
             seconds = min(2 * seconds, _LONGEST_PAUSE)
         return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
 
-    def _round(self, found: Described) -> Steps[bool]:
+    def _round(self, found: Described | None) -> Steps[bool]:
         """Run one round; return whether the generation is finished."""
-        # rule F1: it was described first
-        described, self._described_at = found.transaction, found.at
+        # rule F1
+        described, self._described_at = found or (yield from described_now(self._kafka_id))
         hit("recover_after_describe")
         row = yield from read(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None

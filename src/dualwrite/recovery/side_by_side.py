@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dualwrite.deadline import Deadline
-from dualwrite.kafka.base import EndingTransaction, EndTxnResult, TransactionCoordinator
+from dualwrite.kafka.base import (
+    EndingTransaction,
+    EndTxnResult,
+    InitProducerIdResult,
+    NewProducerId,
+    TransactionCoordinator,
+)
 from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
 
@@ -54,7 +60,7 @@ class _Pause:
     seconds: float
 
 
-Request = _Describe | _Read | _Record | _Acquire | EndingTransaction | _Call | _Pause
+Request = _Describe | _Read | _Record | _Acquire | EndingTransaction | NewProducerId | _Call | _Pause
 
 
 def describe(kafka_id: str) -> Steps[TransactionDescription | None]:
@@ -83,6 +89,12 @@ def acquire(claim: Claim, acquiring: Acquiring) -> Steps[StateRow]:
 def end(ending: EndingTransaction) -> Steps[EndTxnResult]:
     """See TransactionCoordinator.end_transaction."""
     answer: EndTxnResult = yield ending
+    return answer
+
+
+def create(new: NewProducerId) -> Steps[InitProducerIdResult]:
+    """See TransactionCoordinator.create_all."""
+    answer: InitProducerIdResult = yield new
     return answer
 
 
@@ -116,6 +128,7 @@ class SideBySide:
             _Record: self._recorded,
             _Acquire: self._generations,
             EndingTransaction: self._ended,
+            NewProducerId: self._created,
             _Call: self._called,
             _Pause: self._paused,
         }
@@ -182,6 +195,9 @@ class SideBySide:
 
     def _ended(self, requests: list[EndingTransaction]) -> list[EndTxnResult]:
         return self._coordinator.end_all(requests, timeout=self._deadline)
+
+    def _created(self, requests: list[NewProducerId]) -> list[InitProducerIdResult]:
+        return self._coordinator.create_all(requests, timeout=self._deadline)
 
     def _called(self, requests: list[_Call]) -> list[Any]:
         return [each.function(self._deadline) for each in requests]

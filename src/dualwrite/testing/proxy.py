@@ -55,6 +55,7 @@ class Link:
         # Clear while a hook acts on what was just forwarded, so that the server's answer to it can't overtake the action.
         self._answers_may_pass = threading.Event()
         self._answers_may_pass.set()
+        self._last: Direction = "server_to_client"
 
     def cut(self) -> None:
         """Close both sides."""
@@ -109,6 +110,7 @@ class Link:
                 chunk = source.recv(_CHUNK)
                 if not chunk:
                     break
+                self._count(direction)
                 if direction == "client_to_server":
                     # A pattern may be split over two chunks; a hook ignores what passed before it was set.
                     if hooks != self._proxy.hooks_set:
@@ -132,6 +134,11 @@ class Link:
         if self._open.is_set():  # else it was cut already, and a shutdown here would turn an RST into a FIN
             self.cut()
         source.close()
+
+    def _count(self, direction: Direction) -> None:
+        if direction == "client_to_server" and self._last != direction:
+            self._proxy.round_trips += 1
+        self._last = direction
 
     def _forward(self, chunk: bytes, direction: Direction, target: socket.socket) -> None:
         self._flowing[direction].wait()
@@ -163,9 +170,11 @@ class TcpProxy:
 
     Attributes:
         port: The port on which the proxy listens, on the loopback interface.
+        round_trips: How often a client has sent something first, or after the server has answered it.
     """
 
     def __init__(self, host: str, port: int) -> None:
+        self.round_trips = 0
         self._target = (host, port)
         self._hooks: list[_Hook] = []
         self._links: list[Link] = []

@@ -12,13 +12,20 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
-from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction, NewProducerId
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
-from dualwrite.kafka.client.ids_together import described_together, ended_together
+from dualwrite.kafka.client.ids_together import (
+    FOREIGN_PRODUCER_ID,
+    INIT_PLAIN,
+    INIT_TWO_PHASE,
+    created_together,
+    described_together,
+    ended_together,
+)
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
@@ -31,12 +38,9 @@ CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 
 _END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
-_INIT_PLAIN: Final = 4  # of Kafka 3.0
 _BROKER_RESOURCE: Final = 4
-_INIT_TWO_PHASE: Final = 6
 _JUST_NOW: Final = 1.0
 _ANY_TIMEOUT_MS: Final = 60_000
-FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
 
 _T = TypeVar("_T")
 
@@ -276,6 +280,21 @@ class WireTransactionCoordinator:
             epoch=0,
         )
 
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        """See TransactionCoordinator; an id whose request gets no conclusive answer at first is created alone."""
+        limit = self._client.limit(timeout)
+        found: dict[str, Any] = {}
+        if len(new) > 1:
+            found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
+
+        def result(each: NewProducerId) -> InitProducerIdResult:
+            name = each.kafka_transactional_id
+            if name in found:
+                return _init_result(found[name], is_v6=each.two_phase)
+            return self.create_producer_id(name, timeout_ms=each.timeout_ms, two_phase=each.two_phase, timeout=limit)
+
+        return [result(each) for each in new]
+
     def _init_producer_id(
         self,
         kafka_transactional_id: str,
@@ -297,24 +316,22 @@ class WireTransactionCoordinator:
         needs_v6 = two_phase or keep_prepared
 
         def request(coordinator: Connection, deadline: Deadline) -> InitProducerIdResult:
-            if needs_v6 and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
+            if needs_v6 and not coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE):
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not support InitProducerId v6")
                 return InitProducerIdResult(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
             if producer_id < 0 and not keep_prepared:  # it aborts an ongoing transaction
                 check_leaders(coordinator, kafka_transactional_id, deadline)
-            response = coordinator.call(
-                InitProducerIdRequest(
-                    version=_INIT_TWO_PHASE if needs_v6 else min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
-                    transactional_id=kafka_transactional_id,
-                    transaction_timeout_ms=timeout_ms,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    enable2_pc=two_phase,
-                    keep_prepared_txn=keep_prepared,
-                ),
-                deadline,
+            asked = InitProducerIdRequest(
+                version=INIT_TWO_PHASE if needs_v6 else min(INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
+                transactional_id=kafka_transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                enable2_pc=two_phase,
+                keep_prepared_txn=keep_prepared,
             )
+            response = coordinator.call(asked, deadline)
             code = response.error_code
             if two_phase and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                 raise two_phase_refused(kafka_transactional_id, error_name(code), code)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kafka.protocol.admin import DescribeTransactionsRequest
+from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline
-from dualwrite.kafka.base import EndingTransaction
+from dualwrite.kafka.base import EndingTransaction, NewProducerId
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
@@ -24,6 +25,15 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import MakeRequest, request_together, requests_together
 from dualwrite.kafka.client.transient import TRANSIENT, NoLeaderError, check_retriable
 from dualwrite.state import TransactionDescription
+
+INIT_PLAIN: Final = 4
+"""InitProducerId of Kafka 3.0."""
+
+INIT_TWO_PHASE: Final = 6
+"""InitProducerId with `enable2Pc`."""
+
+FOREIGN_PRODUCER_ID: Final = 2**63 - 2
+"""A producer id that no producer has: brokers allocate ids in blocks, starting from 0."""
 
 _JUST: Final = 1.0
 """Seconds after which a description no longer shows which leaders a transaction needs (rule FB)."""
@@ -67,6 +77,36 @@ def ended_together(network: Network, endings: Iterable[EndingTransaction], deadl
         name: response
         for name, response in requests_together(network, requests, deadline).items()
         if not isinstance(response, Exception) and _is_conclusive(response, name)
+    }
+
+
+def created_together(network: Network, new: Sequence[NewProducerId], deadline: Deadline) -> dict[str, Any]:
+    """The responses to InitProducerId with a producer id that no producer has, by the ids."""
+    addresses = _coordinators(network, [each.kafka_transactional_id for each in new], deadline)
+
+    def creation(each: NewProducerId) -> MakeRequest:
+        def make(coordinator: Connection) -> InitProducerIdRequest:
+            if each.two_phase and not coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE):
+                raise ConnectionLostError(coordinator.address, "the broker does not support InitProducerId v6")
+            plain = min(INIT_PLAIN, coordinator.version_of(InitProducerIdRequest))
+            return InitProducerIdRequest(
+                version=INIT_TWO_PHASE if each.two_phase else plain,
+                transactional_id=each.kafka_transactional_id,
+                transaction_timeout_ms=each.timeout_ms,
+                producer_id=FOREIGN_PRODUCER_ID,
+                producer_epoch=0,
+                enable2_pc=each.two_phase,
+                keep_prepared_txn=False,
+            )
+
+        return make
+
+    by_id = {each.kafka_transactional_id: each for each in new}
+    requests = {name: (address, creation(by_id[name])) for name, address in addresses.items()}
+    return {
+        name: response
+        for name, response in requests_together(network, requests, deadline).items()
+        if not isinstance(response, Exception) and response.error_code in (ErrorCode.NONE, ErrorCode.PRODUCER_FENCED)
     }
 
 
