@@ -256,6 +256,37 @@ PROMISES: Final = (
         ("kafka/test_native_wire.py::test_brokers_get_the_version_of_dualwrite",),
     ),
     Removal(
+        "the lanes of a writer are described together",
+        "kafka/client/coordinator.py",
+        "        if len(ids) > 1:\n",
+        "        if len(ids) > 100:\n",
+        ("writer/test_round_trips.py::test_opening_takes_few_round_trips_however_many_lanes_there_are",),
+    ),
+    Removal(
+        "the lanes of a writer are recovered side by side",
+        "recovery/side_by_side.py",
+        "return self._store.read_claimed_rows([each.claim for each in requests])",
+        "return [self._store.read_claimed(each.claim) for each in requests]",
+        (
+            "writer/test_round_trips.py::test_opening_takes_few_round_trips_however_many_lanes_there_are",
+            "writer/test_round_trips.py::test_lanes_that_must_be_recovered_are_recovered_side_by_side",
+        ),
+    ),
+    Removal(
+        "the writers of a pool probe the cluster once",
+        "api.py",
+        "acknowledge=options.acknowledge, probed=probed",
+        "acknowledge=options.acknowledge, probed=None",
+        ("writer/test_round_trips.py::test_another_writer_of_a_pool_takes_few_round_trips",),
+    ),
+    Removal(
+        "the lanes of an id are listed after lane 0 is claimed",  # in the same transaction
+        "stores/sql/claim.py",
+        "            ids += [name for name in further if name in found]\n",
+        "",
+        ("conformance/test_store_conformance.py::TestSqlite::test_all_lanes_are_claimed",),
+    ),
+    Removal(
         "lanes and coordinator share a connection to each broker",
         "kafka/choose.py",
         "settings, coordinator.network if share_connections else None",
