@@ -27,9 +27,12 @@ _LIMIT: Final = 60.0
 
 
 @contextmanager
-def own_broker(warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | None = None) -> Iterator[DevCluster]:
+def own_broker(
+    warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | None = None, *, proxy_port: int | None = None
+) -> Iterator[DevCluster]:
     """A cluster of one broker; with a warm-up of 0 seconds, one that starts fast."""
-    with DevCluster.temporary(config=config, java_options=SERVER_JAVA_OPTIONS if warm_up else None) as cluster:
+    options = SERVER_JAVA_OPTIONS if warm_up else None
+    with DevCluster.temporary(config=config, java_options=options, proxy_port=proxy_port) as cluster:
         if warm_up:
             _warm_up(cluster.bootstrap_servers, warm_up)
         yield cluster

@@ -30,7 +30,7 @@ class Callers:
     def __init__(self) -> None:
         self._crew: Crew | None = None
         self._recorder: Recorder | None = None
-        self._pool_size = 0
+        self._pool_size: int | None = None
         self._done = 0
 
     def open(self, case: PoolCase, target: Target, warm_up: int) -> None:
@@ -42,7 +42,6 @@ class Callers:
             warm_up: The minimum number of these orders for each caller.
         """
         self._recorder = Recorder() if case.has_clocks else None
-        self._pool_size = case.pool_size
         self._done = max(warm_up, _MIN_WARM_UP // case.point.callers)
         make = ThreadCrew if case.point.kind == THREADS else TaskCrew
         self._crew = make(case, target, self._recorder)
@@ -54,7 +53,9 @@ class Callers:
         if self._recorder is not None:
             self._recorder.clear()
         gc.collect()
-        return self._crew.run(self._done, begin_at, seconds)
+        samples = self._crew.run(self._done, begin_at, seconds)
+        self._pool_size = self._crew.pool_size
+        return samples
 
     def close(self) -> None:
         """Disconnect."""
@@ -64,14 +65,24 @@ class Callers:
         if self._recorder is not None:
             self._recorder.close()
 
+    def pool_size(self) -> int | None:
+        """How many writers the last case's pool had at its end; None if it was no pool."""
+        return self._pool_size
+
     def phases(self) -> Phases:
         """The phases that the last case's recorder has recorded."""
         assert self._recorder is not None
+        assert self._pool_size is not None
         return self._recorder.phases(writers=self._pool_size)
 
 
 class Crew(Protocol):
     """The callers of one case."""
+
+    @property
+    def pool_size(self) -> int | None:
+        """How many writers the pool has now; None if the alternative is no pool."""
+        ...
 
     def warm_up(self, units: int) -> None:
         """Every caller places this many orders."""
@@ -92,6 +103,11 @@ class ThreadCrew:
     def __init__(self, case: PoolCase, target: Target, recorder: Recorder | None) -> None:
         self._callers = case.point.callers
         self._alternative = pool_threads.make(case, target, recorder)
+
+    @property
+    def pool_size(self) -> int | None:
+        """See Crew."""
+        return self._alternative.pool.size if isinstance(self._alternative, pool_threads.Pool) else None
 
     def warm_up(self, units: int) -> None:
         """See Crew."""
@@ -139,6 +155,11 @@ class TaskCrew:
         except BaseException:
             self._runner.close()
             raise
+
+    @property
+    def pool_size(self) -> int | None:
+        """See Crew."""
+        return self._alternative.pool.size if isinstance(self._alternative, pool_tasks.AsyncPool) else None
 
     def warm_up(self, units: int) -> None:
         """See Crew."""

@@ -16,6 +16,7 @@ class Case:
         agents: How many agents these are.
         sends: Whether it sends messages.
         needs_relay: Whether the outbox's relay also runs.
+        round_trip: Seconds that a round trip to the servers takes; 0: there is no network in between.
     """
 
     alternative: str
@@ -23,6 +24,7 @@ class Case:
     agents: int
     sends: bool = True
     needs_relay: bool = False
+    round_trip: float = 0.0
 
 
 def rotated(names: Sequence[str], by: int) -> Iterator[str]:

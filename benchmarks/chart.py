@@ -21,6 +21,7 @@ _FOOT: Final = 34.0
 _SPACE: Final = 0.16
 _GAP: Final = 1.0
 _LEGEND: Final = 176.0
+"""The width of a series' label, if there is room for all."""
 _MAX_LINES: Final = 6
 _STEPS: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _ROOM: Final = 1.08
@@ -102,8 +103,9 @@ class Chart:
         yield "</svg>"
 
     def _legend(self) -> Iterator[str]:
+        width = min(_LEGEND, (_WIDTH - _MARGIN) / max(1, len(self.series)))
         for place, label in enumerate(self.series.values()):
-            x = _MARGIN + place * _LEGEND
+            x = _MARGIN + place * width
             yield f'<rect class="s{place}" x="{x:g}" y="58" width="12" height="12" rx="2"/>'
             yield f'<text x="{x + 17:g}" y="68">{escape(label)}</text>'
 

@@ -130,14 +130,15 @@ class Bench:
                 self._services.delete_topic(topic)
 
     def _measure(self, case: Case, topic: str, writers: list[Agent], seconds: float) -> Figures:
-        url, kafka, plan = self._services.url, self._services.kafka, self._plan
+        kafka, plan = self._services.kafka, self._plan  # as close as possible: the consumer is no part of what is measured
+        url, clients_kafka = self._services.reach(case.round_trip)
         self._work.clean(self._database)
         before = self._counters()
         self._consumer.call("watch", kafka, topic, plan.partitions)
         if case.needs_relay:
-            self._relay.call("start", url, kafka, plan.relay)
+            self._relay.call("start", url, clients_kafka, plan.relay)
         try:
-            target = Target(url, kafka, topic, plan.producer, plan.two_phase)
+            target = Target(url, clients_kafka, topic, plan.producer, plan.two_phase)
             call_all(writers, "open", case, target, WARM_UP_UNITS)
             watch = Watch(
                 self._database,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from brokers import WARM_UP_SECONDS
+
+_MILLI: Final = 1e3
 
 
 def positive(given: str) -> float:
@@ -35,6 +38,11 @@ def count(given: str) -> int:
 def counts(given: str) -> list[int]:
     """Whole numbers above 0, comma-separated."""
     return [count(part) for part in given.split(",")]
+
+
+def round_trips(given: str) -> list[float]:
+    """Durations in milliseconds, comma-separated; returned in seconds."""
+    return [seconds(part) / _MILLI for part in given.split(",")]
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:

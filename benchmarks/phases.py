@@ -32,7 +32,10 @@ PHASES: Final = {
     "record, COMMIT": ("after_prepare", "after_db_commit"),
     "EndTxn": ("after_db_commit", "after_kafka_commit"),
 }
-"""Each phase of a group, with the points at which it begins and ends. Only one group at a time can be in the first two."""
+"""Each phase of a group, with the points at which it begins and ends.
+
+With two writers, only one group at a time is in the first two.
+"""
 
 IN_TURN: Final = ("BEGIN, fence", SQL)
 
@@ -96,7 +99,7 @@ class Phases:
 
     @property
     def in_turn(self) -> float:
-        """The share of the time in which a group was running its SQL: only one group at a time does."""
+        """The share of the time in which a group was running its SQL; above 1 if several were."""
         return self.share(IN_TURN)
 
     @property

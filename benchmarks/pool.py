@@ -17,10 +17,12 @@ from typing import Any, Final
 from agents import Agent, AgentError
 from callers import Callers
 from cases import rotated
+from delay import what_is_added
 from dualwrite import DualWriteError
 from figures import Figures
 from measurement import Bench, Plan
-from options import add_servers, count, counts, positive, some_of
+from network import Network
+from options import add_servers, count, counts, positive, round_trips, some_of
 from orders import WORK
 from pool_cases import (
     ALTERNATIVES,
@@ -29,14 +31,16 @@ from pool_cases import (
     KINDS,
     PLAIN,
     POOL,
+    POOLS,
     TITLES,
     Point,
     PoolCase,
     kinds_here,
     obstacle,
+    pool_size,
 )
 from pool_figures import Clocked, Measured, Results, summary
-from pool_report import picture, report
+from pool_report import network_note, picture, report
 from progress import show_progress
 from records import VerificationError
 from relay import RelaySettings
@@ -54,6 +58,9 @@ _QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "rounds": 1, "callers": [2, 8],
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument(
+        "--rtt", type=round_trips, default=[0.0], help="round trips to database and Kafka, in milliseconds, comma-separated"
+    )
     parser.add_argument("--callers", type=counts, default=[1, 8, 32, 128], help="numbers of callers, comma-separated")
     parser.add_argument("--seconds", type=positive, default=5.0, help="duration of one measurement")
     parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
@@ -74,8 +81,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         type=counts,
         help="numbers of connections for plain commits, comma-separated; the best of a round counts (default: one per caller)",
     )
-    parser.add_argument("--pool-size", type=count, default=2, help="the number of the pool's writers")
-    parser.add_argument("--most-writers", type=count, default=32, help="measure a writer per caller up to this many callers")
+    parser.add_argument("--pool-size", type=count, help="a fixed number of the pool's writers (default: what the pool chooses)")
+    parser.add_argument(
+        "--most-writers",
+        type=count,
+        default=32,
+        help="measure a writer per caller up to this many callers; pool.transaction() has at most as many",
+    )
     parser.add_argument("--no-phases", dest="phases", action="store_false", help="skip the phases of the pool's groups")
     parser.add_argument("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add_servers(parser)
@@ -99,6 +111,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         chosen.alternatives = [name for name in chosen.alternatives if name != DECIDED]
         if not chosen.alternatives:
             parser.error(f"{DECIDED} needs two-phase commit")
+    if any(chosen.rtt) and chosen.kafka is not None:
+        parser.error("--rtt needs a broker of our own, which tells its clients the proxy's address: omit --kafka")
     if chosen.svg is not None and PLAIN not in chosen.alternatives:
         parser.error(f"--svg draws rates relative to {PLAIN}: add it to --alternatives")
     return chosen
@@ -114,8 +128,10 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[Point, list[str]]]:
 
 
 def _points(options: argparse.Namespace) -> Iterator[Point]:
-    for kind, handle, callers in itertools.product(options.callers_kind, options.handles, options.callers):
-        yield Point(kind, handle, callers)
+    for round_trip, kind, handle, callers in itertools.product(
+        options.rtt, options.callers_kind, options.handles, options.callers
+    ):
+        yield Point(kind, handle, callers, round_trip)
 
 
 def warm_ups(points: Sequence[tuple[Point, list[str]]]) -> list[tuple[Point, str]]:
@@ -139,11 +155,13 @@ class Schedule:
     Args:
         bench: The servers and the callers.
         options: The command line's arguments.
+        network: The network that some points have.
     """
 
-    def __init__(self, bench: Bench, options: argparse.Namespace) -> None:
+    def __init__(self, bench: Bench, options: argparse.Namespace, network: Network | None = None) -> None:
         self._bench = bench
         self._options = options
+        self._network = network
         self._points = list(cases(options))
         self._done = 0
         self._began = time.monotonic()
@@ -172,10 +190,17 @@ class Schedule:
             for place, (point, names) in enumerate(self._points):
                 for name in rotated(names, number - 1 + place):
                     what = f"round {number}/{self._options.rounds}, {point}"
-                    each = [(self._measure(what, case), case.connections) for case in self._cases(point, name)]
-                    figures, connections = max(each, key=lambda one: one[0].rate)
-                    found.append(Measured(number, point, figures, connections if name == PLAIN else None))
+                    each = [self._measured(what, number, case) for case in self._cases(point, name)]
+                    found.append(max(each, key=lambda one: one.figures.rate))
         return found
+
+    def _measured(self, what: str, number: int, case: PoolCase) -> Measured:
+        before = self._network.passed() if self._network and case.round_trip else None
+        figures = self._measure(what, case)
+        late = self._network.passed().since(before).lateness if self._network and before else None
+        writers = self._bench.writers[0].call("pool_size") if case.alternative in POOLS else None
+        connections = case.connections if case.alternative == PLAIN else None
+        return Measured(number, case.point, figures, connections, writers, late)
 
     def phases(self) -> list[Clocked]:
         """Measure the pool again at every point, with clocks."""
@@ -189,8 +214,9 @@ class Schedule:
 
     def _cases(self, point: Point, name: str) -> list[PoolCase]:
         """The case of an alternative; several for plain commits, if several numbers of connections were given."""
+        size = pool_size(point, name, self._options.pool_size, most_writers=self._options.most_writers)
         return [
-            PoolCase.of(point, name, pool_size=self._options.pool_size, connections=number)
+            PoolCase.of(point, name, pool_size=size, connections=number)
             for number in connections_of(point, name, self._options.plain_connections)
         ]
 
@@ -240,11 +266,18 @@ def main() -> int:
         two_phase=options.two_phase,
     )
     try:
+        added, proxy = what_is_added(options.rtt) if any(options.rtt) else ([], "")
         show_progress("starting the servers")
-        with services(options.url, options.kafka, dict(options.kafka_config), warm_up=options.broker_warm_up) as servers:
+        with services(
+            options.url,
+            options.kafka,
+            dict(options.kafka_config),
+            warm_up=options.broker_warm_up,
+            has_network=any(options.rtt),
+        ) as servers:
             around = surroundings(servers, options, {"two-phase commit": _TWO_PHASE[options.two_phase]})
             with Bench(servers, plan, WORK, [partial(Agent, Callers)]) as bench:
-                schedule = Schedule(bench, options)
+                schedule = Schedule(bench, options, servers.network)
                 if not options.quick:
                     schedule.warm_up()
                 results, clocked = Results(schedule.rounds()), schedule.phases()
@@ -253,10 +286,12 @@ def main() -> int:
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print(report(results, clocked, around, notes=[*_connections(results, options), *_left_out(options)]))
+    notes = [*([network_note(proxy, added)] if added else []), *_connections(results, options), *_left_out(options)]
+    print(report(results, clocked, around, notes=notes))
     if options.json is not None:
         content = {
             "surroundings": around,
+            "network": {"proxy": proxy, "pings": [asdict(each) for each in added]} if added else None,
             "points": summary(results),
             "rounds": [asdict(each) for each in results.measured],
             "phases": [{**asdict(each), "binds": each.binds} for each in clocked],

@@ -18,6 +18,7 @@ FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
     "visible p99": lambda figures: figures.visible.p99,
     "log": lambda figures: figures.log,
     "database transactions": lambda figures: figures.transactions,
+    "units a group": lambda figures: 1 / figures.transactions if figures.transactions else None,
     "client": lambda figures: figures.cpu_writers,
     "relay": lambda figures: figures.cpu_relay,
     "PostgreSQL": lambda figures: figures.cpu_database,
@@ -28,6 +29,7 @@ FIGURES: Final[Mapping[str, Callable[[Figures], float | None]]] = {
 }
 """What the tables and the JSON show: times in seconds, shares of 1, everything else per unit."""
 
+_ONE_AFTER_ANOTHER: Final = 2
 _NEARLY_ALL: Final = 0.85
 _ENOUGH_ROUNDS: Final = 3
 
@@ -41,12 +43,16 @@ class Measured:
         point: The point.
         figures: The figures.
         connections: How many connections to the database plain commits shared.
+        writers: How many writers the pool had at the end.
+        late: By how many seconds the delay proxy forwarded later than asked, in the mean; None without it.
     """
 
     number: int
     point: Point
     figures: Figures
     connections: int | None = None
+    writers: int | None = None
+    late: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Clocked:
             return "the client's Python: one processor"
         if self.figures.conditions.busy > _NEARLY_ALL:
             return f"the machine's {self.processors} processors"
-        if self.phases.in_turn > _NEARLY_ALL:
+        if self.phases.writers <= _ONE_AFTER_ANOTHER and self.phases.in_turn > _NEARLY_ALL:
             return "the groups' SQL: one group at a time"
         if self.phases.occupied > _NEARLY_ALL:
             return f"the {self.phases.writers} writers: the steps of their groups"
@@ -143,6 +149,25 @@ class Results:
         """For callers that are tasks: the rate relative to the plain commits of as many threads, round by round."""
         return None if point.kind == THREADS else self._ratio(point, alternative, replace(point, kind=THREADS))
 
+    def call_of_plain(self, point: Point, alternative: str, percentile: str) -> Spread | None:
+        """The duration of a call (`p50` or `p99`) relative to that of a plain commit, round by round."""
+        ours, plain = self.at(point, alternative), self.at(point, PLAIN)
+        if ours is None or plain is None:
+            return None
+        return ours.ratio(plain, lambda figures: getattr(figures.call, percentile) or 0.0)
+
+    def writers(self, point: Point, alternative: str) -> Spread | None:
+        """How many writers the pool had at the end of each round."""
+        return self._spread(point, alternative, lambda each: each.writers)
+
+    def late(self, point: Point, alternative: str) -> Spread | None:
+        """By how many seconds the delay proxy was late, in the mean of each round."""
+        return self._spread(point, alternative, lambda each: each.late)
+
+    def _spread(self, point: Point, alternative: str, what: Callable[[Measured], float | None]) -> Spread | None:
+        found = (what(each) for each in self.measured if (each.point, each.figures.alternative) == (point, alternative))
+        return Spread.of(value for value in found if value is not None)
+
     def log_of_outbox(self, point: Point, alternative: str) -> Spread | None:
         """The write-ahead log of a unit relative to the outbox's, round by round."""
         ours, outbox = self.at(point, alternative), self.at(point, OUTBOX)
@@ -172,7 +197,11 @@ def _summary_of(results: Results, point: Point, name: str) -> dict[str, Any]:
     ratios = {
         "of plain": results.of_plain(point, name),
         "of threads' plain": results.of_threads_plain(point, name),
+        "call p50 of plain": results.call_of_plain(point, name, "p50"),
+        "call p99 of plain": results.call_of_plain(point, name, "p99"),
         "log of outbox": results.log_of_outbox(point, name),
+        "pool's writers": results.writers(point, name),
+        "proxy late": results.late(point, name),
     }
     return {
         **asdict(point),

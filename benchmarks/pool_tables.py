@@ -7,22 +7,37 @@ from typing import Final
 
 from figures import Rounds
 from phases import PHASES, WAITING
-from pool_cases import TITLES, Point
+from pool_cases import POOLS, TITLES, Point, milliseconds
 from pool_figures import FIGURES, Clocked, Results
 from tables import NONE, median, range_of, table, with_range
 
 _MILLI: Final = 1e3
 _MICRO: Final = 1e6
 _PERCENT: Final = 100
-_NAMES: Final = 4
+_NAMES: Final = 5
 
 
 def rates(results: Results) -> str:
-    """Rates, the ratios to plain commits, and latencies."""
-    head = [*_PLACE, "tx/s", "of plain", "min … max", "of threads' plain", "call p50 ms", "p99", "e2e p50 ms", "p99"]
+    """Rates, the ratios to plain commits, latencies, and the pools' writers and groups."""
+    head = [
+        *_PLACE,
+        "tx/s",
+        "of plain",
+        "min … max",
+        "of threads' plain",
+        "call p50 ms",
+        "of plain's",
+        "p99",
+        "of plain's",
+        "e2e p50 ms",
+        "p99",
+        "writers",
+        "units a group",
+        "proxy late µs",
+    ]
     lines = []
     for point, name, rounds in _all(results):
-        ratio = results.of_plain(point, name)
+        ratio, late = results.of_plain(point, name), results.late(point, name)
         lines.append(
             [
                 *_place(point, name),
@@ -30,7 +45,18 @@ def rates(results: Results) -> str:
                 median(ratio, 2),
                 range_of(ratio, 2),
                 with_range(results.of_threads_plain(point, name), 2),
-                *(_median(rounds, what, _MILLI, 1) for what in ("call p50", "call p99", "visible p50", "visible p99")),
+                *(
+                    text
+                    for percentile in ("p50", "p99")
+                    for text in (
+                        _median(rounds, f"call {percentile}", _MILLI, 1),
+                        median(results.call_of_plain(point, name, percentile), 2),
+                    )
+                ),
+                *(_median(rounds, what, _MILLI, 1) for what in ("visible p50", "visible p99")),
+                median(results.writers(point, name), 0),
+                _median(rounds, "units a group", 1, 1) if name in POOLS else NONE,
+                NONE if late is None else f"{late.median * _MICRO:.0f}",
             ]
         )
     return table(head, lines, names=_NAMES)
@@ -71,7 +97,7 @@ def phases(clocked: Sequence[Clocked]) -> str:
         "units a group",
         "a unit waits µs",
         *(f"{name} µs" for name in (WAITING, *PHASES)),
-        "SQL's turn %",
+        "SQL running %",
         "writers %",
         "client %",
         "machine %",
@@ -99,7 +125,7 @@ def phases(clocked: Sequence[Clocked]) -> str:
     return table(head, lines, names=len(_PLACE) - 1)
 
 
-_PLACE: Final = ("callers are", "handle", "callers", "alternative")
+_PLACE: Final = ("RTT ms", "callers are", "handle", "callers", "alternative")
 
 
 def _all(results: Results) -> list[tuple[Point, str, Rounds]]:
@@ -108,7 +134,7 @@ def _all(results: Results) -> list[tuple[Point, str, Rounds]]:
 
 
 def _place(point: Point, name: str) -> list[str]:
-    return [point.kind, point.handle, str(point.callers), TITLES.get(name, name)]
+    return [milliseconds(point.round_trip), point.kind, point.handle, str(point.callers), TITLES.get(name, name)]
 
 
 def _median(rounds: Rounds, what: str, unit: float, digits: int) -> str:

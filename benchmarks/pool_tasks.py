@@ -14,7 +14,7 @@ from dualwrite import aio
 from orders import INSERT, INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order
 from phases import ClockedStore, Recorder
 from pool_cases import CORE, DECIDED, NAIVE, OUTBOX, POOL, PoolCase
-from pool_threads import PREFIX, conninfo, options_of, store_of, unit_of
+from pool_threads import arguments_of, conninfo, store_of, unit_of
 from shared_delivery import SharedDelivery
 
 
@@ -150,12 +150,16 @@ class AsyncOutbox(AsyncPlain):
 
 
 class AsyncPool:
-    """dualwrite's pool for coroutines; the units are plain functions."""
+    """dualwrite's pool for coroutines; the units are plain functions.
+
+    Attributes:
+        pool: The pool.
+    """
 
     def __init__(
         self, pool: aio.AsyncWriterPool, store: ClockedStore, case: PoolCase, topic: str, recorder: Recorder | None
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self._store = store
         self._topic = topic
         self._unit = unit_of(case)
@@ -164,14 +168,14 @@ class AsyncPool:
     async def write(self, order: Order) -> None:
         """See AsyncAlternative."""
         if self._recorder is None:
-            await self._pool.run(self._unit, self._topic, order)
+            await self.pool.run(self._unit, self._topic, order)
         else:
-            await self._pool.run(self._recorder.run, time.perf_counter(), self._unit, self._topic, order)
+            await self.pool.run(self._recorder.run, time.perf_counter(), self._unit, self._topic, order)
 
     async def close(self) -> None:
         """See AsyncAlternative."""
         try:
-            await self._pool.close()
+            await self.pool.close()
         finally:
             self._store.close()
 
@@ -193,14 +197,7 @@ async def make(case: PoolCase, target: Target, recorder: Recorder | None) -> Asy
 async def _pool(case: PoolCase, target: Target, recorder: Recorder | None) -> AsyncPool:
     store = store_of(case, target.url, recorder)
     try:
-        pool = await aio.create_pool(
-            store,
-            kafka=target.kafka,
-            prefix=PREFIX,
-            size=case.pool_size,
-            options=options_of(case),
-            settings=target.settings,
-        )
+        pool = await aio.create_pool(store, kafka=target.kafka, settings=target.settings, **arguments_of(case))
     except BaseException:
         store.close()
         raise

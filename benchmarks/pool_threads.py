@@ -12,9 +12,10 @@ from sqlalchemy import create_engine, make_url
 
 import dualwrite
 from alternatives import DELIVERY_TIMEOUT, Target
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from orders import INSERT, INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order
 from phases import ClockedStore, Recorder
-from pool_cases import CORE, DECIDED, NAIVE, OUTBOX, POOL, WRITERS, PoolCase
+from pool_cases import CORE, DECIDED, NAIVE, OUTBOX, OWN, POOLS, WRITERS, PoolCase
 from shared_delivery import SharedDelivery
 
 PREFIX: Final = "benchmark-pool"
@@ -175,7 +176,7 @@ def unit_of(case: PoolCase) -> Any:
 def store_of(case: PoolCase, url: str, recorder: Recorder | None = None) -> ClockedStore:
     """A store for the case's handle."""
     if case.point.handle == CORE:
-        store = ClockedStore(create_engine(url), owns_engine=True)
+        store = ClockedStore(create_engine(url, pool_size=KEPT_CONNECTIONS), owns_engine=True)
     else:
         store = ClockedStore.from_psycopg(lambda: psycopg.connect(conninfo(url)))
     store.recorder = recorder
@@ -211,7 +212,11 @@ class Writers:
 
 
 class Pool:
-    """dualwrite's pool: the callers share their commits."""
+    """dualwrite's pool: the callers share their commits.
+
+    Attributes:
+        pool: The pool.
+    """
 
     def __init__(self, case: PoolCase, target: Target, recorder: Recorder | None) -> None:
         self._topic = target.topic
@@ -219,14 +224,7 @@ class Pool:
         self._recorder = recorder
         self._store = store_of(case, target.url, recorder)
         try:
-            self._pool = dualwrite.create_pool(
-                self._store,
-                kafka=target.kafka,
-                prefix=PREFIX,
-                size=case.pool_size,
-                options=options_of(case),
-                settings=target.settings,
-            )
+            self.pool = dualwrite.create_pool(self._store, kafka=target.kafka, settings=target.settings, **arguments_of(case))
         except BaseException:
             self._store.close()
             raise
@@ -235,27 +233,39 @@ class Pool:
         """See Alternative."""
         del caller
         if self._recorder is None:
-            self._pool.run(self._unit, self._topic, order)
+            self.pool.run(self._unit, self._topic, order)
         else:
-            self._pool.run(self._recorder.run, time.perf_counter(), self._unit, self._topic, order)
+            self.pool.run(self._recorder.run, time.perf_counter(), self._unit, self._topic, order)
 
     def close(self) -> None:
         """See Alternative."""
         try:
-            self._pool.close()
+            self.pool.close()
         finally:
             self._store.close()
 
 
-def options_of(case: PoolCase) -> dualwrite.PoolOptions:
-    """When the pool's calls return."""
-    return dualwrite.PoolOptions(acknowledge="decided" if case.alternative == DECIDED else "visible")
+class Own(Pool):
+    """dualwrite's pool; each caller has a transaction of its own, and waits for a free writer."""
+
+    def write(self, caller: int, order: Order) -> None:
+        """See Alternative."""
+        del caller
+        with self.pool.transaction() as tx:
+            self._unit(tx, self._topic, order)
+
+
+def arguments_of(case: PoolCase) -> dict[str, Any]:
+    """The pool's prefix, its size if one was chosen, and when its calls return."""
+    size = {} if case.pool_size is None else {"size": case.pool_size}
+    acknowledge = "decided" if case.alternative == DECIDED else "visible"
+    return {"prefix": PREFIX, "options": dualwrite.PoolOptions(acknowledge=acknowledge), **size}
 
 
 def make(case: PoolCase, target: Target, recorder: Recorder | None) -> Alternative:
     """A connected alternative."""
-    if case.alternative in (POOL, DECIDED):
-        return Pool(case, target, recorder)
+    if case.alternative in POOLS:
+        return (Own if case.alternative == OWN else Pool)(case, target, recorder)
     if case.alternative == WRITERS:
         return Writers(case, target)
     commits = _commits(case, target.url)

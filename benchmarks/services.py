@@ -11,10 +11,11 @@ from brokers import describe, describe_own, own_broker
 from dualwrite import migration
 from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
 from dualwrite.testing.postgres import PostgresServer
+from network import Network
 
 _ADMIN_TIMEOUT: Final = 30.0
 # PostgresServer's defaults are for tests; these settings suit a small production server. Durability stays on.
-_POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "300"}
+POSTGRES: Final = {"autovacuum": "on", "shared_buffers": "256MB", "max_wal_size": "2GB", "max_connections": "300"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Services:
         brokers: Process ids of the brokers; empty if we did not start them.
         owns_database: Whether we started the database.
         cluster: What the cluster is, for reports.
+        network: Another way to both, which delays.
     """
 
     url: str
@@ -34,6 +36,16 @@ class Services:
     brokers: frozenset[int]
     owns_database: bool
     cluster: str
+    network: Network | None = None
+
+    def reach(self, round_trip: float) -> tuple[str, Mapping[str, Any]]:
+        """The database and Kafka's settings for clients for which a round trip takes this many seconds."""
+        if not round_trip:
+            return self.url, self.kafka
+        if self.network is None:
+            raise ValueError("these services were started without a network")
+        self.network.proxy.set_round_trip(round_trip)
+        return self.network.url, self.network.kafka
 
     def make_topic(self, topic: str, partitions: int) -> None:
         """Create a topic."""
@@ -56,6 +68,7 @@ def services(
     *,
     warm_up: float = 0.0,
     config: Mapping[str, str] | None = None,
+    has_network: bool = False,
 ) -> Iterator[Services]:
     """Use the given servers; start those that are not given.
 
@@ -65,11 +78,15 @@ def services(
         settings: Additional Kafka settings for every client.
         warm_up: Seconds for which a broker of our own is warmed up.
         config: Settings of a broker of our own.
+        has_network: Whether there is a network to both, too; only with a broker of our own, which has to know of it.
     """
+    network = Network() if has_network else None
     with ExitStack() as stack:
         brokers: frozenset[int] = frozenset()
+        proxied = ""
         if bootstrap is None:
-            cluster = stack.enter_context(own_broker(warm_up, config))
+            cluster = stack.enter_context(own_broker(warm_up, config, proxy_port=network and network.kafka_port))
+            proxied = cluster.listeners.get("PROXIED", "")
             bootstrap = cluster.bootstrap_servers
             brokers = frozenset(node.pid for node in cluster.status().nodes if node.pid)
             described = describe_own(cluster, warm_up)
@@ -77,6 +94,9 @@ def services(
             described = describe({"bootstrap.servers": bootstrap, **settings})
         owns_database = url is None
         if url is None:
-            url = stack.enter_context(PostgresServer(settings=_POSTGRES)).url
+            url = stack.enter_context(PostgresServer(settings=POSTGRES)).url
         migration.upgrade(url)
-        yield Services(url, {"bootstrap.servers": bootstrap, **settings}, brokers, owns_database, described)
+        kafka = {"bootstrap.servers": bootstrap, **settings}
+        if network is not None:
+            stack.enter_context(network.to(url, proxied, kafka))
+        yield Services(url, kafka, brokers, owns_database, described, network)

@@ -221,7 +221,7 @@ def _new_writer(
 class PoolArguments(WriterOptions, total=False):
     """The options of `create_pool` besides the database and the prefix; see there for what each means."""
 
-    size: int
+    size: int | None
     options: PoolOptions | None
 
 
@@ -247,7 +247,7 @@ def create_pool(
     database: Database | None = None,
     *,
     prefix: str,
-    size: int = 2,
+    size: int | None = None,
     options: PoolOptions | None = None,
     settings: Settings | None = None,
     session: SessionSource | None = None,
@@ -262,8 +262,9 @@ def create_pool(
         prefix: The writers' transactional ids are `<prefix>.1`, `<prefix>.2`, and so on: the lowest numbers that no other pool
             has leased. Any number of processes may use a prefix; they recover the ids of processes that have died. With a store
             of your own that has no leases, only one pool may use a prefix at a time.
-        size: The number of writers. Two are enough for any number of threads that call `run`: while one commits a group, the
-            other runs the next group. Each thread inside `transaction()` needs its own writer. `WriterPool.resize` changes it.
+        size: The number of writers. By default as many as the load asks for, from two on: the pool opens more if it waits for
+            the network most of the time, or if threads inside `transaction()` need them, up to the option `max_size` and the
+            number of connections that the Engine keeps (`pool_size`). `WriterPool.resize` changes it.
         options: How the pool groups units, and when its calls return.
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
@@ -283,10 +284,11 @@ def create_pool(
 
     _check_pool_arguments(connecting, {each.name for each in fields(PoolOptions)})
     options = options or PoolOptions()
-    options.check_size(size)
+    if size is not None:
+        options.check_size(size)
     chosen = (settings or Settings.from_environment()).with_changes(schema=schema, timeouts=connecting.pop("timeouts", None))
     chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())
-    validate_transactional_id(numbered(prefix, max(size, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
+    validate_transactional_id(numbered(prefix, max(size or 0, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
     kafka = connecting.pop("kafka", None)
     # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
@@ -322,7 +324,7 @@ def create_pool(
         opened.pop_all()
         opened.push(pool)
         if store.leases is None:
-            _recover_above(recoverer, prefix, size)
+            _recover_above(recoverer, prefix, pool.size)
         opened.pop_all()
         return pool
 

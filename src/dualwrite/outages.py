@@ -76,6 +76,11 @@ class Side:
     Args:
         name: What it is, and its address.
         is_local: Whether it is a file of this machine: its calls wait for locks only.
+
+    Attributes:
+        calls: Those in progress.
+        failing: For each kind of which something was not answered: since when.
+        began: When the outage began; None: there is none.
     """
 
     def __init__(self, name: str, *, is_local: bool = False) -> None:
@@ -86,9 +91,9 @@ class Side:
     def forget_all(self) -> None:
         """Start again in a forked child: the calls are its parent's."""
         self._lock = threading.RLock()  # a signal handler may make calls, too
-        self._calls: dict[int, ReferenceType[Call]] = {}  # weak, since an interrupt may keep one from being removed
-        self._failing: dict[str, float] = {}  # by kind: since when
-        self._began: float | None = None
+        self.calls: dict[int, ReferenceType[Call]] = {}  # weak, since an interrupt may keep one from being removed
+        self.failing: dict[str, float] = {}
+        self.began: float | None = None
         self._kinds: set[str] = set()  # of the calls that had no answer in this outage
         self._answered: float | None = None
         self._ended = -_MOST_SETTLING
@@ -97,7 +102,7 @@ class Side:
     @property
     def is_out(self) -> bool:
         """Whether there is an outage."""
-        return self._began is not None
+        return self.began is not None
 
     def call(self, kind: str, *, may_wait: bool = False) -> Call:
         """A call to this side, as a `with` block. It has no answer yet, or none at all if the block raises `is_no_answer`.
@@ -120,31 +125,25 @@ class Side:
         now = time.monotonic()
         with self._lock:
             self._answered = None
-            first = self._failing.setdefault(kind, now if since is None else since)
-            if self._began is not None:
+            first = self.failing.setdefault(kind, now if since is None else since)
+            if self.began is not None:
                 self._kinds.add(kind)
             elif since is None or now - first >= SLOW:
                 self._begin(kind, first, error)
 
     def answered(self, kind: str) -> None:
         """Report that something was answered."""
-        if kind not in self._failing and self._began is None:
+        if kind not in self.failing and self.began is None:
             return
         with self._lock:
-            self._failing.pop(kind, None)
+            self.failing.pop(kind, None)
             if self._answered is None and kind in self._kinds:
                 self._answered = time.monotonic()
 
     # --- for Call and the thread ------------------------------------------------------------------------------------------
 
-    def enter(self, call: Call) -> None:
-        """A call begins."""
-        self._calls[id(call)] = ref(call)
-        _watch.wake()
-
-    def leave(self, call: Call, error: BaseException | None) -> None:
-        """A call has ended."""
-        self._calls.pop(id(call), None)
+    def ended(self, call: Call, error: BaseException | None) -> None:
+        """A call has ended with an error, or while there are others that were not answered."""
         if error is not None and is_no_answer(error):
             self.failed(call.kind, error, since=None if isinstance(error, StoreError) else call.began)
         elif error is None or isinstance(error, Exception):
@@ -153,35 +152,35 @@ class Side:
     def look(self) -> bool:
         """Log what has changed; return whether there is anything to look at again."""
         now = time.monotonic()
-        found = [(key, made()) for key, made in list(self._calls.items())]
+        found = [(key, made()) for key, made in list(self.calls.items())]
         for key, call in found:
             if call is None:
-                self._calls.pop(key, None)
+                self.calls.pop(key, None)
         calls = [call for _, call in found if call is not None]
         waiting = [call for call in calls if not call.may_wait and now - call.began >= SLOW]
         with self._lock:
             if waiting:
                 longest = min(waiting, key=lambda call: call.began)
-                if self._began is None:
+                if self.began is None:
                     self._begin(longest.kind, longest.began, longest.error)
                 self._kinds.update(call.kind for call in waiting)
                 self._answered = None
-            elif self._began is not None and self._answered is not None and now - self._answered >= self._settling:
-                self._end(self._began, self._answered)
-        return bool(calls) or self._began is not None
+            elif self.began is not None and self._answered is not None and now - self._answered >= self._settling:
+                self._end(self.began, self._answered)
+        return bool(calls) or self.began is not None
 
     def _begin(self, kind: str, since: float, error: BaseException | None) -> None:
         now = time.monotonic()
         is_repeated = now - self._ended < _MOST_SETTLING
         self._settling = min(2 * self._settling, _MOST_SETTLING) if is_repeated else _SETTLING
-        self._began, self._kinds, self._answered = since, {kind}, None
+        self.began, self._kinds, self._answered = since, {kind}, None
         within = f" within {now - since:.1f} s" if now > since else ""
         why = "" if error is None else f": {error}"
         log.warning("%s does not answer: %s%s%s", self._name, kind, within, why)
 
     def _end(self, began: float, answered: float) -> None:
-        self._began, self._ended = None, time.monotonic()
-        self._failing.clear()
+        self.began, self._ended = None, time.monotonic()
+        self.failing.clear()
         log.warning("%s answers again, after %.1f s", self._name, answered - began)
 
 
@@ -208,11 +207,16 @@ class Call:
         self.error: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._side.enter(self)
+        self._side.calls[id(self)] = ref(self)
+        if _watch.is_asleep:
+            _watch.wake()
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        self._side.leave(self, error)
+        side = self._side
+        side.calls.pop(id(self), None)
+        if error is not None or side.failing or side.began is not None:
+            side.ended(self, error)
 
 
 class _Watch:
@@ -226,7 +230,7 @@ class _Watch:
         """Start again in a forked child, which does not have the thread."""
         self._lock = threading.RLock()
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # an interrupt can't leave it locked; False ends the thread
-        self._is_asleep = True
+        self.is_asleep = True
         self._thread: threading.Thread | None = None
         for side in list(self._sides.values()):
             side.forget_all()
@@ -240,12 +244,11 @@ class _Watch:
             return found
 
     def wake(self) -> None:
-        """A call has begun."""
-        if self._is_asleep:
-            self._is_asleep = False
-            self._wakes.put(True)
-            if self._thread is None:
-                self._start()
+        """A call has begun, and `is_asleep`."""
+        self.is_asleep = False
+        self._wakes.put(True)
+        if self._thread is None:
+            self._start()
 
     def _start(self) -> None:
         with self._lock, suppress(RuntimeError):  # no more threads, or the interpreter is ending: outages are not logged
@@ -268,12 +271,12 @@ class _Watch:
                     return
             except Empty:
                 pass
-            self._is_asleep = True  # before the look: a call that begins from now on wakes the thread
+            self.is_asleep = True  # before the look: a call that begins from now on wakes the thread
             with self._lock:
                 sides = list(self._sides.values())
             is_busy = sum(side.look() for side in sides) > 0  # all of them
             if is_busy:
-                self._is_asleep = False
+                self.is_asleep = False
 
 
 _watch: Final = _Watch()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
@@ -104,6 +104,8 @@ def test_the_best_plain_commits_of_a_round_count(benchmark_module: Import, figur
     measured = []
 
     class Bench:
+        writers = (SimpleNamespace(call=lambda method: {"pool_size": 4}[method]),)
+
         def measure(self, case: Any, seconds: float) -> Any:
             del seconds
             measured.append((case.alternative, case.connections))
@@ -115,6 +117,30 @@ def test_the_best_plain_commits_of_a_round_count(benchmark_module: Import, figur
     assert results.at(point, "plain").spread(lambda each: each.rate).median == 300
     assert results.connections(point) == [4, 4]
     assert results.of_plain(point, "pool").median == 200 / 300
+    assert results.writers(point, "pool").median == 4
+    assert results.writers(point, "plain") is None
+
+
+def test_points_are_measured_at_each_distance(benchmark_module: Import) -> None:
+    pool = benchmark_module("pool")
+    place = ("--callers", "1", "--callers-kind", "threads", "--handles", "core")
+
+    near, far = (point for point, _ in pool.cases(pool.arguments([*place, "--rtt", "0,0.5"])))
+
+    assert (str(near), near.round_trip) == ("threads, core, 1 caller", 0.0)
+    assert (str(far), far.round_trip) == ("threads, core, 1 caller, 0.5 ms away", 0.0005)
+    assert benchmark_module("pool_cases").PoolCase.of(far, "pool", pool_size=None).round_trip == 0.0005
+    assert pool.arguments(place).pool_size is None, "the pool chooses"
+
+
+def test_a_block_has_a_writer_and_units_have_what_the_pool_chooses(benchmark_module: Import, point: Any) -> None:
+    pool_size = benchmark_module("pool_cases").pool_size
+
+    assert pool_size(point, "own", None, most_writers=32) == 8
+    assert pool_size(replace(point, callers=128), "own", None, most_writers=32) == 32
+    assert pool_size(point, "own", 3, most_writers=32) == 3
+    assert pool_size(point, "pool", None, most_writers=32) is None
+    assert pool_size(point, "pool", 3, most_writers=32) == 3
 
 
 def test_every_alternative_is_warmed_up_where_it_has_most_callers(benchmark_module: Import, point: Any) -> None:
@@ -154,6 +180,31 @@ def test_ratios_are_taken_round_by_round(benchmark_module: Import, figures: Call
     assert results.alternatives(point) == ["plain", "pool"]
     assert (results.rounds, results.are_few, results.verified) == (3, False, 30)
     assert results.log_of_outbox(point, "pool") is None, "there was no outbox"
+
+
+def test_calls_are_compared_round_by_round_and_what_a_pool_ended_with_is_kept(
+    benchmark_module: Import, figures: Callable[..., Any], point: Any
+) -> None:
+    module, latency = benchmark_module("pool_figures"), benchmark_module("figures").Latency
+    measured = []
+    for number, (plain, pool, writers) in {1: (0.001, 0.004, 2), 2: (0.002, 0.002, 8), 3: (0.001, 0.003, 4)}.items():
+        measured += [
+            module.Measured(number, point, replace(figures("plain"), call=latency(plain, 2 * plain)), 8),
+            module.Measured(
+                number, point, replace(figures("pool"), call=latency(pool, 3 * plain)), writers=writers, late=pool / 100
+            ),
+        ]
+
+    results = module.Results(measured)
+
+    assert results.call_of_plain(point, "pool", "p50").median == 3
+    assert results.call_of_plain(point, "pool", "p99").median == 1.5
+    assert (results.writers(point, "pool").median, results.writers(point, "pool").greatest) == (4, 8)
+    assert results.late(point, "pool").median == 0.00003
+    assert results.late(point, "plain") is None
+    text = benchmark_module("pool_report").report(results, [], AROUND, notes=[])
+    row = next(line for line in text.splitlines() if "| pool " in line)
+    assert [cell.strip() for cell in row.split("|")][-4:-1] == ["4", "1.0", "30"], "writers, units a group, microseconds"
 
 
 def test_tasks_are_also_compared_with_the_plain_commits_of_threads(
@@ -333,6 +384,26 @@ def test_the_picture_shows_each_ratio(benchmark_module: Import, figures: Callabl
     words = [element.text for element in root.iter() if element.tag.endswith("text")]
     for expected in ("pool", "commit, then produce", "threads, psycopg", "uvloop, psycopg", "32", "1.5", ".05"):
         assert expected in words
+
+
+def test_the_picture_has_a_panel_for_each_distance(benchmark_module: Import, figures: Callable[..., Any], point: Any) -> None:
+    module = benchmark_module("pool_figures")
+    names = [name for name in benchmark_module("pool_cases").ALTERNATIVES if name != "plain"]
+    measured = [
+        module.Measured(1, replace(point, round_trip=round_trip), figures(name))
+        for round_trip in (0.0, 0.0002)
+        for name in ("plain", *names)
+    ]
+
+    root = fromstring(benchmark_module("pool_report").picture(module.Results(measured), AROUND))
+
+    words = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert {"threads, psycopg", "threads, psycopg, round trip 0.2 ms"} <= set(words)
+    labels = [
+        float(element.attrib["x"]) for element in root.iter() if element.tag.endswith("text") and element.get("y") == "68"
+    ]
+    assert len(labels) == len(names)
+    assert labels[-1] < 920 - 100, "there is room for the last label"
 
 
 def test_text_in_a_picture_is_escaped(benchmark_module: Import) -> None:

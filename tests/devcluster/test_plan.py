@@ -48,6 +48,20 @@ def test_all_ports_are_distinct_and_the_one_asked_for_is_the_first_nodes() -> No
     assert record.bootstrap_servers("PLAINTEXT") == "127.0.0.1:20500,127.0.0.1:20501,127.0.0.1:20502"
 
 
+def test_clients_of_the_proxied_listener_are_told_the_ports_of_the_proxies_and_brokers_are_not() -> None:
+    record = plan("c", None, {"nodes": 3, "proxy_port": 20600}, None)
+    for place, node in enumerate(record.nodes):
+        found = properties(record, place)
+        own = f"PLAINTEXT://127.0.0.1:{node.ports['PLAINTEXT']}"
+        assert found["advertised.listeners"] == f"{own},PROXIED://127.0.0.1:{20600 + place}"
+        assert f"{own},PROXIED://127.0.0.1:{node.ports['PROXIED']}," in found["listeners"]
+        assert found["inter.broker.listener.name"] == "PLAINTEXT"
+        assert found["listener.security.protocol.map"] == "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT"
+        assert not {20600, 20601, 20602} & set(node.ports.values())
+    with pytest.raises(DevClusterError, match=r"first proxy's port can't be 65534"):
+        plan("c", None, {"nodes": 3, "proxy_port": 65_534}, None)
+
+
 @pytest.mark.parametrize("config", [{"listeners": "x"}, {"a": "1\n2"}, {"": "1"}])
 def test_properties_that_would_break_the_cluster_are_refused(config: dict[str, str]) -> None:
     with pytest.raises(DevClusterError):

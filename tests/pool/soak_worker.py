@@ -3,18 +3,22 @@
 python -m pool.soak_worker URL BOOTSTRAP PREFIX TOPIC FIRST CALLERS
 
 Caller K writes FIRST + K * PER_CALLER, and so on, a few units at once with its key. It prints `told N …` when it knows that
-these are committed, and `error N NAME` for one that is not, or may not be.
+these are committed, and `error N NAME` for one that is not, or may not be. The number of writers changes at
+random all the time.
 """
 
 import sys
 import threading
 from typing import Final
 
+import pytest
+
 import dualwrite
 from crash.events import write_event
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction
 from fixtures.pace import LIMIT
+from pool.restless import MOST, make_restless
 
 PER_CALLER: Final = 20_000
 AT_ONCE: Final = 5
@@ -41,7 +45,8 @@ def main() -> None:
                 if error is not None:
                     say("error", n, type(error).__name__)
 
-    options = dualwrite.PoolOptions(timeout=LIMIT)
+    make_restless(pytest.MonkeyPatch())
+    options = dualwrite.PoolOptions(timeout=LIMIT, max_size=MOST)
     with dualwrite.create_pool(url, kafka=settings(bootstrap), prefix=prefix, options=options, timeouts=timeouts()) as pool:
         say("open")
         threads = [threading.Thread(target=call, args=(pool, caller)) for caller in range(callers)]

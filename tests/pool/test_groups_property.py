@@ -169,10 +169,10 @@ with_and_without_policy = pytest.mark.usefixtures("savepoint_policy")
 def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
     with scene.engine.begin() as connection:
         for statement in (
-            "DROP TABLE IF EXISTS strict, parents, locks",
+            "DROP TABLE IF EXISTS strict, strict_parents, locks",
             "CREATE TABLE locks AS SELECT generate_series(1, 3) AS id",
-            "CREATE TABLE parents (id int PRIMARY KEY)",
-            "CREATE TABLE strict (id int, parent int NOT NULL REFERENCES parents DEFERRABLE INITIALLY DEFERRED)",
+            "CREATE TABLE strict_parents (id int PRIMARY KEY)",
+            "CREATE TABLE strict (id int, parent int NOT NULL REFERENCES strict_parents DEFERRABLE INITIALLY DEFERRED)",
         ):
             connection.execute(sa.text(statement))
     with open_pool(scene, options=PoolOptions(group_units=8, timeout=LIMIT)) as opened:

@@ -54,6 +54,8 @@ WAYS = {
     "carefully": {"FAILING": "5"},
     "one by one": {"HEAVY": "5"},
     "all": {"HANDLE": "psycopg", "ACKNOWLEDGE": "decided", "FAILING": "7", "HEAVY": "11"},
+    "restless": {"RESTLESS": "1"},
+    "restless and all": {"RESTLESS": "1", "HANDLE": "psycopg", "FAILING": "7", "HEAVY": "11"},
 }
 """Ways in which a group runs, by the worker's variables."""
 
@@ -74,6 +76,10 @@ WAYS = {
             ("one by one", "after_db_commit"),
             ("all", "after_record"),
             ("all", "before_kafka_commit"),
+            ("restless", "group_after_unit"),
+            ("restless", "after_record"),
+            ("restless", "after_db_commit"),
+            ("restless and all", "before_kafka_commit"),
         ],
     ),
 )

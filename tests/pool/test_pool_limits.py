@@ -266,7 +266,7 @@ async def here(tx: aio.AsyncTransaction, scene: Scene, number: int) -> None:
 
 def test_the_timeout_applies_to_coroutines(scene: Scene) -> None:
     async def main() -> None:
-        async with opened(scene) as pool:
+        async with opened(scene, size=2) as pool:
             async with pool.transaction(), pool.transaction():
                 for unit in (both, here):
                     with pytest.raises(PoolTimeoutError, match="a transaction of its own"):

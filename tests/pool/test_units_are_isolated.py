@@ -203,6 +203,13 @@ def set_tenant(_connection: Any, cursor: Any, statement: str, parameters: Any, *
     return statement, parameters
 
 
+def execute_itself(cursor: Any, statement: str, _parameters: Any, _context: Any) -> bool:
+    if by_engine.get() == "execution":
+        cursor.execute("SELECT set_config('app.tenant', 'execution', true)")
+        cursor.execute(statement)
+    return by_engine.get() == "execution"
+
+
 def by_the_session(tx: Transaction) -> None:
     tx.session.connection(execution_options={"mark": "session"})
     tx.session.execute(sa.select(sa.func.set_config("app.tenant", "orm", True)))
@@ -220,6 +227,7 @@ SQLALCHEMY_UNITS: Mapping[str, Unit] = {
     "a listener that changes statements": listens_and_changes_statements,
     "a listener of the Engine that changes statements": by_the_engine("statement"),
     "a listener of the Engine with the cursor": by_the_engine("cursor"),
+    "a listener of the Engine that executes statements itself": by_the_engine("execution"),
 }
 
 
@@ -328,6 +336,7 @@ def pool(scene: Scene, request: pytest.FixtureRequest) -> Iterator[WriterPool[An
     with ExitStack() as stack:
         store: Any = sa.create_engine(scene.url)
         sa.event.listen(store, "before_cursor_execute", set_tenant, retval=True)
+        sa.event.listen(store, "do_execute", execute_itself)
         stack.callback(store.dispose)
         if request.param == "psycopg":
             connections = ConnectionPool(scene.url.replace("+psycopg", ""), max_size=4, open=True)

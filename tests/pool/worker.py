@@ -8,7 +8,7 @@ end after SESSION seconds), SIZE the number of writers.
 
 More variables: HANDLE=psycopg gives the units psycopg connections, whose statements go through libpq's pipeline;
 ACKNOWLEDGE=decided; every FAILING-th unit raises after it has written, and every HEAVY-th sends a message that is too large, so
-that the units of its group run one by one.
+that the units of its group run one by one. RESTLESS=1 makes the number of writers change at random all the time.
 """
 
 import os
@@ -16,8 +16,10 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
+import pytest
 from psycopg_pool import ConnectionPool
 
 import dualwrite
@@ -26,6 +28,7 @@ from crash.worker import say, settings, timeouts
 from dualwrite import Transaction
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
+from pool.restless import MOST, make_restless
 
 SESSION: Final = 5
 """Much less than the default of ten, and longer than a process at work may take to answer."""
@@ -45,7 +48,7 @@ def opened(url: str) -> Iterator[Any]:
     """The database for the pool."""
     if is_psycopg():
         with (
-            ConnectionPool(url.replace("+psycopg", ""), max_size=4, open=True) as connections,
+            ConnectionPool(url.replace("+psycopg", ""), max_size=2 * MOST, min_size=4, open=True) as connections,
             SqlStateStore.from_psycopg(connections) as store,
         ):
             yield store
@@ -83,6 +86,9 @@ def main() -> None:
     acknowledge: Any = os.environ.get("ACKNOWLEDGE", "visible")
     options = dualwrite.PoolOptions(timeout=LIMIT, lease=float(os.environ.get("LEASE", "30")), acknowledge=acknowledge)
     more = {"size": int(os.environ.get("SIZE", "2")), "options": options, "timeouts": timeouts()}
+    if os.environ.get("RESTLESS"):
+        make_restless(pytest.MonkeyPatch())
+        more |= {"size": None, "options": replace(options, max_size=MOST)}
     with (
         opened(url) as database,
         dualwrite.create_pool(database, kafka=settings(bootstrap), prefix=prefix, **more) as pool,

@@ -112,7 +112,7 @@ def test_an_outage_is_logged_once_for_all_that_notice_it(
         try:
             for pool, scene in zip(pools, scenes, strict=False):
                 futures += [pool.submit(lambda tx, scene=scene: tx.send(scene.target, "2")) for _ in range(3)]
-            until(lambda: kafka.is_out and len(kafka._calls) >= len(pools), "both wait")
+            until(lambda: kafka.is_out and len(kafka.calls) >= len(pools), "both wait")
         finally:
             brisk.start()
         for future in futures:

@@ -378,8 +378,8 @@ PROMISES: Final = (
     Removal(
         "the user's statements are not moved to another schema",
         "stores/sql/guard.py",
-        "        return self.guard.lifted\n\n    def restore_guard",
-        "        return True\n\n    def restore_guard",
+        "        result = Connection.execute(self, statement, *args, **kwargs)\n",
+        "        result = super().execute(statement, *args, **kwargs)\n",
         ("stores/test_schema.py::test_statements_of_the_user_are_not_changed",),
     ),
     Removal(
@@ -518,11 +518,25 @@ PROMISES: Final = (
         ),
     ),
     Removal(
-        "a statement is looked at again after the user's listeners",
-        "stores/sql/guard.py",
-        "                _look_after_listeners(connection.engine)\n",
-        "                pass\n",
+        "what a listener of the user's executes with the cursor is noticed",
+        "stores/sql/checked_statements.py",
+        "        if guard.executing is not context and _has_run(cursor):",
+        "        if guard.executing is not context and not cursor:",
         ("pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",),
+    ),
+    Removal(
+        "a statement that a listener of the user's has executed itself is noticed",
+        "stores/sql/guard.py",
+        "        if self.guard.executing is None and self.guard.watch is not None:\n",
+        "        if self.guard.executing is None and not self.guard:\n",
+        ("pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",),
+    ),
+    Removal(
+        "a text is known to be harmless only until a statement defines something",
+        "stores/sql/session_effects.py",
+        "        return sql in self._harmless and time.monotonic() < self._until\n",
+        "        return sql in self._harmless\n",
+        ("stores/test_session_text.py::test_a_text_is_known_to_be_harmless_until_a_statement_defines_something",),
     ),
     Removal(
         "a call with a key runs after one that was set aside",
@@ -582,8 +596,8 @@ PROMISES: Final = (
     Removal(
         "an outage is logged once",
         "outages.py",
-        "            if self._began is not None:\n                self._kinds.add(kind)\n",
-        "            if self._began is None and self._ended is None:\n                self._kinds.add(kind)\n",
+        "            if self.began is not None:\n                self._kinds.add(kind)\n",
+        "            if self.began is None and self._ended is None:\n                self._kinds.add(kind)\n",
         ("unit/test_outages.py::test_calls_that_fail_are_one_outage",),
     ),
     Removal(

@@ -116,9 +116,10 @@ def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
     transaction = store.begin(claim)
     counts = [sa.select(sa.func.count()).select_from(table) for table in (sa.table(state_table.name), state_table)]
     found = [scalar(count) for scalar in (transaction.handle.scalar, transaction.session.scalar) for count in counts]
+    found += [transaction.handle.execute(count).scalar() for count in counts]
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
-    assert found == [0, 0, 0, 0]
+    assert found == [0] * 6
     assert store.read_claimed(claim).prepared_state == STATE
 
 

@@ -210,6 +210,18 @@ def test_a_function_is_not_taken_for_harmless_because_of_the_statement_that_call
     assert effects.of("SELECT log_in('b')", (), routines) is TRANSACTION
 
 
+def test_a_text_is_known_to_be_harmless_until_a_statement_defines_something() -> None:
+    effects = SessionEffects("postgresql")
+    harmless, by_parameter = "SELECT log_in('a')", "SELECT set_config('a', 'b', %s)"
+    assert not effects.is_harmless(harmless), "the database was not asked yet"
+    assert effects.of(harmless, (), lambda _: ()) is NONE
+    assert effects.of(by_parameter, (True,), lambda _: ()) is TRANSACTION
+    assert effects.of(long := f"SELECT '{'x' * 4_000}'", (), lambda _: ()) is NONE
+    assert [effects.is_harmless(sql) for sql in (harmless, by_parameter, long)] == [True, False, False]
+    assert effects.of("CREATE FUNCTION log_in(text) …", (), lambda _: ()) is NONE
+    assert not effects.is_harmless(harmless)
+
+
 def test_what_a_unit_defines_is_asked_for_again() -> None:
     bodies: list[Routine] = []
     effects = SessionEffects("postgresql")

@@ -145,9 +145,9 @@ def test_outages_that_follow_each_other_are_not_all_logged(lines: Lines) -> None
 
 def test_a_call_that_an_interrupt_has_left_is_forgotten(lines: Lines) -> None:
     kafka = kafka_at("interrupted:9092")
-    kafka.enter(kafka.call(REQUEST))
+    kafka.call(REQUEST).__enter__()
     kafka.look()
-    assert not kafka._calls
+    assert not kafka.calls
     assert not lines.of(kafka)
 
 
@@ -161,7 +161,7 @@ def test_a_forked_child_has_a_thread_of_its_own(lines: Lines) -> None:
             try:
                 is_new = not kafka.is_out and outages._watch._thread is None
                 call = kafka.call(REQUEST)
-                kafka.enter(call)
+                call.__enter__()
                 until(lambda: kafka.is_out, "the child notices")
                 os._exit(0 if is_new else 1)
             finally:

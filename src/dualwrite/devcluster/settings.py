@@ -8,9 +8,13 @@ from typing import Any, Self
 
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION, check_version
+from dualwrite.devcluster.ports import HIGHEST
 from dualwrite.devcluster.security import Security
 
 SIZES = (1, 3)
+
+PROXIED = "PROXIED"
+"""Name of the listener of every node for clients that connect through a proxy."""
 
 _OURS = frozenset(
     {
@@ -42,11 +46,14 @@ class ClusterSettings:
     features: Mapping[str, str] = field(default_factory=dict)
     security: Security | None = None
     java_options: tuple[str, ...] | None = None
+    proxy_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.nodes not in SIZES:
             raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
         check_version(self.kafka_version)
+        if self.proxy_port is not None:
+            self.check_port(self.proxy_port, what="first proxy's port")
         if refused := sorted(_OURS & set(self.config)):
             raise DevClusterError(
                 f"The property {refused[0]} can't be set.",
@@ -56,10 +63,27 @@ class ClusterSettings:
         if any(not key or "\n" in f"{key}{value}" for key, value in self.config.items()):
             raise DevClusterError("A broker property has no name, or contains a line break.", next_step="correct it")
 
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """Names of the listeners that every node has in addition to the plain one and the controllers'."""
+        return (*(self.security.listeners if self.security else ()), *((PROXIED,) if self.proxy_port is not None else ()))
+
+    def check_port(self, port: int, *, what: str = "first node's port") -> None:
+        """Check that this port and those after it, one for each node, exist.
+
+        Raises:
+            DevClusterError: They don't.
+        """
+        highest = HIGHEST - self.nodes + 1
+        if not 1 <= port <= highest:
+            raise DevClusterError(
+                f"The {what} can't be {port}.", next_step=f"choose one from 1 to {highest}, or none", port=port
+            )
+
     def differences(self, other: Self) -> list[str]:
         """The differences, as text such as `nodes: 1, not 3`."""
         found = []
-        for name in ("nodes", "kafka_version", "config", "features", "java_options"):
+        for name in ("nodes", "kafka_version", "config", "features", "java_options", "proxy_port"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 found.append(f"{name}: {mine}, not {theirs}")
@@ -85,6 +109,7 @@ class ClusterSettings:
             "features": dict(self.features),
             "security": self.security and self.security.to_json(),
             "java_options": self.java_options,
+            "proxy_port": self.proxy_port,
         }
 
     @classmethod

@@ -35,7 +35,7 @@ class ClusterStatus:
     bootstrap_servers: str
     """The plain listeners, in the form of `bootstrap.servers`."""
     listeners: Mapping[str, str]
-    """Bootstrap servers by listener: `PLAINTEXT`, and `SASL_PLAINTEXT`, `SSL`, `SASL_SSL` if they exist."""
+    """Bootstrap servers by listener: `PLAINTEXT`, and `SASL_PLAINTEXT`, `SSL`, `SASL_SSL`, `PROXIED` if they exist."""
     nodes: tuple[NodeStatus, ...]
     ready: bool
 

@@ -67,7 +67,12 @@ def as_bytes(what: str, content: Any) -> bytes | None:
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
-        return _encoded(what, content)
+        try:
+            return content.encode()
+        except UnicodeEncodeError as error:  # a lone surrogate, for example from a file name that is not UTF-8
+            raise InvalidMessageError(
+                f"A message's {what} can't be encoded as UTF-8: {error}.", next_step="pass bytes"
+            ) from error
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise InvalidMessageError(
@@ -92,7 +97,7 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     for name, _ in listed:
         if not isinstance(name, str):
             raise InvalidMessageError(f"A header's name must be a str, not {type(name).__name__}.")
-        _encoded("header name", name)
+        as_bytes("header name", name)
     return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
 
 
@@ -172,10 +177,3 @@ def check_number(what: str, number: Any, highest: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= highest:
         raise InvalidMessageError(f"A message's {what} must be an int from 0 to {highest}, not {number!r}.")
     return number
-
-
-def _encoded(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, for example from a file name that is not UTF-8
-        raise InvalidMessageError(f"A message's {what} can't be encoded as UTF-8: {error}.", next_step="pass bytes") from error

@@ -7,9 +7,9 @@ import copy
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, Final
 
 from dualwrite.transaction import Transaction, UnitTransaction
@@ -36,6 +36,8 @@ class Call:
         future: What the caller waits for.
         name: The unit's name, for messages.
         number: Later calls have higher ones.
+        created: When it was made, by `time.monotonic`.
+        conflicts: How often its unit was rolled back because of another transaction.
     """
 
     __slots__ = (
@@ -47,6 +49,8 @@ class Call:
         "_kwargs",
         "_result",
         "alone",
+        "conflicts",
+        "created",
         "future",
         "key",
         "name",
@@ -65,6 +69,8 @@ class Call:
     ) -> None:
         self.unit = unit
         self.number = next(_numbers)
+        self.created = time.monotonic()
+        self.conflicts = 0
         self.alone = alone
         self._args = args
         self._kwargs = kwargs
@@ -130,34 +136,30 @@ class Call:
         """Deliver the outcome of the last run to the caller: its result, or its own error."""
         if self.future.done():
             return
-        with _callbacks(self.name):
-            if self._error is not None:
-                self.future.set_exception(self._error)
-            else:
-                self.future.set_result(self._result)
+        if self._error is not None:
+            self._set(self.future.set_exception, self._error)
+        else:
+            self._set(self.future.set_result, self._result)
 
     def deliver_error(self, error: BaseException) -> None:
         """Deliver a copy of an error that the unit did not raise itself; a unit that has not begun will never run."""
         if self.begin() and not self.future.done():
-            with _callbacks(self.name):
-                self.future.set_exception(_copy_of(error))
+            self._set(self.future.set_exception, _copy_of(error))
+
+    def _set(self, setter: Callable[[Any], None], outcome: Any) -> None:
+        """Set the future's outcome: an error of one of its done-callbacks concerns no call, least of all the other ones."""
+        before, _here.in_callback = in_callback(), True
+        try:
+            setter(outcome)
+        except BaseException:
+            log.exception("a done-callback of %s has failed", self.name)
+        finally:
+            _here.in_callback = before
 
 
 def in_callback() -> bool:
     """Whether the calling thread delivers an outcome, so that it is in a done-callback of the call's future."""
     return getattr(_here, "in_callback", False)
-
-
-@contextmanager
-def _callbacks(name: str) -> Iterator[None]:
-    """While the future's done-callbacks run: an error of one of them concerns no call, least of all the other ones."""
-    before, _here.in_callback = in_callback(), True
-    try:
-        yield
-    except BaseException:
-        log.exception("a done-callback of %s has failed", name)
-    finally:
-        _here.in_callback = before
 
 
 def _copy_of(error: BaseException) -> BaseException:

@@ -11,7 +11,8 @@ The units run one after another; their messages are sent after the last unit, an
    group's, if that one may have committed.
 
 A unit that is about to change what the units after it see, such as a setting, is undone and set aside. After the group it runs
-in a transaction of its own, and later calls of its function do so at once (`alone.py`).
+in a transaction of its own, and later calls of its function do so at once (`alone.py`). A unit that the database has rolled
+back because of another transaction, perhaps of another group, runs again in a later group (`conflicted`).
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Rules:
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
         goes_alone: Whether a call must have a transaction of its own.
         runs_alone: Called with a call that must have one from now on, and the reason.
+        runs_again: Called with a call that the database has rolled back because of another transaction: a serialization failure
+            or a deadlock. Returns whether it runs once more.
     """
 
     most_units: int = 1
@@ -100,6 +103,7 @@ class Rules:
     savepoint_policy: SavepointPolicy | None = None
     goes_alone: Callable[[Call], bool] = lambda call: call.alone
     runs_alone: Callable[[Call, str], None] = lambda _call, _what: None
+    runs_again: Callable[[Call], bool] = lambda _: False
 
 
 class Group:
@@ -112,11 +116,14 @@ class Group:
 
     Attributes:
         error: The error of the group as a whole, if it has failed.
+        conflicted: Calls that have no outcome yet, in order: those that `runs_again` has accepted, and later ones with their
+            keys.
     """
 
     def __init__(self, writer: DualWriter[Any], calls: list[Call], rules: Rules) -> None:
         self.calls = calls
         self.error: BaseException | None = None
+        self.conflicted: list[Call] = []
         self._writer = writer
         self._rules = rules
         self._has_begun = False
@@ -167,8 +174,26 @@ class Group:
         self._run_aside()
 
     def _run_aside(self) -> None:
-        for call in sorted(self._aside, key=lambda call: call.number):  # one with a key may follow another to be set aside
-            Group(self._writer, [call], replace(self._rules, most_units=1)).run()
+        for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
+            if not self._follows_conflicted(call):
+                self._run_alone(call)
+        self.conflicted.sort(key=_number)
+
+    def _run_alone(self, call: Call) -> BaseException | None:
+        """Run a call in a transaction of its own; return the error if the transaction has failed."""
+        alone = Group(self._writer, [call], replace(self._rules, most_units=1))
+        try:
+            alone.run()
+        finally:
+            self.conflicted += alone.conflicted
+        return alone.error
+
+    def _follows_conflicted(self, call: Call) -> bool:
+        """Whether a call waits for a conflicted one that has the same key and came before; then it is one of them, too."""
+        if call.key is None or all(call.key != other.key or call.number < other.number for other in self.conflicted):
+            return False
+        self.conflicted.append(call)
+        return True
 
     @property
     def _fields(self) -> dict[str, Any]:
@@ -241,7 +266,8 @@ class Group:
             call.run(unit)
             unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
         except BaseException as error:
-            call.failed(error)
+            if not self._runs_again(call, error):
+                call.failed(error)
             raise _AllFailedError from error
         finally:
             unit.end()
@@ -271,7 +297,8 @@ class Group:
         except BaseException as error:
             log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error, **self._fields)
             if whole.refused is not None and running is not None:
-                self._set_aside(running, whole.refused)
+                self._rules.runs_alone(running, whole.refused)
+                self._set_aside(running)
             whole.undo_units(error)
             if has_sent:
                 raise _SentTooSoonError from error
@@ -289,10 +316,11 @@ class Group:
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
                 refused = whole.refused
                 unit.undo_unit(error)
-                if refused is None:
+                if refused is not None:
+                    self._rules.runs_alone(call, refused)
+                    self._set_aside(call)
+                elif not self._runs_again(call, error):
                     call.failed(error)
-                else:
-                    self._set_aside(call, refused)
             else:
                 messages += unit.messages
             hit("group_after_unit")
@@ -309,6 +337,9 @@ class Group:
             if not call.begin():
                 del self.calls[place]
                 continue
+            if self._follows_conflicted(call):
+                del self.calls[place]
+                continue
             if self._must_wait(call):
                 self._aside.append(call)
                 del self.calls[place]
@@ -316,7 +347,7 @@ class Group:
             place += 1
             self._rules.doing(call.name)
             yield call
-            if call in self._aside:
+            if call in self._aside or call in self.conflicted:
                 place -= 1
             size += sum(message.size for message in messages[counted:])
             counted = len(messages)
@@ -331,11 +362,18 @@ class Group:
         """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
         return self._rules.goes_alone(call) or (call.key is not None and any(call.key == other.key for other in self._aside))
 
-    def _set_aside(self, call: Call, refused: str) -> None:
-        """Take a call out of the group, whose unit was refused and is undone."""
-        self._rules.runs_alone(call, refused)
+    def _set_aside(self, call: Call) -> None:
+        """Take a call out of the group, whose unit is undone."""
         self.calls.remove(call)
         self._aside.append(call)
+
+    def _runs_again(self, call: Call, error: BaseException) -> bool:
+        """Whether a call whose unit is undone runs again in another group; if so, it is taken out of this one."""
+        if not self._writer.store.is_conflict(error) or not self._rules.runs_again(call):
+            return False
+        self.calls.remove(call)
+        self.conflicted.append(call)
+        return True
 
     def _put_back(self, place: int) -> None:
         """Put back the calls from index `place` on, except those that have begun, which can't be cancelled any more."""
@@ -364,15 +402,19 @@ class Group:
                 call.deliver_error(error)
 
     def _run_one_by_one(self) -> None:
-        rules = replace(self._rules, most_units=1)
         for place, call in enumerate(self.calls):
-            alone = Group(self._writer, [call], rules)
+            if self._follows_conflicted(call):
+                continue
+            error: BaseException | None = None
             try:
-                alone.run()
+                error = self._run_alone(call)
+            except BaseException as raised:
+                error = raised
+                raise
             finally:
-                if alone.error is not None and _would_hit_others(alone.error):
-                    self._deliver_not_run(self.calls[place + 1 :], alone.error)
-            if alone.error is not None and _would_hit_others(alone.error):
+                if error is not None and _would_hit_others(error):
+                    self._deliver_not_run(self.calls[place + 1 :], error)
+            if error is not None and _would_hit_others(error):
                 return
 
     def _deliver_not_run(self, calls: list[Call], error: BaseException) -> None:
@@ -390,6 +432,10 @@ class Group:
                 call.deliver()
             else:
                 call.deliver_error(self.error)
+
+
+def _number(call: Call) -> int:
+    return call.number
 
 
 def _units(calls: list[Call]) -> str:

@@ -31,6 +31,7 @@ from dualwrite.pool.call import Call, in_callback
 from dualwrite.pool.ids import FixedIds, Ids
 from dualwrite.pool.leases import LeasedIds
 from dualwrite.pool.options import PoolOptions
+from dualwrite.pool.scaler import LEAST, Scaler
 from dualwrite.pool.submitter import Submitter
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.waiting import WaitingCalls
@@ -67,7 +68,7 @@ class WriterPool(Generic[H]):
     Args:
         open_writer: Opens a writer on a transactional id; each serves one group or one transaction at a time.
         open_recoverer: Opens a recoverer on the store.
-        size: The number of writers.
+        size: The number of writers; None: as many as the load asks for.
         store: The writers' store; closed with the pool if `owns_store`.
         prefix: The prefix of their transactional ids.
         options: How the pool groups units, and when its calls return.
@@ -83,14 +84,15 @@ class WriterPool(Generic[H]):
         open_writer: Callable[[str], DualWriter[H]],
         open_recoverer: Callable[[], Recoverer],
         *,
-        size: int,
+        size: int | None,
         store: TxnStateStore,
         prefix: str,
         options: PoolOptions | None = None,
         owns_store: bool = False,
     ) -> None:
         self._options = options or PoolOptions()
-        self._options.check_size(size)
+        if size is not None:
+            self._options.check_size(size)
         self._prefix = prefix
         self._store = store
         self._owns_store = owns_store
@@ -107,7 +109,15 @@ class WriterPool(Generic[H]):
         self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
         alone = AloneUnits(prefix)
         self._waiting = WaitingCalls(alone.goes_alone)
-        self._workers = Workers(prefix, self._options, store, self._upkeep, self._writers, self._waiting, alone)
+        self._scaler = Scaler(
+            size,
+            most=self._options.max_size if leases is not None else LEAST,
+            side_by_side=store.most_side_by_side,
+            upkeep=self._upkeep,
+            writers=self._writers,
+            prefix=prefix,
+        )
+        self._workers = Workers(prefix, self._options, store, self._scaler, self._writers, self._waiting, alone)
         self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
         self._pid = os.getpid()
         self._closing = threading.RLock()  # also for `resize`
@@ -117,10 +127,11 @@ class WriterPool(Generic[H]):
         if isinstance(self._ids, LeasedIds):
             self._ids.on_lost = self._writers.remove
         try:
-            self._upkeep.resize(size, Deadline.after(self._options.timeout))
+            self._upkeep.resize(self._scaler.size, Deadline.after(self._options.timeout))
         except BaseException as error:
             self._end_writers(self._limit(None), error)
             raise
+        self._scaler.on_changed, self._upkeep.on_turn = self._workers.match_size, self._scaler.rest
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
@@ -271,7 +282,7 @@ class WriterPool(Generic[H]):
         limit, fenced_until = self._limit(timeout), self._limit(None)
         has_begun = False
         while not has_begun:
-            with self._writers.checked_out("a transaction of its own", limit) as writer:
+            with self._scaler.own_transaction(), self._writers.checked_out("a transaction of its own", limit) as writer:
                 if self._is_closed:
                     raise closed(self._prefix)
                 try:
@@ -287,14 +298,14 @@ class WriterPool(Generic[H]):
 
     # --- its size -----------------------------------------------------------------------------------------------------------
 
-    def resize(self, size: int) -> None:
+    def resize(self, size: int | None) -> None:
         """Change the number of writers while the pool is in use. Returns once the pool has the new size.
 
         Growing leases additional ids. Shrinking closes writers as soon as their transactions have ended, and releases their
         ids.
 
         Args:
-            size: The number of writers, from 1 to the option `max_size`.
+            size: The number of writers, from 1 to the option `max_size`; None: from now on as many as the load asks for.
 
         Raises:
             ConfigurationError: The number is out of range.
@@ -303,16 +314,19 @@ class WriterPool(Generic[H]):
             NestedTransactionError: Called from a unit of this pool.
             WriterClosedError: The pool is closed.
         """
-        self._options.check_size(size)
+        if size is not None:
+            self._options.check_size(size)
         self._check("resize()")
         with self._closing:
             if self.is_closed:
                 raise closed(self._prefix)
             try:
                 self._is_in_progress = True
-                self._upkeep.resize(size, Deadline.after(self._options.timeout))
+                if size is not None or not self._ids.are_leased:
+                    self._upkeep.resize(LEAST if size is None else size, Deadline.after(self._options.timeout))
             finally:
                 try:
+                    self._scaler.resize(None if size is None else self._upkeep.wanted)
                     self._workers.match_size()
                 finally:
                     self._is_in_progress = False

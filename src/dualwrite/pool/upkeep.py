@@ -5,10 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, UnverifiedTransactionError
+from dualwrite.errors import (
+    ClaimTimeoutError,
+    FencedError,
+    LostTransactionError,
+    PoolTimeoutError,
+    UnverifiedTransactionError,
+)
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
 from dualwrite.pool.adoption import Adoption
@@ -39,10 +46,17 @@ class Upkeep:
 
     Attributes:
         wanted: The number of writers that the pool should have.
+        on_opened: Called in the thread when it has opened writers.
+        on_refused: Called in the thread when a writer that `want` has asked for could not be opened.
+        on_turn: Called in the thread every few seconds.
     """
 
     def __init__(self, prefix: str, ids: Ids, writers: Writers, open_writer: Callable[[str], DualWriter[Any]]) -> None:
         self.wanted = 0
+        self.on_opened: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[], None] = lambda: None
+        self.on_turn: Callable[[], None] = lambda: None
+        self._least = 0  # `wanted` without what `want` has asked for
         self._prefix = prefix
         self._ids = ids
         self._writers = writers
@@ -67,13 +81,19 @@ class Upkeep:
         """
         with self._sizing:
             before, self.wanted = self.wanted, size
+            self._least = size
             try:
                 self._fill()
                 while len(self._writers) > size:
                     self._close(self._writers.remove_one(deadline))
             except BaseException:
-                self.wanted = max(len(self._writers), min(before, size))
+                self.wanted = self._least = max(len(self._writers), min(before, size))
                 raise
+
+    def want(self, size: int) -> None:
+        """Ask for another number of writers: the thread opens more, or closes some when they are free. Does not wait."""
+        self.wanted = size
+        self._woken.set()
 
     def _fill(self) -> None:
         while len(self._writers) < self.wanted and not self._stopping.is_set():
@@ -135,8 +155,10 @@ class Upkeep:
         search_at, retry = time.monotonic(), 0.0
         while not self._stopping.is_set():
             self._close_retired()
+            self._close_surplus()
             retry = 0.0 if self._replace() else min(max(retry * 2, interval * _FIRST_RETRY), interval)
             if time.monotonic() >= search_at:
+                self.on_turn()
                 self._search(adoption)
                 search_at = time.monotonic() + interval
             pause = max(0.0, search_at - time.monotonic())
@@ -158,12 +180,33 @@ class Upkeep:
                     transactional_id=writer.transactional_id,
                 )
 
+    def _close_surplus(self) -> None:
+        """Close writers that are not wanted any more, as far as they are free now."""
+        with self._sizing, suppress(PoolTimeoutError):
+            while len(self._writers) > self.wanted and not self._stopping.is_set():
+                writer = self._writers.remove_one(Deadline.after(0))
+                try:
+                    self._close(writer)
+                except Exception as error:  # recovery resolves what is left
+                    log.info(
+                        "closing a writer that is not needed any more: %s",
+                        error,
+                        exc_info=if_unexpected(error),
+                        transactional_id=writer.transactional_id,
+                    )
+
     def _replace(self) -> bool:
         """Open writers for those that are missing; False if one could not be opened."""
+        missing = self.wanted - len(self._writers)
         try:
             with self._sizing:
                 self._fill()
         except Exception as error:  # whatever it was: this thread must keep running
+            if len(self._writers) >= self._least and not self._stopping.is_set():
+                self.wanted = len(self._writers)
+                log.info("stays at %d writers: %s", self.wanted, error, exc_info=if_unexpected(error), prefix=self._prefix)
+                self.on_refused()
+                return True
             if not self._stopping.is_set():
                 log.log(
                     level_of(error),
@@ -174,6 +217,8 @@ class Upkeep:
                 )
                 self._writers.fail(error)
             return False
+        if missing > 0:
+            self.on_opened()
         return True
 
     def _search(self, adoption: Adoption) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from queue import Empty, SimpleQueue
 
 from dualwrite.pool.call import Call
 
 
 class WaitingCalls:
-    """A queue. Any thread may `put` calls, even in a signal handler; only the thread whose turn it is may take them.
+    """A queue. Any thread may `put` calls, even in a signal handler; one thread at a time may wait in `take`.
 
     A call is held back while another call with the same key is in a group that has not committed yet.
 
@@ -23,8 +23,9 @@ class WaitingCalls:
         self._goes_alone = goes_alone
         self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the thread that takes calls
         self._calls: deque[Call] = deque()  # received from the inbox, and not taken by a group yet
+        self._in_groups = 0
         self._busy: set[Hashable] = set()
-        self._keys_lock = threading.Lock()
+        self._lock = threading.Lock()  # for these three
         self._is_closed = False
         self._is_drained = False
 
@@ -35,43 +36,64 @@ class WaitingCalls:
         self._inbox.put(call)
         return not (self._is_drained and call.cancel())  # closed in between: nobody takes calls any more
 
-    def take(self, most: int) -> list[Call]:
-        """Wait for calls and take up to `most` of them for a group; return an empty list once the queue is closed and empty."""
+    def take(self, most: int, groups: int = 1) -> tuple[list[Call], bool]:
+        """Wait for calls and take some of them for a group.
+
+        Args:
+            most: The number of calls to take at most.
+            groups: How many groups share the calls: none takes more than its part of all that wait or are in groups.
+
+        Returns:
+            The calls, and whether they were waiting already; none once the queue is closed and empty.
+        """
+        was_waiting = True
         while True:
-            taken = self._takable(most, set(), may_be_alone=True)
-            if taken:
-                return taken
-            if self._is_closed and not self._calls:
-                self._is_drained = True
-                if not self._receive():
-                    return []
-                continue
+            with self._lock:
+                self._receive()
+                taken = self._takable(most, set(), may_be_alone=True, groups=groups)
+                if taken:
+                    return taken, was_waiting
+                if self._is_closed and not self._calls:
+                    self._is_drained = True
+                    if not self._receive():
+                        return [], was_waiting
+                    continue
+            was_waiting = False
             call = self._inbox.get()
             if call is not None:
-                self._calls.append(call)
+                with self._lock:
+                    self._calls.append(call)
 
-    def take_more(self, most: int, group: Iterable[Call]) -> list[Call]:
-        """Take up to `most` further calls for a group that has not committed yet; does not wait."""
-        return self._takable(most, {call.key for call in group if call.key is not None}, may_be_alone=False)
+    def take_more(self, most: int, group: Collection[Call], groups: int = 1) -> list[Call]:
+        """Take further calls for a group that has not committed yet; does not wait. Any thread may call this."""
+        with self._lock:
+            if not self._inbox.empty():
+                self._receive()
+                self._inbox.put(None)  # for the thread that waits in `take`, which what was received may have been meant for
+            own = {call.key for call in group if call.key is not None}
+            return self._takable(most, own, may_be_alone=False, groups=groups, has=len(group))
 
-    def put_back(self, calls: list[Call], group: Iterable[Call]) -> None:
-        """Put the calls that were taken last, and have not begun, back at the front. Only for the thread whose turn it is.
+    def put_back(self, calls: list[Call], group: Collection[Call]) -> None:
+        """Put the calls that were taken last, and have not begun, back at the front. Any thread may call this.
 
         Args:
             calls: The calls, in the order in which they were taken.
             group: The calls that stay in the group: their keys stay busy.
         """
-        self._calls.extendleft(reversed(calls))
         keys = {call.key for call in calls} - {call.key for call in group}
-        with self._keys_lock:
+        with self._lock:
+            self._calls.extendleft(reversed(calls))
+            self._in_groups -= len(calls)
             self._busy -= keys
+        self._inbox.put(None)  # another group may take them
 
-    def release(self, group: Iterable[Call]) -> None:
+    def release(self, group: Collection[Call]) -> None:
         """Note that a group has ended, so that calls with its keys can be taken. Any thread may call this."""
         keys = {call.key for call in group if call.key is not None}
+        with self._lock:
+            self._in_groups -= len(group)
+            self._busy -= keys
         if keys:
-            with self._keys_lock:
-                self._busy -= keys
             self._inbox.put(None)
 
     @property
@@ -112,8 +134,9 @@ class WaitingCalls:
         except Empty:
             return len(self._calls) > before
 
-    def _takable(self, most: int, own: set[Hashable], *, may_be_alone: bool) -> list[Call]:
-        self._receive()
+    def _takable(self, most: int, own: set[Hashable], *, may_be_alone: bool, groups: int, has: int = 0) -> list[Call]:
+        if groups > 1:
+            most = min(most, -(-(len(self._calls) + self._in_groups) // groups) - has)
         taken: list[Call] = []
         passed_over: list[Call] = []
         blocked: set[Hashable] = set()
@@ -134,6 +157,7 @@ class WaitingCalls:
                 if alone:
                     break
         self._calls.extendleft(reversed(passed_over))
+        self._in_groups += len(taken)
         return taken
 
     def _is_held_back(self, key: Hashable, own: set[Hashable], blocked: set[Hashable], *, joins: bool) -> bool:
@@ -144,6 +168,5 @@ class WaitingCalls:
             blocked.add(key)
             return True
         own.add(key)
-        with self._keys_lock:
-            self._busy.add(key)
+        self._busy.add(key)
         return False

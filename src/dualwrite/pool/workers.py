@@ -1,14 +1,20 @@
-"""The pool's threads: while one thread commits its group, the next thread runs the units of the next group."""
+"""The pool's threads: each runs one group after another.
+
+While one thread commits its group, the next thread runs the units of the next group. If the pool waits for the network most of
+the time, the threads run their groups side by side (`scaling.py`).
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import FencedError, WriterClosedError
+from dualwrite.errors import FencedError, StoreError, StoreUnavailableError, WriterClosedError
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import is_no_answer
 from dualwrite.pool.alone import AloneUnits
@@ -16,22 +22,26 @@ from dualwrite.pool.call import Call
 from dualwrite.pool.group import Group, Rules
 from dualwrite.pool.options import PoolOptions
 from dualwrite.pool.savepoint_policy import SavepointPolicy
-from dualwrite.pool.upkeep import Upkeep
+from dualwrite.pool.scaler import Scaler
+from dualwrite.pool.scaling import SERIAL
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers
 from dualwrite.stores.base import TxnStateStore
 
 log = SubjectLogger(__name__)
 
+_MOST_RUNS: Final = 5
+"""How often a unit runs, if the database rolls it back each time because of another transaction."""
+
 
 class Workers:
-    """Threads that run the calls of a queue in groups: one for each writer that the pool should have.
+    """Threads that run the calls of a queue in groups.
 
     Args:
         prefix: The prefix of the ids, for messages and the threads' names.
         options: The pool's options.
         store: The writers' store.
-        upkeep: Its `wanted` is the number of writers that the pool should have.
+        scaler: Knows how many threads there should be, and whether their groups run side by side.
         writers: The writers that the groups use.
         waiting: The queue.
         alone: Which calls run alone.
@@ -45,7 +55,7 @@ class Workers:
         prefix: str,
         options: PoolOptions,
         store: TxnStateStore,
-        upkeep: Upkeep,
+        scaler: Scaler,
         writers: Writers,
         waiting: WaitingCalls,
         alone: AloneUnits,
@@ -54,14 +64,15 @@ class Workers:
         self._prefix = prefix
         self._options = options
         self._store = store
-        self._upkeep = upkeep
+        self._scaler = scaler
         self._writers = writers
         self._waiting = waiting
         self._alone = alone
         self._savepoint_policy = SavepointPolicy() if store.units_need_savepoints else None
-        self._turn = threading.Lock()  # one thread at a time collects calls and runs their SQL
+        self._turn = threading.Lock()  # one thread at a time collects calls; and runs their SQL, unless groups run side by side
         self._here = threading.local()
         self._threads_lock = threading.Lock()
+        self._numbers = itertools.count()
         self._groups: dict[int, list[Call]] = {}  # by thread: the calls of its group
 
     @property
@@ -70,10 +81,10 @@ class Workers:
         return getattr(self._here, "is_ours", False)
 
     def match_size(self) -> None:
-        """Start threads until there is one for each writer. Surplus threads end at their next turn."""
+        """Start the threads that are missing. Surplus threads end at their next turn."""
         with self._threads_lock:
-            while len(self.threads) < self._upkeep.wanted:
-                name = f"dualwrite pool {self._prefix} {len(self.threads)}"
+            while len(self.threads) < self._scaler.threads and not self._waiting.is_closed:
+                name = f"dualwrite pool {self._prefix} {next(self._numbers)}"
                 self.threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self.threads[-1].start()
 
@@ -87,8 +98,8 @@ class Workers:
         Returns:
             The limit for the steps that follow.
         """
-        threads, seen = list(self.threads), -1
-        while any(thread.is_alive() for thread in threads):
+        seen = -1
+        while threads := [thread for thread in list(self.threads) if thread.is_alive()]:
             if limit.expired and (is_total or self._writers.steps == seen):
                 self._cancel_calls()
                 return limit
@@ -109,7 +120,7 @@ class Workers:
     # --- in the threads -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Take turns: while this thread commits its group, the next thread collects calls and runs their SQL."""
+        """Take turns: collect calls, and run them as a group."""
         self._here.is_ours = True
         most = int(self._options.group_units) if self._store.undoes_units else 1
         rules = Rules(
@@ -119,24 +130,35 @@ class Workers:
             savepoint_policy=self._savepoint_policy,
             goes_alone=self._alone.goes_alone,
             runs_alone=self._alone.add,
+            runs_again=self._runs_again,
         )
         while True:
-            self._turn.acquire()  # released as soon as the group's SQL is done
+            self._turn.acquire()  # released at once if groups run side by side; otherwise as soon as the group's SQL is done
             turn = _Once(self._turn.release)
             try:
-                calls = [] if self._is_surplus() else self._waiting.take(most)
+                side_by_side = self._scaler.side_by_side
+                calls, was_waiting = ([], False) if self._is_surplus() else self._waiting.take(most, side_by_side)
                 if not calls:
                     return
+                if side_by_side > SERIAL:
+                    turn()
                 self._run_group(calls, replace(rules, has_written=turn))
+                self._scaler.group_ended(calls, was_waiting=was_waiting)
             except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
                 log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
             finally:
                 turn()
 
+    def _runs_again(self, call: Call) -> bool:
+        """Whether a call that another transaction got in the way of runs once more: it may have been another group."""
+        self._scaler.conflicted()
+        call.conflicts += 1
+        return call.conflicts < _MOST_RUNS
+
     def _is_surplus(self) -> bool:
         """Whether this thread should end; if so, it is removed from `threads`."""
         with self._threads_lock:
-            if len(self.threads) <= self._upkeep.wanted:
+            if len(self.threads) <= self._scaler.threads or self._waiting.is_closed:
                 return False
             self.threads.remove(threading.current_thread())
             return True
@@ -145,7 +167,7 @@ class Workers:
         self._groups[threading.get_ident()] = calls
 
         def more(most: int) -> list[Call]:
-            came = self._waiting.take_more(most, calls)
+            came = self._waiting.take_more(most, calls, self._scaler.side_by_side)
             calls.extend(came)
             return came
 
@@ -177,6 +199,8 @@ class Workers:
             group = Group(writer, list(calls), replace(rules, doing=functools.partial(self._writers.note, writer)))
             try:
                 group.run()
+                if group.conflicted:
+                    rules.put_back(group.conflicted)
             except FencedError as error:
                 if group.has_begun or not self._writers.can_continue(limit):
                     raise
@@ -184,6 +208,8 @@ class Workers:
                 log.info(text, error, transactional_id=writer.transactional_id)
                 return True
         self._note_outage(group.error)
+        if isinstance(group.error, StoreError) and group.error.retriable and not isinstance(group.error, StoreUnavailableError):
+            self._scaler.conflicted()
         return False
 
     def _note_outage(self, error: BaseException | None) -> None:

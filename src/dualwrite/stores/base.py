@@ -71,6 +71,15 @@ class TxnStateStore(ABC):
     """Whether undoing one unit alone needs a savepoint, which costs a statement: a pool first tries a group under one."""
 
     @property
+    def most_side_by_side(self) -> int:
+        """How many transactions may run side by side as far as this store is concerned; below 3 a pool runs few, in turn.
+
+        With more, a pool tries whether its calls become faster. So it is the number of connections that are kept, for a server;
+        it is 2 for a database without a network in between, and for one that permits one writer at a time.
+        """
+        return 2
+
+    @property
     @abstractmethod
     def description(self) -> str:
         """The database's address, for messages, without its password."""

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from dualwrite.stores.sql.async_connection import AsyncConnection
+from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.home import look_up_tables
 from dualwrite.stores.transaction import TransactionThread
@@ -50,6 +51,11 @@ class Access:
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> Any:
         """What a coroutine writes with on that connection; see StoreTransaction."""
         return AsyncConnection(connection, thread)
+
+    @property
+    def connections(self) -> int:
+        """How many connections of transactions are kept open."""
+        return kept_connections(self._engine)
 
     can_replace: bool = True
     """Whether another connection can be made in place of one that is closed."""

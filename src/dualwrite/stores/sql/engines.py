@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import NullPool, QueuePool, SingletonThreadPool, StaticPool
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.sql.dialect import StoreDialect
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES, dialect_for
+
+KEPT_CONNECTIONS: Final = 20
+"""`pool_size` of our own engines: so many connections stay open once they were needed."""
+
+_ANY_NUMBER: Final = 1_000
 
 
 def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
@@ -40,6 +45,14 @@ def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
         return create_engine(url, **options)
     except ModuleNotFoundError as error:
         raise _missing_driver(url, error, dialect.extra) from error
+
+
+def kept_connections(engine: Engine) -> int:
+    """How many connections of an engine's pool can be in use without being opened, and closed, for one use each."""
+    pool = engine.pool
+    if isinstance(pool, QueuePool):
+        return pool.size() or _ANY_NUMBER  # 0: the pool has no limit
+    return 1 if isinstance(pool, NullPool) else 2
 
 
 def check_connections(engine: Engine) -> None:

@@ -6,35 +6,16 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
-from sqlalchemy import (
-    CompoundSelect,
-    Connection,
-    Engine,
-    PoolProxiedConnection,
-    RootTransaction,
-    Select,
-    TextClause,
-    UpdateBase,
-    event,
-)
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.refusals import control_refused
-from dualwrite.stores.sql.control_text import control_statement, implicit_commit
 from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.watch import Watch
-
-_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
-_HARMLESS: Final = (Select, CompoundSelect, UpdateBase)
-"""Statements that can't end a transaction, whatever is in them."""
-
-
-_FOR_US: Final[Any] = 1
-"""A true value of `_has_events`, without which SQLAlchemy skips our listener; the user's listeners set it to True."""
 
 
 class Batch(Protocol):
@@ -75,7 +56,7 @@ class Guard:
         self.thread: int | None = None
         """If a coroutine uses the transaction: the only thread that may run statements."""
         self.executing: object = None
-        """SQLAlchemy's context of the user's last statement."""
+        """SQLAlchemy's context of the statement that is executed now, from its check on; None before."""
         self.watch: Watch | None = None
         """Watches the user's statements, if others use the transaction or its connection afterwards."""
 
@@ -166,11 +147,6 @@ class GuardedConnection(OwnConnection):
         self._info_before: dict[Any, Any] | None = None
         self._users_dispatch: Any = None  # while the writer has the connection, if the user has added listeners
 
-    @property
-    def runs_our_statements(self) -> bool:
-        """See OwnConnection."""
-        return self.guard.lifted
-
     def restore_guard(self) -> None:
         """From here on the user has the connection, and the guard refuses what would end the transaction."""
         self.guard.lifted = False
@@ -188,7 +164,7 @@ class GuardedConnection(OwnConnection):
         if not self.guard.lifted:
             self._users_has_events, self._users_options = self._has_events, self._execution_options
             self._has_events, self._execution_options = False, self._own_options
-            if self._users_has_events is True:  # SQLAlchemy would call them if the Engine has listeners
+            if self._users_has_events:  # SQLAlchemy would call them if the Engine has listeners
                 self._users_dispatch = self.__dict__.pop("dispatch")
                 self.dispatch = self.dispatch._join(self.engine.dispatch)  # noqa: SLF001  (as in Connection.__init__)
         self.guard.lifted = True
@@ -214,7 +190,7 @@ class GuardedConnection(OwnConnection):
             keeps_ends: Keep the listeners for the end of the transaction.
         """
         self._execution_options = self._users_options = self._own_options
-        if (self._users_has_events if self.guard.lifted else self._has_events) is True:
+        if self._users_has_events if self.guard.lifted else self._has_events:
             self._renew_listeners(keeps_ends=keeps_ends)
         if self._info_before is not None:
             info = self._pooled.info
@@ -243,24 +219,21 @@ class GuardedConnection(OwnConnection):
         if not self.guard.lifted:
             self.guard.refuse(call)
 
-    def _check(self, statement: Any) -> None:
-        """Refuse a statement that would end the transaction, unless only its compiled text can show that.
-
-        For those the listener below is switched on. It costs a tenth of a statement, so that most should do without it.
-        """
+    def _begin_statement(self) -> bool:
+        """Called before a statement; returns whether it is the user's, whose text `checked_statements` checks."""
         guard = self.guard
-        guard.check_open()
+        if guard.ended:
+            guard.check_open()
         if guard.lifted:
-            return
-        guard.check_thread()
-        if guard.watch is not None:
-            self._has_events = self._has_events or _FOR_US
-        if isinstance(statement, str):  # exec_driver_sql
-            _refuse_control(self, statement)
-        elif type(statement) is TextClause:
-            _refuse_control(self, statement.text)
-        elif not isinstance(statement, _HARMLESS):
-            self._has_events = self._has_events or _FOR_US
+            return False
+        if guard.thread is not None:
+            guard.check_thread()
+        guard.executing = None
+        return True
+
+    def _end_statement(self) -> None:
+        if self.guard.executing is None and self.guard.watch is not None:
+            self.guard.watch.see_past("a listener that executes a statement itself")
 
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
@@ -339,23 +312,27 @@ class GuardedConnection(OwnConnection):
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
-        self._check(statement)
-        return super().execute(statement, *args, **kwargs)
+        if not self._begin_statement():
+            return super().execute(statement, *args, **kwargs)
+        result = Connection.execute(self, statement, *args, **kwargs)
+        self._end_statement()
+        return result
 
     def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalar."""
-        self._check(statement)
-        return super().scalar(statement, *args, **kwargs)
-
-    def scalars(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.scalars."""
-        self._check(statement)
-        return super().scalars(statement, *args, **kwargs)
+        if not self._begin_statement():
+            return super().scalar(statement, *args, **kwargs)
+        result = Connection.scalar(self, statement, *args, **kwargs)
+        self._end_statement()
+        return result
 
     def exec_driver_sql(self, statement: str, *args: Any, **kwargs: Any) -> Any:
         """As Connection.exec_driver_sql."""
-        self._check(statement)
-        return super().exec_driver_sql(statement, *args, **kwargs)
+        if not self._begin_statement():
+            return super().exec_driver_sql(statement, *args, **kwargs)
+        result = super().exec_driver_sql(statement, *args, **kwargs)
+        self._end_statement()
+        return result
 
     def begin_nested(self) -> Any:
         """A savepoint, as Connection.begin_nested."""
@@ -367,64 +344,3 @@ class GuardedConnection(OwnConnection):
 def _has_listeners_of_all() -> bool:
     """Whether the user has added listeners to SQLAlchemy's class Connection; our own is on ours, and for statements only."""
     return bool(getattr(Connection, "_has_events", False))  # before SQLAlchemy 2.1 the attribute comes with the first one
-
-
-@event.listens_for(GuardedConnection, "before_cursor_execute")
-# one listener on the class: adding one for each transaction would cost more than the check
-def _refuse_control_text(
-    connection: GuardedConnection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: Any
-) -> None:
-    del cursor, context, executemany
-    guard = connection.guard
-    if not guard.lifted:
-        guard.check_thread()
-        _refuse_control(connection, statement)
-        if guard.watch is not None:
-            guard.watch.see(statement, parameters)
-            if connection.engine.dispatch.before_cursor_execute or connection.dispatch.before_cursor_execute.local.listeners:
-                _look_after_listeners(connection.engine)
-
-
-def _look_after_listeners(engine: Engine) -> None:
-    """Look at each statement once more after the user's listeners, which may change it, or execute others before it."""
-    for name, check in _CHECKS.items():
-        if not event.contains(engine, name, check):
-            event.listen(engine, name, check, insert=True)
-
-
-def _check_executed(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
-    connection = context.root_connection
-    if not isinstance(connection, GuardedConnection) or connection.guard.lifted or connection.guard.watch is None:
-        return
-    guard, watch = connection.guard, connection.guard.watch
-    if guard.executing is not context and _has_run(cursor):  # the rows of one INSERT may take several executions
-        watch.see_past("a listener that executes something with the cursor")
-    guard.executing = context
-    _refuse_control(connection, statement)
-    watch.see(statement, parameters)
-
-
-def _check_executed_without_parameters(cursor: Any, statement: str, context: Any) -> None:
-    _check_executed(cursor, statement, (), context)
-
-
-_CHECKS: Final[dict[str, Callable[..., None]]] = {
-    "do_execute": _check_executed,
-    "do_executemany": _check_executed,
-    "do_execute_no_params": _check_executed_without_parameters,
-}
-
-
-def _has_run(cursor: Any) -> bool:
-    """Whether something was executed with a cursor, of any driver."""
-    return cursor.rowcount != -1 or getattr(cursor, "statusmessage", None) is not None
-
-
-def _refuse_control(connection: GuardedConnection, statement: str) -> None:
-    control = control_statement(statement)
-    if control is not None:
-        connection.guard.refuse(control)
-    if connection.dialect.name in _COMMITS_BY_ITSELF:
-        implicit = implicit_commit(statement)
-        if implicit is not None:
-            connection.guard.refuse_implicit_commit(implicit)

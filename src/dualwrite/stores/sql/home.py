@@ -51,6 +51,7 @@ class Home:
         self.given = given
         self._is_ours = is_ours
         self._found: Mapping[str, str] = {}
+        self._names: dict[str, str] = {}  # of those tables whose schema is known
         self.statement: Callable[[ClauseElement], ClauseElement] = lru_cache(_KEPT)(self._statement)
 
     def look_up(self) -> None:
@@ -84,8 +85,13 @@ class Home:
 
     def name(self, table: str = TABLE_NAME) -> str:
         """The name of a table in SQL text, without placeholders."""
-        schema = self.schema(table)
-        return table if schema is None else f"{_quoted(self._engine.dialect.name, schema)}.{table}"
+        name = self._names.get(table)
+        if name is None:
+            schema = self.schema(table)
+            if schema is None:
+                return table
+            name = self._names[table] = f"{_quoted(self._engine.dialect.name, schema)}.{table}"
+        return name
 
     def _statement(self, statement: ClauseElement) -> ClauseElement:
         tables = {
@@ -182,20 +188,15 @@ class OwnConnection(Connection):
         super().__init__(engine, pooled)
         self._home = home_of(engine)
 
-    @property
-    def runs_our_statements(self) -> bool:
-        """Whether the next statement is one of ours."""
-        return True
-
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
-        if self._home is not None and self.runs_our_statements:
+        if self._home is not None:
             statement = self._home.placed(statement)
         return super().execute(statement, *args, **kwargs)
 
     def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalar."""
-        if self._home is not None and self.runs_our_statements:
+        if self._home is not None:
             statement = self._home.placed(statement)
         return super().scalar(statement, *args, **kwargs)
 

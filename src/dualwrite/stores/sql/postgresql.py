@@ -342,8 +342,7 @@ class PostgresqlDialect(StoreDialect):
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         """See StoreDialect."""
-        reported = raw_connection(connection).pgconn.parameter_status
-        return tuple(reported(name) for name in _REPORTED)
+        return tuple(map(raw_connection(connection).pgconn.parameter_status, _REPORTED))
 
     def classify(self, error: BaseException) -> ErrorClass:
         """See StoreDialect."""

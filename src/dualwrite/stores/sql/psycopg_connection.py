@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import driver_connection
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.home import SHARED_CONNECTIONS, full_name, given_schema, look_up_tables
 from dualwrite.stores.sql.postgresql import is_behind_pooler
@@ -48,12 +49,19 @@ class PsycopgAccess(Access):
         engine: The store's engine, for its own transactions, such as claims.
         transaction_pool: Where the connections for transactions come from, if not from the engine's pool.
         source: Closed with the store, if it has something to close.
+        connections: How many connections the source has, unless the engine's pool keeps them.
     """
 
     def __init__(
-        self, engine: Engine, *, transaction_pool: Pool | None = None, source: CreatedConnections | None = None
+        self,
+        engine: Engine,
+        *,
+        transaction_pool: Pool | None = None,
+        source: CreatedConnections | None = None,
+        connections: int | None = None,
     ) -> None:
         super().__init__(engine)
+        self._connections = connections
         self._transaction_pool = transaction_pool
         self._source = source
 
@@ -96,6 +104,11 @@ class PsycopgAccess(Access):
             next_step="run the statements in a plain function, which gets psycopg's connection as tx.db: `await "
             "tx.run_sync(function)`; or use `tx.session`; or make the pool with a URL or an Engine",
         )
+
+    @property
+    def connections(self) -> int:
+        """See Access."""
+        return super().connections if self._connections is None else self._connections
 
     @property
     def can_replace(self) -> bool:  # type: ignore[override]  # a plain attribute of the others
@@ -148,7 +161,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         single, engine = SingleConnection(source), _engine_like(source, own_parameters)
         pool = NullPool(_views(single), dialect=engine.dialect)
         _close_when_invalidated(pool, single)
-        return engine, PsycopgAccess(engine, transaction_pool=pool)
+        return engine, PsycopgAccess(engine, transaction_pool=pool, connections=1)
     if _is_pool(source):
         pooled = PooledConnections(source)
         sample = pooled.check_out()
@@ -158,7 +171,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         finally:
             pooled.check_in(sample)
         _close_when_invalidated(engine.pool, pooled)
-        return engine, PsycopgAccess(engine)
+        return engine, PsycopgAccess(engine, connections=source.max_size)
     if not callable(source):
         raise ConfigurationError(
             f"A {type(source).__name__} is not a psycopg connection.",
@@ -166,7 +179,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         )
     first = checked_connection(source())
     made = CreatedConnections(source, first)
-    engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool)
+    engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool, pool_size=KEPT_CONNECTIONS)
     _close_when_invalidated(engine.pool, made)
     return engine, PsycopgAccess(engine, source=made)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import GeneratorType
 from typing import Any, NoReturn, cast
 
 from psycopg import Cursor
@@ -47,11 +47,6 @@ class GuardedPsycopgConnection(ConnectionView):
                 self.guard.watch.see_cursor("cursor(name)")
         return super().cursor(*args, **kwargs)
 
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.execute."""
-        self.guard.check_open()
-        return super().execute(*args, **kwargs)
-
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         """A savepoint, as Connection.transaction inside a transaction."""
         self.guard.check_open()
@@ -74,7 +69,8 @@ class GuardedPsycopgConnection(ConnectionView):
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.wait, which every cursor calls, also one that the user has made: `psycopg.ClientCursor(tx.db)`."""
         if self.guard.watch is not None:
-            sender = inspect.getgeneratorlocals(gen).get("self") if inspect.isgenerator(gen) else None
+            frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
+            sender = None if frame is None else frame.f_locals.get("self")
             if isinstance(sender, Cursor) and not isinstance(sender, _GuardedCursor):
                 self.guard.watch.see_driver("a cursor that was not made by tx.db.cursor()")
         return super().wait(gen, *args, **kwargs)
@@ -301,7 +297,8 @@ class _GuardedCursor:
 
     def _check(self, query: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         guard = self.connection.guard
-        guard.check_open()
+        if guard.ended:
+            guard.check_open()
         if isinstance(query, str):
             text = query
         elif isinstance(query, Composable):
@@ -311,6 +308,8 @@ class _GuardedCursor:
         else:  # a template: the transaction's marker detects it
             if guard.watch is not None:
                 guard.watch.see_driver("a template")
+            return
+        if guard.watch is not None and guard.watch.is_harmless(text):
             return
         control = control_statement(text)
         if control is not None:

@@ -22,7 +22,11 @@ CONNECT_AGAIN: Final = (
 
 
 class PsycopgPool(Protocol):
-    """The methods of `psycopg_pool.ConnectionPool` that are used."""
+    """What is used of a `psycopg_pool.ConnectionPool`."""
+
+    @property
+    def max_size(self) -> int:
+        """The maximum number of connections."""
 
     def check(self) -> None:
         """Check all idle connections, and replace the broken ones."""

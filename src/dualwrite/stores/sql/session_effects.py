@@ -50,7 +50,12 @@ class SessionEffects:
         self._family = family
         self._until = 0.0
         self._texts: dict[str, Examined] = {}
+        self._harmless: set[str] = set()  # those of `_texts` that leave nothing behind, whatever their parameters are
         self._known: set[str] = set()  # names that were asked for, and lead to nothing that leaves anything behind
+
+    def is_harmless(self, sql: str) -> bool:
+        """Whether `of` has found, in this minute, that a statement leaves nothing behind, whatever its parameters are."""
+        return sql in self._harmless and time.monotonic() < self._until
 
     def of(self, sql: str, parameters: Any, routines: Routines) -> Effect:
         """The effect of a statement.
@@ -62,7 +67,7 @@ class SessionEffects:
         """
         now = time.monotonic()
         if now > self._until or len(self._texts) > _MOST_TEXTS:
-            self._texts, self._known, self._until = {}, set(), now + _REMEMBERED
+            self._texts, self._harmless, self._known, self._until = {}, set(), set(), now + _REMEMBERED
         found = self._texts.get(sql)
         if found is None:
             own = examined(sql, self._family)
@@ -71,6 +76,8 @@ class SessionEffects:
                 return own.effect
             if len(sql) <= _LONGEST:
                 self._texts[sql] = found
+                if found.if_false is Effect.NONE:  # it is never less than the effect
+                    self._harmless.add(sql)
             if found.names & _DEFINING:
                 self._until = 0.0  # before the next statement, which may call what this one defines
         if found.effect is found.if_false:

@@ -18,11 +18,12 @@ from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_resolution
 from dualwrite.stores.sql.access import Access
+from dualwrite.stores.sql.checked_statements import check_statements
 from dualwrite.stores.sql.claim import ClaimAttempt, WithLanes, acquired
 from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
-from dualwrite.stores.sql.engines import check_connections, make_engine, parse_url
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, make_engine, parse_url
 from dualwrite.stores.sql.errors import ErrorMap, address, error_and_causes
 from dualwrite.stores.sql.home import engine_at_home
 from dualwrite.stores.sql.leases import SqlLeases
@@ -107,6 +108,7 @@ class SqlStateStore(TxnStateStore):
         refuse_without_schemas(engine.dialect.name, schema)
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(engine)
+        check_statements(engine)
         self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
         self._owns_engine = owns_engine
         errors = ErrorMap(engine, self._dialect)
@@ -146,6 +148,8 @@ class SqlStateStore(TxnStateStore):
         ours = dialect.engine_options(parsed, connect_timeout=connect_timeout, lock_timeout=lock_timeout)
         theirs = dict(engine_options)
         ours["connect_args"] = {**ours.get("connect_args", {}), **theirs.pop("connect_args", {})}
+        if not theirs.keys() & {"pool", "poolclass", "pool_size"} and dialect.family != "sqlite":
+            ours["pool_size"] = KEPT_CONNECTIONS
         engine = make_engine(parsed, dialect, **{**ours, **theirs})
         dialect.prepare_engine(engine)
         return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
@@ -207,6 +211,11 @@ class SqlStateStore(TxnStateStore):
     def short_transactions(self) -> ShortTransactions:
         """Our own transactions, for jobs and others that keep tables next to the store's."""
         return self._short
+
+    @property
+    def most_side_by_side(self) -> int:
+        """See TxnStateStore."""
+        return 2 if self.is_local else self._context.access.connections
 
     @property
     def description(self) -> str:

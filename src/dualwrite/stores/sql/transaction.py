@@ -193,7 +193,6 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _renew_handle(self, *, keeps_ends: bool) -> None:
         self._context.access.renew(self._handle)
-        self._handle = None
         if self._connection is not None:
             self._connection.renew(keeps_ends=keeps_ends)
 

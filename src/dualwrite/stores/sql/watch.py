@@ -19,16 +19,18 @@ class Watch:
         routines: Asks the database, on the transaction's connection.
 
     Attributes:
+        is_harmless: See `SessionEffects`: such a statement need not be seen.
         shares: Whether others use the transaction too.
         refused: What the current unit was about to do when it was refused.
         has_changed_session: Whether something was left behind in the session.
     """
 
-    __slots__ = ("_effects", "_routines", "has_changed_session", "refused", "shares")
+    __slots__ = ("_effects", "_routines", "has_changed_session", "is_harmless", "refused", "shares")
 
     def __init__(self, effects: SessionEffects, routines: Routines) -> None:
         self._effects = effects
         self._routines = routines
+        self.is_harmless = effects.is_harmless
         self.shares = False
         self.refused: str | None = None
         self.has_changed_session = False

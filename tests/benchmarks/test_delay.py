@@ -1,0 +1,162 @@
+"""The benchmarks' delay proxy, compiled and in Python: it forwards bytes unaltered and not early, and ends and resets too."""
+
+import shutil
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fixtures.pace import limit
+
+Serve = Callable[[socket.socket], None]
+
+ROUND_TRIP = 0.02
+MUCH = 6_000_000
+"""More than the sockets' buffers have room for."""
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+
+
+@pytest.fixture
+def delay(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("delay")
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def proxy(request: pytest.FixtureRequest, delay: ModuleType) -> Any:
+    proxy = delay.DelayProxy(compiled=request.param == "compiled")
+    if request.param == "compiled" and shutil.which("cc") is None:
+        pytest.skip(proxy.description)
+    assert proxy.description.startswith(request.param)
+    return proxy
+
+
+@contextmanager
+def through(proxy: Any, serve: Serve) -> Iterator[socket.socket]:
+    """A connection through the proxy to a server that serves one client."""
+    port = proxy.reserve()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+
+        def accept() -> None:
+            served, _ = listener.accept()
+            with served:
+                served.settimeout(limit(20))
+                serve(served)
+
+        server = threading.Thread(target=accept)
+        server.start()
+        with proxy.forwarding({port: listener.getsockname()}):
+            proxy.set_round_trip(ROUND_TRIP)
+            with socket.create_connection(("127.0.0.1", port), timeout=limit(20)) as client:
+                yield client
+            server.join(limit(20))
+        assert not server.is_alive()
+
+
+def read_all(end: socket.socket) -> bytes:
+    return b"".join(iter(lambda: end.recv(65536), b""))
+
+
+def echo(served: socket.socket) -> None:
+    while received := served.recv(65536):
+        served.sendall(received)
+
+
+def test_bytes_arrive_in_order_and_an_end_of_one_direction_leaves_the_other_open(proxy: Any) -> None:
+    sent = b"".join(number.to_bytes(4, "big") for number in range(MUCH // 4))
+
+    def serve(served: socket.socket) -> None:
+        time.sleep(5 * ROUND_TRIP)  # so that the proxy has to keep what there is no room for
+        served.sendall(read_all(served))
+
+    with through(proxy, serve) as client:
+        for start in range(0, len(sent), 99_999):
+            client.sendall(sent[start : start + 99_999])
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == sent
+
+
+def test_nothing_is_faster_than_asked_and_a_connection_takes_a_round_trip_too(proxy: Any) -> None:
+    began = time.monotonic()
+    with through(proxy, echo) as client:
+        for round_trips in (2, 3, 4):
+            client.sendall(b"ping")
+            assert client.recv(4) == b"ping"
+            assert time.monotonic() - began >= round_trips * ROUND_TRIP
+        (counts,) = proxy.counts().values()
+        assert (counts.connections, counts.exchanges, counts.sent, counts.received) == (1, 3, 12, 12)
+        proxy.set_round_trip(2 * ROUND_TRIP)
+        changed = time.monotonic()
+        client.sendall(b"ping")
+        assert client.recv(4) == b"ping"
+        assert time.monotonic() - changed >= 2 * ROUND_TRIP
+        (later,) = proxy.counts().values()
+        assert later.since(counts).exchanges == 1
+
+
+def test_a_reset_by_the_client_reaches_the_server(proxy: Any) -> None:
+    found: list[type[OSError]] = []
+
+    def serve(served: socket.socket) -> None:
+        try:
+            read_all(served)
+        except OSError as error:
+            found.append(type(error))
+
+    with through(proxy, serve) as client:
+        client.sendall(b"x")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+        client.close()
+    assert found == [ConnectionResetError]
+
+
+def test_a_reset_by_the_server_reaches_the_client(proxy: Any) -> None:
+    def serve(served: socket.socket) -> None:
+        served.recv(1)
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+
+    with through(proxy, serve) as client:
+        client.sendall(b"x")
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_a_client_that_writes_to_a_server_that_has_gone_is_reset(proxy: Any) -> None:
+    with through(proxy, socket.socket.close) as client:
+        assert client.recv(1) == b"", "the server's end"
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):  # noqa: PT012  (one of many writes fails)
+            while True:
+                client.sendall(b"x")
+                time.sleep(ROUND_TRIP)
+
+
+def test_a_server_that_refuses_connections_is_a_reset(proxy: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = listener.getsockname()
+    port = proxy.reserve()
+
+    def read() -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=limit(20)) as client:
+            return client.recv(1)
+
+    with proxy.forwarding({port: nobody}), pytest.raises(ConnectionResetError):
+        read()
+
+
+@pytest.mark.slow
+def test_what_it_adds_is_measured_against_pings_without_it(delay: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay, "_PINGS", 8)
+
+    found, what = delay.what_is_added([0.0, ROUND_TRIP])
+
+    assert [each.asked for each in found] == [None, 0.0, ROUND_TRIP]
+    assert found[-1].lone.p50 >= ROUND_TRIP
+    assert found[-1].together.p50 >= ROUND_TRIP
+    assert what
+    assert "| 20 " in delay.added_table(found)

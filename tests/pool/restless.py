@@ -1,0 +1,37 @@
+"""A pool whose number of writers, and of groups side by side, changes at random all the time."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import pytest
+
+from dualwrite.pool import scaler, window
+from dualwrite.pool.scaling import Scaling, Seen
+
+MOST: Final = 6
+
+
+class Restless(Scaling):
+    """Chooses the number of groups at random, whatever it sees."""
+
+    def decide(self, seen: Seen) -> None:
+        del seen
+        self._place = random.randrange(len(self._levels))
+
+
+class RestlessScaler(scaler.Scaler):
+    """Closes writers as soon as there are fewer groups."""
+
+    def _ask_for_writers(self, *, may_shrink: bool = False) -> None:
+        del may_shrink
+        super()._ask_for_writers(may_shrink=True)
+
+
+def make_restless(patch: pytest.MonkeyPatch) -> None:
+    """Pools that are made from now on decide after every few groups."""
+    patch.setattr(scaler, "Scaling", Restless)
+    patch.setattr("dualwrite.pool.pool.Scaler", RestlessScaler)
+    for name, value in {"_SETTLING": 0.0, "_LEAST_SECONDS": 0.0, "_LEAST_GROUPS": 1, "_LEAST_TURNS": 0}.items():
+        patch.setattr(window, name, value)
