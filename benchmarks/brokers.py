@@ -28,11 +28,15 @@ _LIMIT: Final = 60.0
 
 @contextmanager
 def own_broker(
-    warm_up: float = WARM_UP_SECONDS, config: Mapping[str, str] | None = None, *, proxy_port: int | None = None
+    warm_up: float = WARM_UP_SECONDS,
+    config: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 1,
+    proxy_port: int | None = None,
 ) -> Iterator[DevCluster]:
-    """A cluster of one broker; with a warm-up of 0 seconds, one that starts fast."""
+    """A cluster, of one broker by default; with a warm-up of 0 seconds, one that starts fast."""
     options = SERVER_JAVA_OPTIONS if warm_up else None
-    with DevCluster.temporary(config=config, java_options=options, proxy_port=proxy_port) as cluster:
+    with DevCluster.temporary(nodes=nodes, config=config, java_options=options, proxy_port=proxy_port) as cluster:
         if warm_up:
             _warm_up(cluster.bootstrap_servers, warm_up)
         yield cluster
@@ -41,7 +45,12 @@ def own_broker(
 def describe_own(cluster: DevCluster, warm_up: float) -> str:
     """What a cluster of `own_broker` is, for reports."""
     state = "JVM options of a server, warm" if warm_up else "starts fast"
-    return f"{cluster.status().kafka_version}, our own, one node, {state}"
+    return f"{cluster.status().kafka_version}, our own, {_number_of_nodes(cluster)}, {state}"
+
+
+def _number_of_nodes(cluster: DevCluster) -> str:
+    number = len(cluster.status().nodes)
+    return "one node" if number == 1 else f"{number} nodes"
 
 
 def describe(kafka: Mapping[str, Any]) -> str:

@@ -27,6 +27,14 @@ def seconds(given: str) -> float:
     return number
 
 
+def part(given: str) -> float:
+    """A share, from 0 to 1."""
+    number = float(given)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {given}")
+    return number
+
+
 def count(given: str) -> int:
     """A whole number above 0."""
     number = int(given)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import psutil
@@ -25,7 +25,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.admin import create_topic
 from dualwrite.kafka.native.producer import NativeProducer
 from figures import Spread, percentile
-from options import count, positive, seconds
+from options import count, part, positive, seconds
 from progress import show_progress
 from records import SIZE, VerificationError, check_records, records
 from surroundings import line, without_database
@@ -35,11 +35,48 @@ TIMEOUT: Final = 60.0
 WARM_UP: Final = 30
 WARM_UP_SECONDS_OF_A_MEASUREMENT: Final = 1.0
 CONFLUENT: Final = "confluent-kafka"
+CONFLUENT_BATCH: Final = "confluent-kafka, produce_batch"
 PLAIN: Final = "native, plain"
 TWO_PHASE: Final = "native, 2PC"
 MANY: Final = "native, 2PC, send_many"
 PRODUCERS: Final = (CONFLUENT, PLAIN, TWO_PHASE)
 _POLL_EVERY: Final = 1000
+_FIRST_TIMESTAMP: Final = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What messages have beside a value.
+
+    Args:
+        title: For the table.
+        header: Whether each has a header `traceparent`, another one each time.
+        rising: Whether each has a timestamp, a millisecond after the one before.
+        names: The producers that can send them.
+    """
+
+    title: str
+    header: bool
+    rising: bool
+    names: tuple[str, ...]
+
+    def headers(self, number: int) -> list[tuple[str, str | bytes | None]] | None:
+        """The headers of the message with this number."""
+        return [("traceparent", b"00-%032x-%016x-01" % (number, number))] if self.header else None
+
+    def timestamp(self, number: int) -> int | None:
+        """The timestamp of the message with this number."""
+        return _FIRST_TIMESTAMP + number if self.rising else None
+
+
+VALUE: Final = Kind("value only", header=False, rising=False, names=(CONFLUENT, *PRODUCERS[1:], MANY, CONFLUENT_BATCH))
+KINDS: Final = (
+    VALUE,
+    Kind("a timestamp each, rising", header=False, rising=True, names=(CONFLUENT, TWO_PHASE)),
+    Kind("a header each", header=True, rising=False, names=(CONFLUENT, TWO_PHASE)),
+    Kind("a header and a rising timestamp each", header=True, rising=True, names=(CONFLUENT, TWO_PHASE)),
+)
+"""`produce_batch` of confluent-kafka 2.16 takes neither headers nor timestamps, `send_many` one timestamp for all."""
 
 
 class Client(Protocol):
@@ -48,6 +85,9 @@ class Client(Protocol):
     def transaction(self, topic: str, values: Iterable[bytes]) -> None:
         """Commit one transaction."""
 
+    def abort(self, topic: str, value: bytes) -> None:
+        """Send a message and abort the transaction."""
+
     def close(self) -> None:
         """Release everything."""
 
@@ -55,9 +95,10 @@ class Client(Protocol):
 class Confluent:
     """confluent-kafka, configured for the task: no linger for single messages, a queue large enough for bulk."""
 
-    def __init__(self, servers: str, transactional_id: str, *, bulk: bool) -> None:
+    def __init__(self, servers: str, transactional_id: str, kind: Kind = VALUE, *, bulk: bool, batch: bool = False) -> None:
         settings: dict[str, object] = {"bootstrap.servers": servers, "transactional.id": transactional_id}
         settings |= {"queue.buffering.max.messages": 1_000_000} if bulk else {"linger.ms": 0}
+        self._kind, self._batch = kind, batch
         self._producer = Producer(settings)
         self._producer.init_transactions(TIMEOUT)
 
@@ -65,12 +106,36 @@ class Confluent:
         """Commit one transaction."""
         producer = self._producer
         producer.begin_transaction()
-        remaining = iter(values)
+        remaining, first = iter(values), 0
         while some := list(islice(remaining, _POLL_EVERY)):
-            for value in some:
-                producer.produce(topic, value)
+            if self._batch:
+                self._produce_batch(topic, some)
+            else:
+                self._produce(topic, some, first)
+            first += len(some)
             producer.poll(0)
         producer.commit_transaction(TIMEOUT)
+
+    def abort(self, topic: str, value: bytes) -> None:
+        """Send a message and abort the transaction."""
+        self._producer.begin_transaction()
+        self._producer.produce(topic, value)
+        self._producer.flush(TIMEOUT)
+        self._producer.abort_transaction(TIMEOUT)
+
+    def _produce(self, topic: str, values: list[bytes], first: int) -> None:
+        kind, produce = self._kind, self._producer.produce
+        if not (kind.header or kind.rising):
+            for value in values:
+                produce(topic, value)
+            return
+        for number, value in enumerate(values, first):
+            more: dict[str, Any] = {"timestamp": kind.timestamp(number)} if kind.rising else {}
+            produce(topic, value, headers=kind.headers(number), **more)
+
+    def _produce_batch(self, topic: str, values: list[bytes]) -> None:
+        if self._producer.produce_batch(topic, [{"value": value} for value in values]) != len(values):
+            raise VerificationError("produce_batch did not take every message")
 
     def close(self) -> None:
         """Release everything."""
@@ -81,22 +146,32 @@ class Confluent:
 class Native:
     """dualwrite's own producer, used directly."""
 
-    def __init__(self, servers: str, transactional_id: str, *, two_phase: bool, many: bool) -> None:
-        self._many = many
+    def __init__(self, servers: str, transactional_id: str, kind: Kind = VALUE, *, two_phase: bool, many: bool) -> None:
+        self._kind, self._many = kind, many
         self._producer = NativeProducer(KafkaConfig.of(servers), transactional_id, two_phase=two_phase)
         self._producer.init_transactions(timeout=TIMEOUT)
 
     def transaction(self, topic: str, values: Iterable[bytes]) -> None:
         """Commit one transaction."""
-        producer = self._producer
+        producer, kind = self._producer, self._kind
         producer.begin_transaction()
         if self._many:
             producer.send_many(topic, values)
+        elif kind.header or kind.rising:
+            for number, value in enumerate(values):
+                producer.send(topic, value, headers=kind.headers(number), timestamp=kind.timestamp(number))
         else:
             for value in values:
                 producer.send(topic, value)
         producer.prepare_transaction(timeout=TIMEOUT)
         producer.commit_transaction(timeout=TIMEOUT)
+
+    def abort(self, topic: str, value: bytes) -> None:
+        """Send a message and abort the transaction."""
+        self._producer.begin_transaction()
+        self._producer.send(topic, value)
+        self._producer.prepare_transaction(timeout=TIMEOUT)
+        self._producer.abort_transaction(timeout=TIMEOUT)
 
     def close(self) -> None:
         """Release everything."""
@@ -113,12 +188,12 @@ class Place:
 
     servers: str
 
-    def client(self, name: str, *, bulk: bool = False) -> Client:
+    def client(self, name: str, *, bulk: bool = False, kind: Kind = VALUE) -> Client:
         """A producer with its own transactional id."""
         transactional_id = f"bench-{uuid4().hex[:12]}"
-        if name == CONFLUENT:
-            return Confluent(self.servers, transactional_id, bulk=bulk)
-        return Native(self.servers, transactional_id, two_phase=name != PLAIN, many=name == MANY)
+        if name in (CONFLUENT, CONFLUENT_BATCH):
+            return Confluent(self.servers, transactional_id, kind, bulk=bulk, batch=name == CONFLUENT_BATCH)
+        return Native(self.servers, transactional_id, kind, two_phase=name != PLAIN, many=name == MANY)
 
     def topic(self, partitions: int) -> str:
         """Create a new topic."""
@@ -202,10 +277,10 @@ def at_once(place: Place, name: str, ids: int, duration: float) -> Latencies:
     return Latencies([latency for each in lists for latency in each], elapsed)
 
 
-def bulk(place: Place, name: str, messages: int, transactions: int) -> float:
+def bulk(place: Place, name: str, messages: int, transactions: int, kind: Kind = VALUE) -> float:
     """Messages per second in large transactions."""
     topic, values = place.topic(3), records(0)
-    client = place.client(name, bulk=True)
+    client = place.client(name, bulk=True, kind=kind)
     try:
         client.transaction(topic, islice(values, 1000))
         prepared = [list(islice(values, messages)) for _ in range(transactions)]  # to make them is no part of the measurement
@@ -258,17 +333,16 @@ def table(title: str, measure: Callable[[str, float], Latencies], duration: floa
         )
 
 
-def bulk_table(place: Place, messages: int, transactions: int, rounds: int) -> None:
+def bulk_table(place: Place, kind: Kind, messages: int, transactions: int, rounds: int) -> None:
     """As `table`, for messages per second."""
-    names = (*PRODUCERS, MANY)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in kind.names}
     for number in range(rounds + 1):
-        for name in rotated(names, number):
-            show_progress(f"bulk, {f'round {number}' if number else 'warm-up'}: {name}")
-            rate = bulk(place, name, messages, transactions if number else 1)
+        for name in rotated(kind.names, number):
+            show_progress(f"bulk, {kind.title}, {f'round {number}' if number else 'warm-up'}: {name}")
+            rate = bulk(place, name, messages, transactions if number else 1, kind)
             if number:
                 found[name].append(rate)
-    print(f"\n### {transactions} transactions of {messages:,} of {SIZE} bytes\n")
+    print(f"\n### {transactions} transactions of {messages:,} of {SIZE} bytes: {kind.title}\n")
     print("| producer | messages/s | ÷ confluent |\n|---|---|---|")
     for name, rates in found.items():
         ratio = Spread.of_ratios(rates, found[CONFLUENT])
@@ -285,6 +359,30 @@ def memory_table(place: Place, messages: int) -> None:
         print(f"| {name} | {sizes[4]:.0f} MiB | {sizes[-1]:.0f} MiB | {sizes[-1] - sizes[4]:+.1f} MiB |", flush=True)
 
 
+def with_aborts(place: Place, name: str, duration: float, share: float, size: int) -> Latencies:
+    """One caller whose transactions of one message are aborted in part, evenly; no aborted message may be visible."""
+    topic, values, aborted, padding = place.topic(1), records(0), records(1), b"y" * (size - SIZE)
+    each: list[float] = []
+    commits = 0
+    client = place.client(name)
+    try:
+        client.transaction(topic, [next(values) + padding])
+        began = last = time.perf_counter()
+        while last - began < duration:
+            if int((len(each) + 1) * share) > int(len(each) * share):
+                client.abort(topic, next(aborted) + padding)
+            else:
+                client.transaction(topic, [next(values) + padding])
+                commits += 1
+            now = time.perf_counter()
+            each.append(now - last)
+            last = now
+    finally:
+        client.close()
+    check_records(name, "messages", {0: 1 + commits}, (value.removesuffix(padding) for value in place.values(topic)))
+    return Latencies(each, last - began)
+
+
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -294,9 +392,17 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bulk", type=count, default=100_000, help="messages per large transaction")
     parser.add_argument("--bulk-transactions", type=count, default=5, help="large transactions per measurement")
     parser.add_argument("--memory", type=int, default=5_000_000, help="messages of the memory measurement; 0 skips it")
+    parser.add_argument(
+        "--aborts", type=part, metavar="SHARE", help="measure only transactions of one message of which a share is aborted"
+    )
+    parser.add_argument("--size", type=count, default=1000, help=f"bytes of a message with --aborts, at least {SIZE}")
+    parser.add_argument("--nodes", type=count, default=1, help="brokers of the cluster that is started")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
     parser.add_argument("--broker-warm-up", type=seconds, default=WARM_UP_SECONDS, help="seconds; 0: a broker that starts fast")
-    return parser.parse_args(given)
+    chosen = parser.parse_args(given)
+    if chosen.size < SIZE:
+        parser.error(f"--size must be at least {SIZE}")
+    return chosen
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -306,10 +412,19 @@ def main(given: Sequence[str] | None = None) -> None:
         if chosen.kafka:
             servers, cluster = chosen.kafka, describe({"bootstrap.servers": chosen.kafka})
         else:
-            own = opened.enter_context(own_broker(chosen.broker_warm_up))
+            own = opened.enter_context(own_broker(chosen.broker_warm_up, nodes=chosen.nodes))
             servers, cluster = own.bootstrap_servers, describe_own(own, chosen.broker_warm_up)
         print(line(without_database(cluster, chosen, {})), flush=True)
         place = Place(servers)
+        if chosen.aborts is not None:
+            title = f"One message of {chosen.size:,} bytes, {chosen.aborts:.0%} aborted"
+            table(
+                title,
+                lambda name, duration: with_aborts(place, name, duration, chosen.aborts, chosen.size),
+                chosen.seconds,
+                chosen.rounds,
+            )
+            return
         if chosen.memory > 0:  # first: what the others have freed would hide growth
             memory_table(place, chosen.memory)
         measures: Mapping[str, Callable[[str, float], Latencies]] = {
@@ -321,7 +436,8 @@ def main(given: Sequence[str] | None = None) -> None:
         }
         for title, measure in measures.items():
             table(title, measure, chosen.seconds, chosen.rounds)
-        bulk_table(place, chosen.bulk, chosen.bulk_transactions, chosen.rounds)
+        for kind in KINDS:
+            bulk_table(place, kind, chosen.bulk, chosen.bulk_transactions, chosen.rounds)
 
 
 if __name__ == "__main__":

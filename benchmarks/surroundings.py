@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 import dualwrite
 import workload
+from dualwrite.kafka.native.compiled import is_compiled
 from machine import is_in_memory, processor_model
 from services import Services
 
@@ -41,7 +42,7 @@ def without_servers(options: argparse.Namespace, more: Mapping[str, Any]) -> dic
     """The same for a benchmark that uses no servers."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "dualwrite": f"{dualwrite.__version__}, commit {commit(ROOT)}",
+        "dualwrite": f"{dualwrite.__version__}, commit {commit(ROOT)}{', compiled' if is_compiled() else ''}",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "librdkafka": confluent_kafka.libversion()[0],

@@ -29,8 +29,8 @@ class FakePlace:
         self._sent.clear()
         return "topic"
 
-    def client(self, name: str, *, bulk: bool = False) -> "FakePlace":
-        del name, bulk
+    def client(self, name: str, **_: object) -> "FakePlace":
+        del name
         return self
 
     def transaction(self, topic: str, values: Iterable[bytes]) -> None:
@@ -38,6 +38,9 @@ class FakePlace:
         if self._fails_at is not None and len(self._sent) >= self._fails_at:
             raise ConnectionError("the broker is gone")
         self._sent.extend(values)
+
+    def abort(self, topic: str, value: bytes) -> None:
+        del topic, value
 
     def values(self, topic: str) -> Iterator[bytes]:
         del topic
@@ -51,6 +54,7 @@ MEASUREMENTS = {
     "in turn": lambda producer, place: producer.in_turn(place, "x", 2, 0.01),
     "at once": lambda producer, place: producer.at_once(place, "x", 2, 0.01),
     "bulk": lambda producer, place: producer.bulk(place, "x", 100, 2),
+    "aborts": lambda producer, place: producer.with_aborts(place, "x", 0.01, 0.5, 300),
     "memory": lambda producer, place: producer.memory(place, "x", 10, 2),
 }
 DAMAGES = {
@@ -66,10 +70,36 @@ def test_every_producer_is_measured_and_verified(broker: DevCluster) -> None:
     assert done.returncode == 0, done.stderr
     for title in ("One message, one id", "2 ids in turn", "2 ids, a thread each", "2 transactions of 1,000", "Resident memory"):
         assert title in done.stdout
-    for producer in ("confluent-kafka", "native, plain", "native, 2PC", "native, 2PC, send_many"):
+    for kind in ("value only", "a timestamp each, rising", "a header each", "a header and a rising timestamp each"):
+        assert f"200 bytes: {kind}\n" in done.stdout
+    for producer in (
+        "confluent-kafka",
+        "native, plain",
+        "native, 2PC",
+        "native, 2PC, send_many",
+        "confluent-kafka, produce_batch",
+    ):
         assert f"| {producer} |" in done.stdout
     for fact in ("date: ", "commit ", "release of metadata.version"):
         assert fact in done.stdout
+
+
+@pytest.mark.soak  # as above
+def test_a_share_of_the_transactions_is_aborted(broker: DevCluster) -> None:
+    done = run_benchmark("producer.py", *SHORT, "--aborts", "0.25", "--kafka", broker.bootstrap_servers)
+    assert done.returncode == 0, done.stderr
+    assert "One message of 1,000 bytes, 25% aborted" in done.stdout
+
+
+def test_an_aborted_message_that_is_visible_is_noticed(benchmark_module: Import) -> None:
+    producer = benchmark_module("producer")
+
+    class Leaking(FakePlace):
+        def abort(self, topic: str, value: bytes) -> None:
+            self.transaction(topic, [value])
+
+    with pytest.raises(benchmark_module("records").VerificationError, match="was never written"):
+        producer.with_aborts(Leaking(), "x", 0.01, 0.5, 300)
 
 
 @pytest.mark.parametrize("measure", MEASUREMENTS.values(), ids=list(MEASUREMENTS))

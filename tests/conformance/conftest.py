@@ -69,14 +69,8 @@ def rocksdb_scene(tmp_path: Path) -> Iterator[StoreScene]:
         yield scene
 
 
-@pytest.fixture(scope="module")
-def conformance_zookeeper() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer() as server:
-        yield server
-
-
 @pytest.fixture
-def zookeeper_scene(conformance_zookeeper: ZooKeeperServer) -> Iterator[StoreScene]:
-    server = conformance_zookeeper
+def zookeeper_scene(zookeeper_server: ZooKeeperServer) -> Iterator[StoreScene]:
+    server = zookeeper_server
     with TcpProxy("127.0.0.1", server.port) as proxy, ZooKeeperScene(server, f"/{uuid4().hex}", proxy) as scene:
         yield scene

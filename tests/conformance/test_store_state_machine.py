@@ -1,6 +1,6 @@
 """Random steps of several writers, crashes and recoveries on each store, against a model of the promise.
 
-CI does 5 runs on each store, a soak run does 25 or DUALWRITE_STATE_MACHINE_EXAMPLES.
+CI does 3 runs on each store, a soak run does 25 or DUALWRITE_STATE_MACHINE_EXAMPLES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dualwrite.testing.stores import StoreScene
 from dualwrite.testing.stores.machine import run_random_steps
 from fixtures.tiers import thinned
 
-FEW = 5
+FEW = 3
 SCENES = ("sqlite_scene", "postgresql_scene", "mariadb_scene", "rocksdb_scene", "zookeeper_scene")
 
 

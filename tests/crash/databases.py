@@ -1,8 +1,8 @@
-"""The databases of the crash tests, each started on first use, with a place for the tests' own `events`."""
+"""The databases of the crash tests, on servers that are started on first use, with a place for the tests' own `events`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,18 @@ DATABASES = ("sqlite", "postgresql", "mariadb", "rocksdb", "zookeeper")
 
 
 class Databases:
-    """Makes scenes: each has its own SQLite file or RocksDB folder; all share one database per server."""
+    """Makes scenes: each has its own SQLite file or RocksDB folder; all share one database per server.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where files and folders are made.
+        server_of: Returns a running server of a class; by default a new one, which ends with this.
+    """
+
+    def __init__(self, folder: Path, server_of: Callable[[type[Any]], Any] | None = None) -> None:
         self._folder = folder
         self._made = 0
-        self._servers = ExitStack()
+        self._opened = ExitStack()
+        self._server_of = server_of or (lambda kind: self._opened.enter_context(kind()))
 
     def scene(self, database: str, broker: DevCluster, **kafka: Any) -> Scene:
         return Scene(self._events(database), broker.bootstrap_servers, kafka=kafka)
@@ -47,20 +53,20 @@ class Databases:
 
     @cached_property
     def _postgresql(self) -> Events:
-        return self._pooled(self._servers.enter_context(PostgresServer()))
+        return self._pooled(self._server_of(PostgresServer))
 
     @cached_property
     def _mariadb(self) -> Events:
-        return self._pooled(self._servers.enter_context(MariaDBServer()))
+        return self._pooled(self._server_of(MariaDBServer))
 
     @cached_property
     def _zookeeper(self) -> Events:
-        return _ready(f"{self._servers.enter_context(ZooKeeperServer()).url}/crash")
+        return _ready(f"{self._server_of(ZooKeeperServer).url}/crash")
 
     def _pooled(self, server: PostgresServer | MariaDBServer) -> Events:
         """With a pool: a writer in this process would spend most of its time on new connections."""
         events = SqlEvents(server.create_database("crash"), sa.QueuePool)
-        self._servers.callback(events.engine.dispose)
+        self._opened.callback(events.engine.dispose)
         events.create()
         return events
 
@@ -68,13 +74,13 @@ class Databases:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._servers.close()
+        self._opened.close()
 
 
 @pytest.fixture(scope="session")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    """For all tests: each server is started once."""
-    with Databases(tmp_path_factory.mktemp("databases")) as made:
+def databases(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[[type[Any]], Any]) -> Iterator[Databases]:
+    """For all tests, on the session's servers."""
+    with Databases(tmp_path_factory.mktemp("databases"), server_of) as made:
         yield made
 
 

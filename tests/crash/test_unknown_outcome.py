@@ -594,7 +594,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     with scene.connect() as patient:
         scene.write(patient, 1)
     wait_for_marker(scene)
-    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(3), delivery=limit(3)))
+    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(2), delivery=limit(2)))
     with pytest.raises(DeliveryError) as caught, writer.transaction() as tx:
         scene.both(tx, 2)
         own_broker.kill(1)
@@ -645,7 +645,7 @@ def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(frail:
     scene = frail
     with scene.connect() as patient:
         scene.write(patient, 1)
-    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(3), delivery=LIMIT))
+    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(2), delivery=LIMIT))
     with (
         failpoints.armed("before_kafka_commit", lambda: own_broker.kill(1)),
         pytest.raises(InDoubtTransactionError) as caught,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pages
@@ -48,10 +48,9 @@ def test_a_page_runs(
     pages.check(text, tmp_path, printed, committed, before)
 
 
-@pytest.fixture(scope="module")
-def zookeeper_url() -> Iterator[str]:
-    with ZooKeeperServer() as server:
-        yield server.url_at(server.port, "/shop")
+@pytest.fixture
+def zookeeper_url(zookeeper_server: ZooKeeperServer) -> str:
+    return zookeeper_server.url_at(zookeeper_server.port, "/shop")
 
 
 def address(kind: str, request: pytest.FixtureRequest) -> str:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from job_scene import JobScene
@@ -19,6 +20,11 @@ from fixtures.tiers import thinned
 
 PARTS = [[1, 2, 3, 4], [5, 6], [], [7]]
 
+mostly_postgresql = pytest.mark.parametrize(
+    "database_url", thinned(["sqlite", "postgresql", "mariadb"], kept=["postgresql"]), indirect=True
+)
+"""For what `test_job_rules` decides, one task after the other: the tests with every database run the same statements."""
+
 
 def test_a_batch(scene: JobScene) -> None:
     outcomes = scene.write(scene.run(), PARTS)
@@ -30,6 +36,7 @@ def test_a_batch(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
+@mostly_postgresql
 def test_batch_after_batch(scene: JobScene) -> None:
     for batch in range(4):
         first = 10 * batch
@@ -90,6 +97,7 @@ def test_an_abort_without_tasks_leaves_a_batch_write(postgres_scene: JobScene) -
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
+@mostly_postgresql
 def test_an_abort_of_a_write_leaves_the_run_of_another_one(scene: JobScene) -> None:
     """As when a second write finds its prefix in use, before any of its tasks has reported."""
     one = scene.write(scene.run(job_id="one", keeps_lease=False), [[1], [2]])
@@ -124,6 +132,7 @@ def test_a_batch_without_rows_replaces_an_earlier_run(scene: JobScene) -> None:
     scene.assert_holds([])
 
 
+@mostly_postgresql
 def test_a_batch_without_rows_is_committed_once(scene: JobScene) -> None:
     assert scene.commit(scene.write(scene.run(5), [[], []])) == 0
     again = scene.write(scene.run(5), PARTS)
@@ -239,6 +248,7 @@ def test_a_zombie_after_the_end(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
+@mostly_postgresql
 def test_a_prefix_belongs_to_one_job(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(job_id="stream"), [[1]]))
     with pytest.raises(PrefixLeasedError, match="held by job 'stream'") as caught:
@@ -249,6 +259,7 @@ def test_a_prefix_belongs_to_one_job(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
+@mostly_postgresql
 def test_a_batch_write_releases_its_prefix(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
     scene.commit(scene.write(scene.run(job_id="two", keeps_lease=False), [[2]]))
@@ -256,6 +267,7 @@ def test_a_batch_write_releases_its_prefix(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
+@mostly_postgresql
 def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
     dead = scene.write(scene.run(job_id="dead", keeps_lease=False), [[1], [2]])
     scene.commit(scene.write(scene.run(job_id="next", keeps_lease=False), [[3]]))
@@ -265,7 +277,20 @@ def test_a_dead_batch_write_is_replaced(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reads", ["before the takeover", "after it"])
+@pytest.mark.parametrize(
+    ("database_url", "reads"),
+    thinned(
+        product(["sqlite", "postgresql", "mariadb"], ["before the takeover", "after it"]),
+        kept=[
+            ("sqlite", "after it"),
+            ("postgresql", "before the takeover"),
+            ("postgresql", "after it"),
+            ("mariadb", "before the takeover"),
+        ],
+        quick=[],
+    ),
+    indirect=["database_url"],
+)
 def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
     """The second one is still watching it, or has not yet read whom to watch, when the first one takes over."""
     scene.write(scene.run(job_id="dead", keeps_lease=False), [[1], [2]])
@@ -294,11 +319,6 @@ def test_two_tasks_find_a_dead_batch_write(scene: JobScene, monkeypatch: pytest.
         taken.set()
         scene.commit([first, done(watching)])
     scene.assert_holds([3, 4])
-
-
-mostly_postgresql = pytest.mark.parametrize(
-    "database_url", thinned(["sqlite", "postgresql", "mariadb"], kept=["postgresql"]), indirect=True
-)
 
 
 @pytest.mark.slow

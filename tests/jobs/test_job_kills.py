@@ -98,7 +98,7 @@ def test_every_failpoint_of_a_job_is_one_that_a_process_is_killed_at() -> None:
     thinned(
         TASK_POINTS + COMMIT_POINTS + RESOLVING_POINTS,
         # above, a process is killed at every point
-        kept=["job_after_batch", "job_after_prepare", "job_after_move", "job_after_commit"],
+        kept=["job_after_batch", "job_after_commit"],
     ),
 )
 def test_a_step_that_fails(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
@@ -156,7 +156,7 @@ def test_kills_at_random(postgres_scene: JobScene, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=[*PAUSED_AT, "job_before_staged"]))
+@pytest.mark.parametrize("point", thinned(TASK_POINTS, kept=PAUSED_AT))
 def test_a_zombie_that_wakes(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:
     """A driver is paused in a task and replaced by the next one; then it continues."""
     replaced_while_paused(postgres_scene, tmp_path, point)
@@ -186,7 +186,7 @@ def replaced_while_paused(scene: JobScene, folder: Path, point: str, *, nth: int
     "point",
     thinned(
         ["job_before_commit", "job_after_move", "job_after_commit", "recover_after_end_txn", "job_after_clear"],
-        kept=["job_after_move", "job_after_commit", "recover_after_end_txn"],  # before and after the decision
+        kept=["job_after_move", "job_after_commit"],  # before and after the decision
     ),
 )
 def test_a_zombie_that_wakes_in_commit(postgres_scene: JobScene, tmp_path: Path, point: str) -> None:

@@ -65,7 +65,7 @@ def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytes
         for command, words in ASKED.items():
             arguments = [*words, *([str(leaders[answering])] if command == "of" else [])]
             capsys.readouterr()
-            seconds = 8 if command == "find-hanging" else 3  # it asks in many steps, and looks again after a second
+            seconds = 5 if command == "find-hanging" else 2  # it asks in many steps, and looks again after a second
             code = main([*arguments, "--kafka", three.bootstrap_servers, "--timeout", str(limit(seconds)), "--json"])
             shown = capsys.readouterr()
             found = json.loads(shown.out)

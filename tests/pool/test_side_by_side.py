@@ -87,14 +87,15 @@ def test_groups_that_wait_for_the_database_run_side_by_side(
     scene: Scene, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And with a fixed size too; a few seconds without calls later, the writers that are not needed are closed."""
-    monkeypatch.setattr(scaler, "_QUIET", 0.0)
     with open_pool(scene, size=None, options=PoolOptions(timeout=LIMIT, lease=3)) as pool:
         assert pool.size == 2
         unit = Counted(scene, database)
         with calling(lambda _: pool.run(unit)):
             until(lambda: pool.size > 2 and unit.most > 2)
+        monkeypatch.setattr(scaler, "_QUIET", 0.0)
         until(lambda: pool.size == 2)
         pool.run(unit)
+        monkeypatch.undo()
         pool.resize(3)
         unit.most = 0
         with calling(lambda _: pool.run(unit)):

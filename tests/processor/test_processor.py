@@ -49,7 +49,7 @@ def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
     ("database", "offsets"),
     thinned(
         product(["sqlite", "postgresql", "mariadb"], ["database", "kafka"]),
-        kept=[("sqlite", "database"), ("postgresql", "database"), ("mariadb", "database"), ("postgresql", "kafka")],
+        kept=[("sqlite", "database"), ("mariadb", "database"), ("postgresql", "kafka")],
         quick=[("sqlite", "database"), ("sqlite", "kafka")],
     ),
 )

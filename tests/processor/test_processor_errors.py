@@ -230,7 +230,7 @@ TRANSIENT = [conflict, cut, cut_and_noticed, cut_and_swallowed, cut_and_wrapped,
     ("trouble", "runner"),
     thinned(
         product(TRANSIENT, RUNNERS),
-        kept=[*product(TRANSIENT, ["writer"]), (cut, "pool"), (cut_before_the_flush, "pool")],
+        kept=[*product(TRANSIENT, ["writer"]), (cut_before_the_flush, "pool")],
     ),
 )
 def test_errors_not_caused_by_the_message_are_not_counted(

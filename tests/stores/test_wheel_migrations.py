@@ -58,7 +58,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src", "migrations"):  # a copy: others may be building as well
+    # a copy: others may be building as well
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src", "migrations"):
         path = ROOT / name
         copy = source / name
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("__pycache__")) if path.is_dir() else shutil.copy(path, copy)

@@ -5,7 +5,8 @@ The sender is a fake that keeps the batches it gets, and acknowledges them only 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import UserDict, defaultdict
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -207,6 +208,80 @@ def test_a_refused_message_is_not_added() -> None:
     accumulator.append("t", None, b"good", None, 0, 0, TIMEOUT)
     accumulator.flush(Deadline.after(TIMEOUT))
     assert [records(batch) for batches in sender.batches.values() for batch in batches] == [[(None, b"good", [], 0)]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"topic": 5}, {"key": 5}, {"value": 5}, {"headers": 5}, {"headers": {"a": 5}}, {"partition": "0"}, {"timestamp": "now"}],
+    ids=str,
+)
+def test_a_part_of_a_wrong_type_is_refused_and_the_transaction_goes_on(wrong: dict[str, Any]) -> None:
+    sender, accumulator = begun()
+    message = {"topic": "t", "key": None, "value": b"v", "headers": None, "partition": 0, "timestamp": 5, "limit": TIMEOUT}
+    accumulator.append(**message)
+    with pytest.raises(InvalidMessageError):
+        accumulator.append(**{**message, **wrong})
+    accumulator.append(**{**message, "key": "k", "value": bytearray(b"w"), "headers": {"n": "x"}})
+    accumulator.flush(Deadline.after(TIMEOUT))
+    assert records(sender.batches["t", 0][0]) == [(None, b"v", [], 5), (b"k", b"w", [("n", b"x")], 5)]
+
+
+@pytest.mark.parametrize("call", ["extend", "extend_keyed"])
+@pytest.mark.parametrize("wrong", [{"topic": 5}, {"partition": "0"}, {"value": 5}], ids=str)
+def test_a_wrong_type_in_bulk_is_refused(call: str, wrong: dict[str, Any]) -> None:
+    sender, accumulator = begun()
+    patience = Patience(TIMEOUT, lambda: 0)
+
+    def add(topic: Any = "t", partition: Any = 0, value: Any = b"w") -> None:
+        good: list[Any] = [b"v", "v", bytearray(b"v"), memoryview(b"v"), None]
+        if call == "extend":
+            accumulator.extend(topic, [*good, value], partition, 5, patience)
+        else:
+            accumulator.extend_keyed(topic, zip([b"k"] * 6, [*good, value], strict=True), partition, 5, patience)
+
+    with pytest.raises(InvalidMessageError):
+        add(**wrong)
+    add()
+    accumulator.flush(Deadline.after(TIMEOUT))
+    values = [value for _, value, _, _ in records(sender.batches["t", 0][0])]
+    assert values == [b"v", b"v", b"v", b"v", None, b"w"]
+
+
+@pytest.mark.parametrize("call", ["append", "extend", "extend_keyed"])
+def test_an_interrupt_while_a_batch_is_sent_ends_the_transaction(call: str) -> None:
+    """The batch may be half closed, so only an abort is possible: the sender is told."""
+    sender, accumulator = begun()
+    told: list[bool] = []
+    changed: Any = sender
+    changed.interrupted = lambda: told.append(True)
+
+    def push(_: Deadline) -> None:
+        raise KeyboardInterrupt
+
+    changed.push = push
+    many = [bytes(100)] * 30
+    patience = Patience(TIMEOUT, lambda: 0)
+    calls: dict[str, Callable[[], object]] = {
+        "append": lambda: [accumulator.append("t", None, value, None, 0, 0, TIMEOUT) for value in many],
+        "extend": lambda: accumulator.extend("t", many, 0, 0, patience),
+        "extend_keyed": lambda: accumulator.extend_keyed("t", [(b"k", value) for value in many], 0, 0, patience),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    assert told == [True]
+
+
+def test_what_a_users_headers_raise_does_not_end_the_transaction() -> None:
+    class Failing(UserDict[str, bytes]):
+        def __getitem__(self, name: str) -> bytes:
+            raise ZeroDivisionError
+
+    sender, accumulator = begun()
+    with pytest.raises(ZeroDivisionError):
+        accumulator.append("t", None, b"v", Failing(a=b"x"), 0, 5, TIMEOUT)
+    accumulator.append("t", None, b"w", None, 0, 5, TIMEOUT)
+    accumulator.flush(Deadline.after(TIMEOUT))
+    assert records(sender.batches["t", 0][0]) == [(None, b"w", [], 5)]
 
 
 def test_a_new_transaction_drops_leftover_messages() -> None:

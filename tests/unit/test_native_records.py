@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +15,14 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import decode_varint, encode_varint
 
-from dualwrite.errors import UsageError
+from dualwrite.errors import InvalidMessageError, UsageError
 from dualwrite.kafka.native.compression import NAMES, compression_by_name
 from dualwrite.kafka.native.records import (
     BATCH_OVERHEAD,
     SIGNED,
     SMALL,
     BatchBuilder,
+    encoded_headers,
     next_sequence,
     signed_varint,
     split,
@@ -191,6 +194,74 @@ def test_a_builder_can_be_built_again_with_another_epoch_and_filled_further() ->
         assert builder.build(**again, compression=NONE) == kafka_pythons(first, again)
     builder.append(None, b"w", [], 6)
     assert builder.build(**SOME_IDS, compression=NONE) == kafka_pythons([*first, (None, b"w", [], 6)], SOME_IDS)
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+class OtherMapping(Mapping[str, Any]):
+    """A mapping that is no dict, and whose names have two characters."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+given_content = st.none() | st.binary(max_size=200) | text | st.binary(max_size=9).map(bytearray)
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dict": dict,
+    "list": lambda given: list(given.items()),
+    "tuple": lambda given: tuple(given.items()),
+    "lists": lambda given: [list(pair) for pair in given.items()],
+    "mapping": OtherMapping,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+@given(st.dictionaries(text, given_content, max_size=4), text)
+@settings(max_examples=30)
+def test_headers_of_every_form_are_encoded_alike(
+    form: Callable[[dict[str, Any]], Any], given_headers: dict[str, Any], value: str
+) -> None:
+    wanted = {"ab": value, **given_headers}
+    listed: Headers = [(name, v.encode() if isinstance(v, str) else v and bytes(v)) for name, v in wanted.items()]
+    expected = kafka_pythons([(None, b"v", listed, 5)], SOME_IDS)
+    for _ in range(2):  # the second time the names are known
+        builder = BatchBuilder()
+        builder.append(None, b"v", form(wanted), 5)
+        assert builder.build(**SOME_IDS, compression=NONE) == expected
+
+
+@pytest.mark.parametrize("headers", [5, ["a"], [("a",)], [(1, b"x")], [(["a"], b"x")], [("a", 5)], {"a": {}}, {"\ud800": b"x"}])
+def test_invalid_headers_are_refused(headers: Any) -> None:
+    for known in ([("a", b"x")], [("b", b"x")]):
+        encoded_headers(known)
+        with pytest.raises(InvalidMessageError):
+            encoded_headers(headers)
+
+
+def test_a_view_of_numbers_is_as_long_as_its_bytes() -> None:
+    encoded_headers({"n": b""})
+    assert encoded_headers({"n": memoryview(array("i", [1, 2]))}) == encoded_headers({"n": array("i", [1, 2]).tobytes()})  # type: ignore[dict-item]  # accepted as bytes are
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**22), st.integers(1, 70), st.lists(headers, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_steady_batches_have_the_bytes_of_kafka_python(first: int, step: int, count: int, some: list[Headers]) -> None:
+    """Rising timestamps, and a few headers on many messages."""
+    there: list[Record] = [
+        (None if n % 5 == 1 else b"%d" % n, None if n % 7 == 1 else b"x" * (n % 70), some[n % len(some)], first + n * step)
+        for n in range(count)
+    ]
+    assert filled(there).build(**SOME_IDS, compression=NONE) == kafka_pythons(there, SOME_IDS)
 
 
 # --- compressed batches -----------------------------------------------------------------------------------------------

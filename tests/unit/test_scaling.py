@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -98,6 +98,15 @@ def test_fewer_are_enough_when_the_network_becomes_faster() -> None:
     assert scaling.groups < before
 
 
+def test_a_slow_beginning_is_no_reason_for_more() -> None:
+    machine = Machine(8, rtt=0.02)
+    scaling = scaled(machine)
+    for _ in range(2):
+        slow = Machine(8, rtt=0.02, unit=5.0).look(scaling.groups)
+        scaling.decide(replace(slow, cpu=0.5))
+    assert machine.run(scaling)[-20:] == [SERIAL] * 20
+
+
 def test_the_limit_holds() -> None:
     machine = Machine(128, rtt=2.0)
     scaling = scaled(machine, most=5)
@@ -117,7 +126,8 @@ def far(now: list[float]) -> Scaling:
 
 def after(scaling: Scaling, now: list[float], seconds: float) -> int:
     now[0] += seconds
-    scaling.decide(Machine(32, rtt=1.0).look(scaling.groups))
+    for _ in range(2):
+        scaling.decide(Machine(32, rtt=1.0).look(scaling.groups))
     return scaling.groups
 
 

@@ -37,10 +37,11 @@ def test_processes_are_started_for_several_files_with_servers(arguments: list[st
     [
         ("tests/kafka/test_probe.py::test_a[::1]", "tests/kafka/test_probe.py"),
         ("tests/spark/test_spark_batch.py::test_a", "spark"),
+        ("tests/cli/test_help.py::test_a", "cli"),
         ("tests/examples/test_examples.py::test_a", "tests/examples/test_examples.py"),
     ],
 )
-def test_a_file_stays_together_and_so_does_spark(nodeid: str, scope: str) -> None:
+def test_a_file_stays_together_and_so_do_some_folders(nodeid: str, scope: str) -> None:
     assert workers.scope_of(nodeid) == scope
 
 

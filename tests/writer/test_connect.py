@@ -44,8 +44,8 @@ def test_an_address_alone_keeps_the_other_kafka_settings_of_the_environment(monk
 
 
 @pytest.fixture
-def users_zookeeper_client() -> Iterator[KazooClient]:
-    with ZooKeeperServer() as server, zookeeper_client(server.hosts) as client:
+def users_zookeeper_client(zookeeper_server: ZooKeeperServer) -> Iterator[KazooClient]:
+    with zookeeper_client(zookeeper_server.hosts) as client:
         yield client
 
 

@@ -20,10 +20,10 @@ from writer.cases import LIBRDKAFKA, NATIVE, POSTGRESQL, SQLITE
 from writer.interruption import Interruption
 from writer.scene import Scene
 
-PLACES = 25
+PLACES = 10
 """How many places a test takes, evenly distributed: a transaction has a thousand or more, a writer's life ten thousand."""
 
-SHARES = 40
+SHARES = 100
 """How many tests take different places: together each of a transaction, and one of ten or more of a writer's life."""
 
 COMBINATIONS = [(3, NATIVE, POSTGRESQL), (1, LIBRDKAFKA, SQLITE)]
@@ -31,7 +31,7 @@ shares = pytest.mark.parametrize(
     ("lanes", "producer", "database", "share"),
     thinned(
         [(*combination, share) for combination, share in product(COMBINATIONS, range(SHARES))],
-        kept=[(*COMBINATIONS[0], 5), (*COMBINATIONS[1], 20)],
+        kept=[(*COMBINATIONS[0], 12), (*COMBINATIONS[1], 50)],
         quick=[],
     ),
 )

@@ -1,4 +1,4 @@
-"""Fixtures of the ZooKeeper tests: one real server for the session, a separate subtree for each test."""
+"""Fixtures of the ZooKeeper tests: a separate subtree of the session's server for each test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ from fixtures.pace import LIMIT
 from fixtures.zookeeper_client import zookeeper_client
 
 _chroots = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def zookeeper_server() -> Iterator[ZooKeeperServer]:
-    """One ZooKeeper for the whole session: don't kill it, use `own_server` for that."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 @pytest.fixture

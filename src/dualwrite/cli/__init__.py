@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dualwrite.cli.errors import error_text
 from dualwrite.errors import DualWriteError, MissingDependencyError
+from dualwrite.kafka.native.compiled import is_compiled
 
 if TYPE_CHECKING:
     import typer
@@ -86,7 +87,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
     def show_version(requested: bool) -> None:
         if requested:
-            typer.echo(f"dualwrite {importlib.metadata.version('dualwrite')}")
+            form = " (native producer: compiled)" if is_compiled() else ""
+            typer.echo(f"dualwrite {importlib.metadata.version('dualwrite')}{form}")
             raise typer.Exit
 
     @app.callback()

@@ -1,4 +1,7 @@
-"""Validation of messages: types and ranges of topic, key, value, headers, partition and timestamp, before anything is sent."""
+"""Validation of messages: types and ranges of topic, key, value, headers, partition and timestamp, before anything is sent.
+
+What users gave is `Any` until it is checked: compiled code raises TypeError for a wrong type.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 def checked_message(
-    topic: str,
-    value: bytes | str | None,
+    topic: Any,
+    value: Any,
     *,
-    key: bytes | str | None = None,
+    key: Any = None,
     headers: Headers | None = None,
-    partition: int | None = None,
-    timestamp: int | None = None,
+    partition: Any = None,
+    timestamp: Any = None,
 ) -> Message:
     """A message from the arguments of `send`.
 
@@ -89,25 +92,28 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     """
     if headers is None:
         return None
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs: Any = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
     try:
-        listed = [(name, content) for name, content in pairs]
+        listed: list[tuple[Any, Any]] = [(name, content) for name, content in pairs]
     except (TypeError, ValueError) as error:
         raise InvalidMessageError("A message's headers must be a mapping, or a list of (name, value) pairs.") from error
-    for name, _ in listed:
+    checked: list[tuple[str, bytes | None]] = []
+    for name, content in listed:
         if not isinstance(name, str):
             raise InvalidMessageError(f"A header's name must be a str, not {type(name).__name__}.")
-        as_bytes("header name", name)
-    return [(name, as_bytes(f"header {name!r}", content)) for name, content in listed]
+        if not name.isascii():
+            as_bytes("header name", name)
+        checked.append((name, content if type(content) is bytes else as_bytes(f"header {name!r}", content)))
+    return checked
 
 
 def checked_messages(
-    topic: str,
-    values: Iterable[bytes | str | None],
+    topic: Any,
+    values: Iterable[Any],
     *,
-    keys: Iterable[bytes | str | None] | None,
-    partition: int | None,
-    timestamp: int | None,
+    keys: Iterable[Any] | None,
+    partition: Any,
+    timestamp: Any,
 ) -> Iterator[Message]:
     """The messages of a `send_many`, each checked when the iterator reaches it.
 
@@ -115,7 +121,7 @@ def checked_messages(
         InvalidMessageError: As for `check_many`, `checked_message` and `keyed`.
     """
     check_many(values, keys)
-    pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
+    pairs = zip(itertools.repeat(None), values, strict=False) if keys is None else keyed(keys, values)
     for key, value in pairs:
         yield checked_message(topic, value, key=key, partition=partition, timestamp=timestamp)
 
@@ -135,9 +141,7 @@ def check_many(values: Any, keys: Any = None) -> None:
             )
 
 
-def keyed(
-    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
-) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+def keyed(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Pairs of key and value.
 
     Raises:
@@ -150,9 +154,7 @@ def keyed(
     return zip(keys, values, strict=True)
 
 
-def _until_one_ends(
-    keys: Iterable[bytes | str | None], values: Iterable[bytes | str | None]
-) -> Iterator[tuple[bytes | str | None, bytes | str | None]]:
+def _until_one_ends(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, (key, value) in enumerate(itertools.zip_longest(keys, values, fillvalue=_MISSING)):
         if key is _MISSING or value is _MISSING:
             fewer, more = ("keys", "values") if key is _MISSING else ("values", "keys")

@@ -322,6 +322,8 @@ class WriterPool(Generic[H]):
                 raise closed(self._prefix)
             try:
                 self._is_in_progress = True
+                if size is not None:
+                    self._scaler.resize(size)  # first: the load must not ask for another number meanwhile
                 if size is not None or not self._ids.are_leased:
                     self._upkeep.resize(LEAST if size is None else size, Deadline.after(self._options.timeout))
             finally:

@@ -106,9 +106,9 @@ class Scaler:
                 return
             seen, self._window = self._window.seen(now), Window()
             self._scaling.decide(seen)
+            log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
             if groups == self._scaling.groups:
                 return
-            log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
             self._ask_for_writers()
         self.on_changed()
 

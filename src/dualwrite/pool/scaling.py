@@ -20,10 +20,11 @@ _LEVELS: Final = (SERIAL, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 """The numbers of groups that are tried."""
 
 _IDLE_CPU: Final = 0.8
-"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time."""
+_IDLE_CPU_IN_TURN: Final = 0.5
+"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time.
 
-_BUSY_CPU: Final = 0.9
-"""Above this, fewer groups are tried."""
+The second is for groups that run one after another: as their commits overlap, it is never much higher.
+"""
 
 _GAIN: Final = 0.95
 """More groups are kept if calls take at most this share of the time that they took before."""
@@ -31,8 +32,11 @@ _GAIN: Final = 0.95
 _LOSS: Final = 1.02
 """Fewer groups are kept if calls take at most this much of the time that they took before."""
 
-_LONGEST_STEP: Final = 4.0
+_LARGEST_STEP: Final = 2.0
 """By how much the number of groups is multiplied at once, at most."""
+
+_FEWER: Final = 0.6
+"""By how much it is multiplied if fewer are tried."""
 
 _FIRST_PAUSE: Final = 2.0
 _LONGEST_PAUSE: Final = 60.0
@@ -87,9 +91,11 @@ class Scaling:
         self._levels = [level for level in _LEVELS if level <= most] or [SERIAL]
         self._clock = clock
         self._place = 0
+        self._last: float | None = None  # how long a call took when it was last seen, at the present number
         self._before: tuple[int, float] | None = None  # in a trial: the level before it, and how long a call took there
-        self._pauses = {True: _FIRST_PAUSE, False: _FIRST_PAUSE}  # for trials with more groups, and with fewer
+        self._pauses = {True: _FIRST_PAUSE, False: _FIRST_PAUSE}  # after trials of more groups, and of fewer
         self._again_at = {True: 0.0, False: 0.0}
+        self._tried_more = False
         self._serial = _FIRST_SERIAL
         self._serial_until = -_SOON
 
@@ -101,7 +107,7 @@ class Scaling:
     def limit(self, most: int) -> None:
         """Change the highest number."""
         self._levels = [level for level in _LEVELS if level <= most] or [SERIAL]
-        self._before = None
+        self._before = self._last = None
         self._place = min(self._place, len(self._levels) - 1)
 
     def decide(self, seen: Seen) -> None:
@@ -110,14 +116,15 @@ class Scaling:
         if now < self._serial_until or not seen.calls:
             return
         if self._before is not None:
-            self._judge(seen, *self._before, now=now)
-        if self._before is None:
-            self._try(seen, now)
+            self._judge(seen.seconds_a_call, *self._before, now=now)
+        elif self._last is not None:  # the first moments are slow: everything is done for the first time
+            self._try(seen, min(seen.seconds_a_call, self._last), now)
+        self._last = seen.seconds_a_call if self._before is None else None
 
-    def _judge(self, seen: Seen, place: int, seconds: float, *, now: float) -> None:
+    def _judge(self, seconds: float, place: int, seconds_before: float, *, now: float) -> None:
         """End a trial: keep the number of groups, or return to the one before."""
         is_more, self._before = self._place > place, None
-        if seen.seconds_a_call <= seconds * (_GAIN if is_more else _LOSS):
+        if seconds <= seconds_before * (_GAIN if is_more else _LOSS):
             self._pauses[is_more] = _FIRST_PAUSE
             self._again_at[not is_more] = now + _FIRST_PAUSE
             return
@@ -125,29 +132,31 @@ class Scaling:
         self._again_at[is_more] = now + self._pauses[is_more]
         self._pauses[is_more] = min(2 * self._pauses[is_more], _LONGEST_PAUSE)
 
-    def _try(self, seen: Seen, now: float) -> None:
-        """Begin a trial with more groups, or fewer, if that may pay off."""
-        if seen.cpu < _IDLE_CPU and seen.has_waiting_callers:
-            is_more, place = True, self._higher(seen.cpu)
-        elif seen.cpu > _BUSY_CPU or not seen.has_waiting_callers:
-            is_more, place = False, max(self._place - 1, 0)
-        else:
-            return
-        if place != self._place and now >= self._again_at[is_more]:
-            self._before = self._place, seen.seconds_a_call
-            self._place = place
+    def _try(self, seen: Seen, seconds: float, now: float) -> None:
+        """Begin a trial of more groups if that may pay off, or of fewer: they are kept if they are as fast."""
+        idle = _IDLE_CPU_IN_TURN if self.groups == SERIAL else _IDLE_CPU
+        may_be_more = seen.cpu < idle and seen.has_waiting_callers
+        places = {True: self._higher(seen.cpu) if may_be_more else self._place, False: self._lower()}
+        due = [more for more, place in places.items() if place != self._place and now >= self._again_at[more]]
+        if due:
+            self._tried_more = not self._tried_more if len(due) > 1 else due[0]
+            self._before = self._place, seconds
+            self._place = places[self._tried_more]
 
     def _higher(self, cpu: float) -> int:
         """The level at which the processor would be busy if nothing else were the limit; one higher after a failed trial."""
+        highest = len(self._levels) - 1
         if self._pauses[True] > _FIRST_PAUSE:
-            return min(self._place + 1, len(self._levels) - 1)
-        wanted = max(self.groups, 2) * min(_LONGEST_STEP, _IDLE_CPU / max(cpu, 0.01))
-        higher = (place for place, level in enumerate(self._levels) if place > self._place and level >= wanted)
-        return next(higher, len(self._levels) - 1)
+            return min(self._place + 1, highest)
+        wanted = max(self.groups, 2) * min(_LARGEST_STEP, _IDLE_CPU / max(cpu, 0.01))
+        return next((place for place in range(self._place + 1, highest) if self._levels[place] >= wanted), highest)
+
+    def _lower(self) -> int:
+        return max((place for place in range(self._place) if self._levels[place] <= self.groups * _FEWER), default=0)
 
     def rest(self) -> None:
         """Return to one group after another: no call has come for a while."""
-        self._place, self._before = 0, None
+        self._place, self._before, self._last = 0, None, None
         self._again_at = dict.fromkeys(self._again_at, 0.0)
 
     def conflicted(self) -> None:
@@ -160,5 +169,5 @@ class Scaling:
         if self.groups == SERIAL or now < self._serial_until:
             return
         self._serial = min(2 * self._serial, _LONGEST_SERIAL) if now - self._serial_until < _SOON else _FIRST_SERIAL
-        self._place, self._before = 0, None
+        self._place, self._before, self._last = 0, None, None
         self._serial_until = now + self._serial

@@ -12,7 +12,7 @@ from dualwrite.pool.scaling import Seen
 _SETTLING: Final = 0.1
 """Seconds after a change in which nothing is measured: calls from before it are still running."""
 
-_LEAST_SECONDS: Final = 0.2
+_LEAST_SECONDS: Final = 0.25
 _MOST_SECONDS: Final = 2.0
 _LEAST_GROUPS: Final = 8
 _LEAST_TURNS: Final = 3

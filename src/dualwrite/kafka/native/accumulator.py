@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final, cast
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError
-from dualwrite.kafka.messages import MAX_PARTITION, as_bytes, check_number, check_topic
+from dualwrite.kafka.messages import MAX_PARTITION, MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, check_topic
 from dualwrite.kafka.native.partition import Partition
 from dualwrite.kafka.native.patience import Patience
-from dualwrite.kafka.native.records import BATCH_OVERHEAD, RECORD_OVERHEAD, EncodedRecords, Record, size_bound
+from dualwrite.kafka.native.records import (
+    BATCH_OVERHEAD,
+    NO_HEADERS,
+    RECORD_OVERHEAD,
+    WITHOUT_HEADERS,
+    EncodedRecords,
+    Record,
+    encoded_headers,
+)
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.native.settings import NativeSettings
 from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_partition
@@ -20,7 +29,7 @@ from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_parti
 if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
 
-WORTHWHILE_BYTES: Final = 64 * 1024
+WORTHWHILE_BYTES = 64 * 1024  # not Final: compiled code would not see that a test changes it
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
 _CHUNK: Final = 1000
@@ -28,6 +37,8 @@ _CHUNK: Final = 1000
 
 class RecordAccumulator:
     """The messages of the current transaction that were not yet passed to the sender. Not thread-safe.
+
+    Topics and partitions that users gave are `Any` until they are checked: compiled code raises TypeError for a wrong type.
 
     Args:
         sender: Receives the batches, and knows the topics.
@@ -65,54 +76,76 @@ class RecordAccumulator:
         """Whether the transaction has no messages."""
         return not self._topics
 
-    def append(
+    def append(  # noqa: C901  (the hot path: a call of a part would cost as much as the part)
         self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]] | None,
-        partition: int | None,
-        timestamp_ms: int,
+        topic: Any,
+        key: Any,
+        value: Any,
+        headers: Any,
+        partition: Any,
+        timestamp: Any,
         limit: float | Deadline | Patience,
     ) -> None:
-        """Add one message; if the buffer is full or the topic not yet known, wait at most for `limit` (a number is in seconds).
+        """Check and add one message; if the buffer is full or the topic not yet known, wait at most for `limit`.
+
+        Args:
+            topic: As the user gave it, like the other parts of the message.
+            key: The key.
+            value: The value.
+            headers: The headers.
+            partition: The partition, or None.
+            timestamp: Milliseconds since 1970; None for the current time.
+            limit: A number is in seconds.
 
         Raises:
-            InvalidMessageError: The topic name or the partition number is invalid; nothing was added.
+            InvalidMessageError: A part of the message has a wrong type or is out of range; nothing was added.
             UnknownTopicError: The topic or the partition does not exist; nothing was added.
             MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
             BrokerError: The transaction has failed; see `Sender`.
         """
-        opened = self._topics.get(topic) if type(topic) is str else None
-        if opened is None:
-            limit = Patience.of(limit)  # needed only for waiting
-            with limit as deadline:
-                opened = self._opened(topic, partition, deadline)
-        if key is None and partition is None and opened.sticky is not None and self._is_sticky:
-            target = opened.sticky
+        key_bytes: bytes | None = key if key is None or type(key) is bytes else as_bytes("key", key)
+        content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
+        if headers is None:
+            encoded, size = NO_HEADERS, RECORD_OVERHEAD
         else:
-            target = opened.target(key, partition)
-        builder = target.builder
-        size = RECORD_OVERHEAD
-        if value is not None:
-            size += len(value)
-        if key is not None or headers:
-            size = size_bound(key, value, headers)
-        if builder.size + size > self._batch_bytes:
-            self._check_size(topic, size)
-            limit = Patience.of(limit)
-            with limit as deadline:
-                builder = self._with_room(opened, target, key, partition, size, deadline).builder
-        builder.records.append((key, value, headers, timestamp_ms))
-        builder.size += size
-        self._filling += size
-        if self._filling > self._room:
-            with Patience.of(limit) as deadline:
-                self._make_room(deadline)
+            encoded = encoded_headers(headers)
+            size = WITHOUT_HEADERS + len(encoded)
+        if timestamp is None:
+            timestamp = time_ns() // 1_000_000
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+            check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        if key_bytes is not None:
+            size += len(key_bytes)
+        if content is not None:
+            size += len(content)
+        try:
+            opened = self._topics.get(topic) if type(topic) is str else None
+            if opened is None:
+                limit = Patience.of(limit)  # needed only for waiting
+                with limit as deadline:
+                    opened = self._opened(topic, partition, deadline)
+            target = opened.sticky if key_bytes is None and partition is None and self._is_sticky else None
+            if target is None:
+                target = opened.target(key_bytes, partition)
+            builder = target.builder
+            if builder.size + size > self._batch_bytes:
+                self._check_size(topic, size)
+                limit = Patience.of(limit)
+                with limit as deadline:
+                    builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
+            builder.records.append((key_bytes, content, encoded, timestamp))
+            builder.size += size
+            self._filling += size
+            if self._filling > self._room:
+                with Patience.of(limit) as deadline:
+                    self._make_room(deadline)
+        except DualWriteError:
+            raise
+        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+            self._sender.interrupted()
+            raise
 
-    def extend(
-        self, topic: str, values: Iterable[bytes | str | None], partition: int | None, timestamp_ms: int, patience: Patience
-    ) -> None:
+    def extend(self, topic: Any, values: Iterable[Any], partition: Any, timestamp_ms: int, patience: Patience) -> None:
         """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
         If a value is invalid or the iterable raises, it is unspecified how many of the messages before it were added.
@@ -123,9 +156,7 @@ class RecordAccumulator:
         while chunk := [v if type(v) is bytes else as_bytes("value", v) for v in islice(remaining, _CHUNK)]:
             self._extend_by(topic, chunk, partition, timestamp_ms, patience)
 
-    def _extend_by(
-        self, topic: str, values: list[bytes | None], partition: int | None, timestamp_ms: int, patience: Patience
-    ) -> None:
+    def _extend_by(self, topic: Any, values: list[bytes | None], partition: Any, timestamp_ms: int, patience: Patience) -> None:
         """As `extend`, for a list, so that no user code runs meanwhile, which might send messages itself."""
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
@@ -146,7 +177,7 @@ class RecordAccumulator:
                     with patience as limit:
                         target = self._with_room(opened, chosen, None, partition, needed, limit)
                     records, size = target.builder.records, target.builder.size
-                records.append((None, value, None, timestamp_ms))
+                records.append((None, value, NO_HEADERS, timestamp_ms))
                 size += needed
         except DualWriteError:
             raise
@@ -162,9 +193,9 @@ class RecordAccumulator:
 
     def extend_keyed(
         self,
-        topic: str,
-        pairs: Iterable[tuple[bytes | str | None, bytes | str | None]],
-        partition: int | None,
+        topic: Any,
+        pairs: Iterable[tuple[Any, Any]],
+        partition: Any,
         timestamp_ms: int,
         patience: Patience,
     ) -> None:
@@ -175,7 +206,7 @@ class RecordAccumulator:
                 (
                     key if type(key) is bytes else as_bytes("key", key),
                     value if type(value) is bytes else as_bytes("value", value),
-                    None,
+                    NO_HEADERS,
                     timestamp_ms,
                 )
                 for key, value in islice(remaining, _CHUNK)
@@ -185,7 +216,7 @@ class RecordAccumulator:
             self._extend_keyed_by(topic, chunk, partition, patience)
 
     def _extend_keyed_by(  # noqa: C901  (the hot path: a call for each message would double its cost)
-        self, topic: str, records: list[Record], partition: int | None, patience: Patience
+        self, topic: Any, records: list[Record], partition: Any, patience: Patience
     ) -> None:
         opened = self._topics.get(topic) if type(topic) is str else None
         if opened is None:
@@ -230,9 +261,7 @@ class RecordAccumulator:
             with patience as limit:
                 self._make_room(limit)
 
-    def extend_columns(
-        self, topic: str, columns: RecordColumns, partition: int | None, timestamp_ms: int, patience: Patience
-    ) -> bool:
+    def extend_columns(self, topic: Any, columns: RecordColumns, partition: Any, timestamp_ms: int, patience: Patience) -> bool:
         """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
 
         That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
@@ -289,7 +318,7 @@ class RecordAccumulator:
         opened: TopicPartitions,
         target: Partition,
         key: bytes | None,
-        partition: int | None,
+        partition: Any,
         size: int,
         deadline: Deadline,
     ) -> Partition:
@@ -304,7 +333,7 @@ class RecordAccumulator:
                 target = opened.target(key, partition)
         return target
 
-    def _add_batch(self, opened: TopicPartitions, partition: int | None, records: EncodedRecords, deadline: Deadline) -> None:
+    def _add_batch(self, opened: TopicPartitions, partition: Any, records: EncodedRecords, deadline: Deadline) -> None:
         target = opened.target(None, partition)
         if target.builder.records:
             self._close(target)
@@ -320,7 +349,7 @@ class RecordAccumulator:
         self._filling += size - target.builder.size
         target.builder.size = size
 
-    def _opened(self, topic: str, partition: int | None, deadline: Deadline) -> TopicPartitions:
+    def _opened(self, topic: Any, partition: Any, deadline: Deadline) -> TopicPartitions:
         check_topic(topic)
         found = self._topics.get(topic)  # a subclass of str
         if found is None:

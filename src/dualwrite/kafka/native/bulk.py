@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.base import Message
-from dualwrite.kafka.messages import as_bytes, keyed, not_as_many_keys
+from dualwrite.kafka.messages import keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.markers import MarkerWait
 from dualwrite.kafka.native.patience import Patience
@@ -44,6 +45,16 @@ class BulkSender:
         self._markers = markers
         self._budget = budget
         self._delivery_timeout = delivery_timeout
+
+    def send_first(
+        self, topic: Any, key: Any, value: Any, headers: Any, partition: Any, timestamp: Any, limit: Deadline | Patience
+    ) -> None:
+        """Add the transaction's first message, as `RecordAccumulator.append` does, and send it."""
+        patience = Patience.of(limit)
+        self._begin(patience)
+        with self._whole():
+            self._accumulator.append(topic, key, value, headers, partition, timestamp, patience)
+            self._push(patience)
 
     def send_many(
         self,
@@ -106,31 +117,16 @@ class BulkSender:
             pairs = keyed(keys, values)
             if not self._sender.has_sent:
                 for key, value in pairs:
-                    self._send_first(topic, key, value, partition, now, patience)
+                    self.send_first(topic, key, value, None, partition, now, patience)
                     break
             self._accumulator.extend_keyed(topic, pairs, partition, now, patience)
             return
         remaining = iter(values)
         if not self._sender.has_sent:
             for value in remaining:
-                self._send_first(topic, None, value, partition, now, patience)
+                self.send_first(topic, None, value, None, partition, now, patience)
                 break
         self._accumulator.extend(topic, remaining, partition, now, patience)
-
-    def _send_first(
-        self,
-        topic: str,
-        key: bytes | str | None,
-        value: bytes | str | None,
-        partition: int | None,
-        now: int,
-        patience: Patience,
-    ) -> None:
-        key, value = as_bytes("key", key), as_bytes("value", value)
-        self._begin(patience)
-        with self._whole():
-            self._accumulator.append(topic, key, value, None, partition, now, patience)
-            self._push(patience)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

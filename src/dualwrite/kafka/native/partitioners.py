@@ -9,7 +9,7 @@ import random
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 from dualwrite.errors import ConfigurationError
@@ -24,7 +24,7 @@ _CACHED_KEYS: Final = 1 << 15
 _LONGEST_CACHED_KEY: Final = 128  # bytes: limits a full cache to a few megabytes
 
 
-def partitioner_by_name(name: str) -> Partitioner:
+def partitioner_by_name(name: Any) -> Partitioner:
     """The function for a value of `partitioner`; librdkafka's default is `consistent_random`.
 
     Raises:

@@ -17,7 +17,6 @@ from dualwrite.delivery import Delivery
 from dualwrite.errors import (
     BrokerError,
     ConfigurationError,
-    DualWriteError,
     InvalidTransactionalIdError,
     ProducerFencedError,
     UsageError,
@@ -26,7 +25,7 @@ from dualwrite.kafka.base import Headers, InitProducerIdResult, Message, NewProd
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, header_list
+from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, check_number
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.ending import TransactionEnd
@@ -43,6 +42,10 @@ from dualwrite.state import LAST_EPOCH, PreparedTxnState
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_process = [os.getpid()]  # this one: asking the system for each message would cost as much as encoding it
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
 
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 
@@ -234,30 +237,15 @@ class NativeProducer:
         timestamp: int | None = None,
     ) -> None:
         """Add one message. The first one of a transaction is sent at once, the others when their batch is full."""
-        if self._state is not ProducerState.IN_TRANSACTION or self._pid != os.getpid():
+        if self._state is not ProducerState.IN_TRANSACTION or self._pid != _process[0]:
             self._check_allowed("send")
         sender = self._sender
         if sender.failure is not None:
             raise sender.failure
-        limit: float | Deadline = self._delivery_timeout
-        is_first = not sender.has_sent
-        if is_first:
-            limit = Deadline.after(self._delivery_timeout)
-            self._markers.wait(limit)
-            self._budget.start()
-        key_bytes = key if key is None or type(key) is bytes else as_bytes("key", key)
-        content = value if type(value) is bytes else as_bytes("value", value)
-        listed = None if headers is None else header_list(headers)
-        sent_at = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        try:
-            self._accumulator.append(topic, key_bytes, content, listed, partition, sent_at, limit)
-            if isinstance(limit, Deadline):
-                self._accumulator.push(limit)
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            sender.interrupted()
-            raise
+        if sender.has_sent:
+            self._accumulator.append(topic, key, value, headers, partition, timestamp, self._delivery_timeout)
+        else:
+            self._bulk.send_first(topic, key, value, headers, partition, timestamp, Deadline.after(self._delivery_timeout))
 
     def send_many(
         self,

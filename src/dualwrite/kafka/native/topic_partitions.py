@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from dualwrite.errors import UnknownTopicError
 from dualwrite.kafka.messages import MAX_PARTITION, check_number
@@ -53,7 +54,7 @@ class TopicPartitions:
         self.partitions: list[Partition | None] = [None] * count
         self.sticky: Partition | None = None
 
-    def target(self, key: bytes | None, partition: int | None) -> Partition:
+    def target(self, key: bytes | None, partition: Any) -> Partition:
         """The partition that a message goes to.
 
         Raises:
@@ -84,7 +85,7 @@ class TopicPartitions:
         return found
 
 
-def check_partition(topic: str, partition: int, count: int, kafka_transactional_id: str) -> None:
+def check_partition(topic: str, partition: Any, count: int, kafka_transactional_id: str) -> None:
     """Check a partition number that the user gave.
 
     Raises:

@@ -48,10 +48,14 @@ def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
 
 
 def kept_connections(engine: Engine) -> int:
-    """How many connections of an engine's pool can be in use without being opened, and closed, for one use each."""
+    """How many connections of an engine's pool transactions can have without any being opened, and closed, for one use.
+
+    Leases and claims need one besides: of a pool that opens no others, one is left for them.
+    """
     pool = engine.pool
     if isinstance(pool, QueuePool):
-        return pool.size() or _ANY_NUMBER  # 0: the pool has no limit
+        size = pool.size() or _ANY_NUMBER  # 0: the pool has no limit
+        return size if pool._max_overflow else size - 1  # noqa: SLF001  (SQLAlchemy has no public way to ask)
     return 1 if isinstance(pool, NullPool) else 2
 
 

@@ -171,7 +171,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         finally:
             pooled.check_in(sample)
         _close_when_invalidated(engine.pool, pooled)
-        return engine, PsycopgAccess(engine, connections=source.max_size)
+        return engine, PsycopgAccess(engine, connections=pooled.most - 1)  # leases and claims need one, too
     if not callable(source):
         raise ConfigurationError(
             f"A {type(source).__name__} is not a psycopg connection.",

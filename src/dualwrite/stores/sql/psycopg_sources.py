@@ -22,11 +22,7 @@ CONNECT_AGAIN: Final = (
 
 
 class PsycopgPool(Protocol):
-    """What is used of a `psycopg_pool.ConnectionPool`."""
-
-    @property
-    def max_size(self) -> int:
-        """The maximum number of connections."""
+    """The methods of `psycopg_pool.ConnectionPool` that are used."""
 
     def check(self) -> None:
         """Check all idle connections, and replace the broken ones."""
@@ -142,9 +138,13 @@ class PooledConnections(ConnectionSource):
 
     Args:
         pool: The user's pool.
+
+    Attributes:
+        most: The maximum number of its connections; 0 if it does not say.
     """
 
     def __init__(self, pool: PsycopgPool) -> None:
+        self.most = int(getattr(pool, "max_size", 0))
         self._pool = pool
         self._in_autocommit: set[int] = set()
 

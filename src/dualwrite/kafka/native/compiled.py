@@ -1,0 +1,11 @@
+"""Whether what runs once for each message is the source or its compiled form, which `DUALWRITE_COMPILE=1 pip wheel .` makes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def is_compiled() -> bool:
+    """Whether this installation has the compiled form. Loads nothing that a producer needs."""
+    found = find_spec("dualwrite.kafka.native.records")
+    return found is not None and not str(found.origin).endswith(".py")
