@@ -1,7 +1,7 @@
 """The model of several lanes: which writer owns which row while several open one id, and recover lanes later.
 
-It follows `dualwrite.recipe.lanes.Lanes.acquire` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model of the
-recipe; here a row is only its fencing token.
+It follows `dualwrite.recipe.lanes.Lanes.acquire` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model of
+the recipe; here a row is only its fencing token.
 """
 
 from __future__ import annotations
