@@ -284,7 +284,7 @@ PROMISES: Final = (
         "stores/sql/claim.py",
         "            ids += [name for name in further if name in found]\n",
         "",
-        ("conformance/test_store_conformance.py::TestSqlite::test_all_lanes_are_claimed",),
+        ("stores/test_lane_claims.py::test_a_claimant_with_fewer_lanes_claims_them_all",),
     ),
     Removal(
         "lane 0 is checked before each further lane is claimed",  # in a store that claims lane by lane
