@@ -282,9 +282,16 @@ PROMISES: Final = (
     Removal(
         "the lanes of an id are listed after lane 0 is claimed",  # in the same transaction
         "stores/sql/claim.py",
-        "            ids += [name for name in further if name in found]\n",
+        "            ids += further\n",
         "",
         ("stores/test_lane_claims.py::test_a_claimant_with_fewer_lanes_claims_them_all",),
+    ),
+    Removal(
+        "the list of lanes is not older than the claim of lane 0",
+        "stores/sql/row_statements.py",
+        "    .order_by(t.c.transactional_id)\n    .with_for_update()\n",
+        "    .order_by(t.c.transactional_id)\n",
+        ("stores/test_mariadb_connections.py::test_statement_based_binary_logging",),
     ),
     Removal(
         "lane 0 is checked before each further lane is claimed",  # in a store that claims lane by lane
