@@ -59,7 +59,7 @@ class Writer(NamedTuple):
     """A writer.
 
     Args:
-        step: "opening", "claiming", "starting", "open" or "failed".
+        step: "opening", "listed", "claiming", "starting", "open" or "failed".
         fences: The fencing tokens of its claims, by lane; 0 without a claim.
         left: The lanes that are still to be claimed, or to be started.
         has_checked: Whether lane 0 was checked for the next claim.
@@ -108,8 +108,8 @@ def violated(scene: Scene, s: State) -> str:
 def successors(scene: Scene, s: State) -> Next:
     """Every next state."""
     steps: dict[str, Callable[[Scene, State, int], Next]] = {
-        "opening": _opening_together if scene.together else _opening,
-        "listed": _opening_together if scene.together else _opening,
+        "opening": _opening,
+        "listed": _opening,
         "claiming": _claiming,
         "starting": _starting,
         "open": _recovering,
@@ -130,38 +130,22 @@ def successors(scene: Scene, s: State) -> Next:
 # --- opening --------------------------------------------------------------------------------------------------------------
 
 
-def _opening_together(scene: Scene, s: State, number: int) -> Next:
-    """Claim lane 0, list the rows and claim them all, in one transaction: nobody else can claim lane 0 before its COMMIT."""
+def _opening(scene: Scene, s: State, number: int) -> Next:
+    """Claim lane 0; in one transaction, list the rows and claim them all: nobody else can claim lane 0 before its COMMIT."""
     writer = s.writers[number]
     if "list-late" in scene.without and writer.step == "opening":
-        yield from _listing_early(scene, s, number)
-    elif not _may_claim_first(s, writer):
+        left = (0, *_further(scene, s, number))
+        yield f"writer {number} lists the rows", _with(s, number, writer._replace(step="listed", left=left))
+    elif writer.expected not in (0, s.rows[0].fence):
         yield f"writer {number} is fenced", _with(s, number, writer._replace(step="failed"))
-    else:
-        for lane in writer.left if writer.step == "listed" else (0, *_further(scene, s, number)):
+    elif scene.together:
+        for lane in writer.left or (0, *_further(scene, s, number)):
             s = _claimed(s, number, lane)
         yield f"writer {number} claims all lanes", _to_start(scene, s, number)
-
-
-def _opening(scene: Scene, s: State, number: int) -> Next:
-    """Claim lane 0; then the rows are listed."""
-    writer = s.writers[number]
-    if "list-late" in scene.without and writer.step == "opening":
-        yield from _listing_early(scene, s, number)
-    elif not _may_claim_first(s, writer):
-        yield f"writer {number} is fenced", _with(s, number, writer._replace(step="failed"))
     else:
-        left = writer.left[1:] if writer.step == "listed" else None
         s = _claimed(s, number, 0)
-        yield (
-            f"writer {number} claims lane 0",
-            _with(s, number, s.writers[number]._replace(step="claiming", left=left or (-1,))),
-        )
-
-
-def _listing_early(scene: Scene, s: State, number: int) -> Next:
-    left = (0, *_further(scene, s, number))
-    yield f"writer {number} lists the rows", _with(s, number, s.writers[number]._replace(step="listed", left=left))
+        left = writer.left[1:] or (-1,)
+        yield f"writer {number} claims lane 0", _with(s, number, s.writers[number]._replace(step="claiming", left=left))
 
 
 def _claiming(scene: Scene, s: State, number: int) -> Next:
@@ -212,10 +196,6 @@ def _further(scene: Scene, s: State, number: int) -> tuple[int, ...]:
     """The lanes to claim after lane 0: our own ones, and those that have a row."""
     listed = "claim-rows" not in scene.without
     return tuple(lane for lane, row in enumerate(s.rows) if lane and (lane < scene.lanes[number] or (listed and row.is_listed)))
-
-
-def _may_claim_first(s: State, writer: Writer) -> bool:
-    return writer.expected in (0, s.rows[0].fence)
 
 
 def _is_ours(s: State, writer: Writer, lane: int) -> bool:
