@@ -266,7 +266,9 @@ def test_an_interrupt_ends_a_waiting_claim_at_once(
             store.claim(ID, "ours", timeout=LIMIT)
         timer.join()
         with mariadb_store.engine.connect() as connection:
-            waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE %%kafka_transaction_state%%'"
+            waiting = (
+                "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE '%%kafka_transaction_state%%FOR UPDATE'"
+            )
             assert connection.exec_driver_sql(waiting).scalar() == 1
         assert_nothing_is_checked_out(store)
         transaction.commit()
@@ -275,7 +277,7 @@ def test_an_interrupt_ends_a_waiting_claim_at_once(
 
 
 def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
-    """Each UPDATE of a missing row locks the gap, so that the INSERTs deadlock."""
+    """Each reading of a missing row for an update may lock the gap, so that the INSERTs deadlock."""
     barrier = threading.Barrier(8)
 
     def one(number: int) -> int:
