@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 from sqlalchemy import URL, Connection, Engine
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.choose import choose_producer
+from dualwrite.kafka.choose import ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.settings import KNOWN_NAMES
@@ -123,27 +123,51 @@ def connect(
         ConfigurationError: A setting is missing, or contradicts another.
         DualWriteError: As for `DualWriter.open`.
     """
-    chosen = (settings or Settings.from_environment()).with_changes(
-        transactional_id=transactional_id,
-        producer=producer,
-        two_phase=two_phase,
-        lanes=lanes,
-        on_lost=on_lost,
-        timeouts=timeouts,
-        schema=schema,
+    return _connected(
+        database,
+        acknowledge=acknowledge,
+        kafka=kafka,
+        session=session,
+        settings=(settings or Settings.from_environment()).with_changes(
+            transactional_id=transactional_id,
+            producer=producer,
+            two_phase=two_phase,
+            lanes=lanes,
+            on_lost=on_lost,
+            timeouts=timeouts,
+            schema=schema,
+        ),
     )
-    if chosen.transactional_id is None:
+
+
+def _connected(
+    database: Database | None,
+    *,
+    settings: Settings,
+    kafka: Kafka | None,
+    session: SessionSource | None,
+    acknowledge: Acknowledge,
+    probed: ProbedCluster | None = None,
+) -> DualWriter[Any]:
+    """See `connect`; for a pool, `probed` is what its other writers know about the cluster."""
+    if settings.transactional_id is None:
         raise ConfigurationError(
             "No transactional id was given.",
             next_step="pass transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays the same across "
             "restarts",
         )
-    validate_transactional_id(chosen.transactional_id, lanes=chosen.lanes or 1)
-    config = KafkaConfig.over(kafka, chosen.kafka)
-    _check_kafka_settings(config, chosen.producer)
-    store = _store(database, chosen, session)
+    validate_transactional_id(settings.transactional_id, lanes=settings.lanes or 1)
+    config = KafkaConfig.over(kafka, settings.kafka)
+    _check_kafka_settings(config, settings.producer)
+    store = _store(database, settings, session)
     writer = _new_writer(
-        store, config, chosen, chosen.transactional_id, acknowledge=acknowledge, owns_store=store is not database
+        store,
+        config,
+        settings,
+        settings.transactional_id,
+        acknowledge=acknowledge,
+        owns_store=store is not database,
+        probed=probed,
     )
     try:
         return writer.open()
@@ -169,11 +193,12 @@ def _new_writer(
     *,
     acknowledge: Acknowledge,
     owns_store: bool,
+    probed: ProbedCluster | None,
 ) -> DualWriter[Any]:
     """A writer that is not open yet; after an error, what it would own is closed."""
     coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
     try:
-        producers = choose_producer(config, coordinator, settings, share_connections=True)
+        producers = choose_producer(config, coordinator, settings, share_connections=True, probed=probed)
         return DualWriter(
             store,
             transactional_id=transactional_id,
@@ -265,12 +290,21 @@ def create_pool(
     chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())
     validate_transactional_id(numbered(prefix, max(size or 0, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
     store = _store(database, chosen, session)
-    kafka = connecting.get("kafka")
+    kafka = connecting.pop("kafka", None)
     # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
     pool_timeouts = replace(chosen.timeouts, claim=min(chosen.timeouts.claim, options.lease))
 
+    probed = ProbedCluster()
+
     def open_writer(name: str) -> DualWriter[Any]:
-        return connect(store, transactional_id=name, settings=chosen, acknowledge=options.acknowledge, **connecting)
+        of_writer = chosen.with_changes(transactional_id=name, **connecting)
+        try:
+            return _connected(
+                store, settings=of_writer, kafka=kafka, session=None, acknowledge=options.acknowledge, probed=probed
+            )
+        except BaseException:
+            probed.forget()
+            raise
 
     def recoverer() -> Recoverer:
         return open_recoverer(store, kafka=kafka, settings=chosen, timeouts=pool_timeouts)

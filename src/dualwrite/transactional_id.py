@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -80,6 +80,13 @@ def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:
     """Those of the ids that are lanes of the logical id, in the order of their numbers."""
     ids = map(TransactionalId.of_row, row_ids)
     return [lane.row for lane in sorted(found for found in ids if found.logical == logical)]
+
+
+def further_lanes(row_ids: Iterable[str], lanes: Sequence[str]) -> list[str]:
+    """The lanes of an id other than `lanes`, whose first is lane 0; none if that is itself a lane of another id."""
+    if TransactionalId.of_row(lanes[0]).lane:
+        return []
+    return [lane for lane in lanes_of(row_ids, lanes[0]) if lane not in lanes]
 
 
 def name_lane(error: DualWriteError, logical: str) -> None:

@@ -606,12 +606,28 @@ def test_an_id_with_an_unresolved_lane_is_not_partly_forgotten(
     assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
 
 
-def test_a_writer_that_was_opening_while_its_id_was_forgotten_is_fenced(
+def test_an_id_that_is_being_opened_is_not_forgotten(
+    scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The claim has acquired its generations, on which a transaction may be open soon."""
+    dualwrite.connect(transactional_id="old").close()
+
+    def forget() -> None:
+        code, _, err = output_of(capsys, "forget", "--id", "old", "--yes")
+        assert code == 1
+        assert "generations 1 to 1 are not resolved" in " ".join(err.split())
+
+    with failpoints.armed("before_take_over", failpoints.only_at(1, forget)):
+        dualwrite.connect(transactional_id="old").close()
+
+
+def test_a_writer_whose_id_was_claimed_and_forgotten_while_it_was_opening_is_fenced(
     scene: Scene, three_lanes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dualwrite.connect(transactional_id="old").close()
 
     def forget() -> None:
+        assert output_of(capsys, "recover", "--id", "old", "--yes")[0] == 0
         assert output_of(capsys, "forget", "--id", "old", "--yes")[0] == 0
 
     with failpoints.armed("before_take_over", failpoints.only_at(1, forget)), pytest.raises(FencedError):

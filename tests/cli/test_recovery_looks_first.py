@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -169,16 +169,20 @@ def test_opening_checks_every_lane_in_kafka_before_it_claims_one(
     live_writer: dualwrite.DualWriter, store: TxnStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = f"{live_writer.transactional_id}~1"
-    describe = WireTransactionCoordinator.describe
+    describe_all = WireTransactionCoordinator.describe_all
+    asked = []
 
-    def at_one_broker(self: WireTransactionCoordinator, kafka_id: str, **options: Any) -> TransactionDescription | None:
-        if kafka_id.startswith(away):
-            raise BrokerUnavailableError("No answer.", transactional_id=kafka_id)
-        return describe(self, kafka_id, **options)
+    def at_one_broker(
+        self: WireTransactionCoordinator, kafka_ids: Sequence[str], **options: Any
+    ) -> dict[str, TransactionDescription | None]:
+        asked.extend(kafka_id for kafka_id in kafka_ids if kafka_id.startswith(away))
+        if asked:
+            raise BrokerUnavailableError("No answer.", transactional_id=asked[0])
+        return describe_all(self, kafka_ids, **options)
 
     before = rows_of(store)
     with monkeypatch.context() as patched:
-        patched.setattr(WireTransactionCoordinator, "describe", at_one_broker)
+        patched.setattr(WireTransactionCoordinator, "describe_all", at_one_broker)
         with pytest.raises(BrokerUnavailableError):
             dualwrite.connect(transactional_id=live_writer.transactional_id, lanes=1)
     assert rows_of(store) == before

@@ -7,6 +7,7 @@ paused.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from crash.databases import Databases
 from crash.scene import InThread, Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import EndTxnResult
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.producer import NativeProducer
@@ -42,14 +43,14 @@ def scene(databases: Databases, broker: DevCluster) -> Scene:
 def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     """Every EndTxn that recovery or a take-over in this process sends: epoch, whether to commit, the answer."""
     seen: Ended = []
-    real = WireTransactionCoordinator.end_transaction
+    real = WireTransactionCoordinator.end_all
 
-    def end_transaction(self: WireTransactionCoordinator, kafka_id: str, **asked: Any) -> EndTxnResult:
-        answer = real(self, kafka_id, **asked)
-        seen.append((asked["epoch"], asked["commit"], answer))
-        return answer
+    def end_all(self: WireTransactionCoordinator, endings: Sequence[EndingTransaction], **limit: Any) -> list[EndTxnResult]:
+        answers = real(self, endings, **limit)
+        seen.extend((asked.epoch, asked.commit, answer) for asked, answer in zip(endings, answers, strict=True))
+        return answers
 
-    monkeypatch.setattr(WireTransactionCoordinator, "end_transaction", end_transaction)
+    monkeypatch.setattr(WireTransactionCoordinator, "end_all", end_all)
     return seen
 
 
@@ -135,17 +136,17 @@ def test_a_shared_epoch_would_mix_transactions(scene: Scene, broker: DevCluster)
 def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases, broker: DevCluster) -> None:
     """Both found the id unknown; the later one gets the answer that it exists, and then finds its claim replaced."""
     scene = databases.scene("postgresql", broker)
-    real = NativeProducer.create
+    real = WireTransactionCoordinator.create_all
     successors: list[dualwrite.DualWriter] = []
 
-    def create(self: NativeProducer, *, timeout: float) -> bool:
+    def create_all(self: WireTransactionCoordinator, *arguments: Any, **limit: Any) -> list[InitProducerIdResult]:
         if not successors:
             successors.append(None)  # type: ignore[arg-type]  # a mark: the one inside creates without delay
             successors[0] = opened(scene)
-        return real(self, timeout=timeout)
+        return real(self, *arguments, **limit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeProducer, "create", create)
+        patch.setattr(WireTransactionCoordinator, "create_all", create_all)
         with pytest.raises(dualwrite.FencedError):
             opened(scene)
     with successors[0] as successor:

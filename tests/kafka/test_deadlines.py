@@ -309,7 +309,7 @@ def test_taking_over_keeps_to_its_limit_if_the_longest_timeout_is_unknown(
         factory = ProducerFactory(kind, lambda kafka_id: make(config, kafka_id, coordinator))
         store.acquire_generation(store.claim("orders", "test", timeout=PATIENCE), kind)
         own = Ownership(store, coordinator, factory, transactional_id="orders", timeouts=Timeouts(kafka=LIMIT))
-        own.make_claim(only_if_ours=False)
+        own.adopt(store.claim("orders", "test", timeout=PATIENCE))
         with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
             own.start()
         coordinator.close()

@@ -223,8 +223,8 @@ PROMISES: Final = (
     Removal(
         "a writer does not close a store of the user",
         "api.py",
-        "chosen.transactional_id, acknowledge=acknowledge, owns_store=store is not database",
-        "chosen.transactional_id, acknowledge=acknowledge, owns_store=True",
+        "        owns_store=store is not database,\n        probed=probed,\n",
+        "        owns_store=True,\n        probed=probed,\n",
         ("writer/test_connect.py::test_two_writers_on_one_store_of_the_user",),
     ),
     Removal(
@@ -256,10 +256,63 @@ PROMISES: Final = (
         ("kafka/test_native_wire.py::test_brokers_get_the_version_of_dualwrite",),
     ),
     Removal(
+        "the lanes of a writer are described together",
+        "kafka/client/coordinator.py",
+        "        if len(ids) > 1:\n",
+        "        if len(ids) > 100:\n",
+        ("writer/test_round_trips.py::test_opening_takes_few_round_trips_however_many_lanes_there_are",),
+    ),
+    Removal(
+        "the lanes of a writer are recovered side by side",
+        "recovery/side_by_side.py",
+        "return self._store.read_claimed_rows([each.claim for each in requests])",
+        "return [self._store.read_claimed(each.claim) for each in requests]",
+        (
+            "writer/test_round_trips.py::test_opening_takes_few_round_trips_however_many_lanes_there_are",
+            "writer/test_round_trips.py::test_lanes_that_must_be_recovered_are_recovered_side_by_side",
+        ),
+    ),
+    Removal(
+        "the writers of a pool probe the cluster once",
+        "api.py",
+        "acknowledge=options.acknowledge, probed=probed",
+        "acknowledge=options.acknowledge, probed=None",
+        ("writer/test_round_trips.py::test_another_writer_of_a_pool_takes_few_round_trips",),
+    ),
+    Removal(
+        "the lanes of an id are listed after lane 0 is claimed",  # in the same transaction
+        "stores/sql/claim.py",
+        "            ids += further\n",
+        "",
+        ("stores/test_lane_claims.py::test_a_claimant_with_fewer_lanes_claims_them_all",),
+    ),
+    Removal(
+        "the list of lanes is not older than the claim of lane 0",
+        "stores/sql/row_statements.py",
+        "    .order_by(t.c.transactional_id)\n    .with_for_update()\n",
+        "    .order_by(t.c.transactional_id)\n",
+        ("stores/test_mariadb_connections.py::test_statement_based_binary_logging",),
+    ),
+    Removal(
+        "lane 0 is checked before each further lane is claimed",  # in a store that claims lane by lane
+        "stores/base.py",
+        "            self.read_claimed(first)\n",
+        "",
+        ("rocksdb/test_rocksdb_claims.py::test_an_opening_that_is_overtaken_claims_no_further_lane",),
+    ),
+    Removal(
+        "a pool opens several writers side by side",
+        "pool/upkeep.py",
+        "at_once=_AT_ONCE",
+        "at_once=1",
+        ("pool/test_side_by_side.py::test_several_writers_are_opened_side_by_side_and_one_of_them_is_refused",),
+        hangs=True,
+    ),
+    Removal(
         "lanes and coordinator share a connection to each broker",
         "kafka/choose.py",
-        "coordinator.network if share_connections else None",
-        "None",
+        "settings, coordinator.network if share_connections else None",
+        "settings, None",
         ("kafka/test_connections.py::test_a_writer_has_one_connection_to_a_broker_for_all_its_lanes_and_its_coordinator",),
     ),
     # --- settings of the session ----------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ PROTOCOL: Final = (
         "F1 the row is read after the description",  # the failpoint moves with it, to where the recoverer is paused
         "recovery/resolve.py",
         """\
-        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+        described, self._described_at = found or (yield from described_now(self._kafka_id))
         hit("recover_after_describe")
-        row = self._store.read_claimed(self._claim)
+        row = yield from read(self._claim)
 """,
         """\
-        row = self._store.read_claimed(self._claim)
+        row = yield from read(self._claim)
         hit("recover_after_describe")
-        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+        described, self._described_at = found or (yield from described_now(self._kafka_id))
 """,
         ("crash/test_traces.py::test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction",),
     ),
@@ -102,14 +102,15 @@ PROTOCOL: Final = (
         "F5 an id is taken over by compare-and-set",
         "recipe/ownership.py",
         """\
-        if described is None:
-            return producer.create(timeout=deadline)
-        if described.timeout_ms""",
+        if found.transaction is None:
+            answer = yield from create(producer.creation(timeout=deadline))
+            return producer.created(answer, timeout=deadline)
+        if found.transaction.timeout_ms""",
         """\
         producer.init_transactions(timeout=deadline)
-        if described is not self:
+        if found is not self:
             return True
-        if described.timeout_ms""",
+        if found.transaction.timeout_ms""",
         (
             "crash/test_native_traces.py::test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction",
             "crash/test_native_traces.py::test_an_id_that_is_created_twice_at_once_has_one_holder",
@@ -119,24 +120,24 @@ PROTOCOL: Final = (
         "F7 the outcome is recorded before the epoch is raised",  # and a failpoint is between, at which recovery dies
         "recovery/resolve.py",
         """\
-        self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
+        yield from self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
         if self._ends_by_epoch():
-            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
+            answer = yield from self._end_txn(described, commit=False)
             self.raised = answer if answer.proven else None
             return answer.proven
 """,
         """\
         if described is None:
-            self._record_resolution(outcome, stored)
+            yield from self._record_resolution(outcome, stored)
             return True
         if self._ends_by_epoch():
-            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
+            answer = yield from self._end_txn(described, commit=False)
             hit("recover_after_resolution")
             self.raised = answer if answer.proven else None
             if answer.proven:
-                self._record_resolution(outcome, stored)
+                yield from self._record_resolution(outcome, stored)
             return answer.proven
 """,
         ("crash/test_timeout.py::test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it",),
@@ -144,8 +145,8 @@ PROTOCOL: Final = (
     Removal(
         "F8 after an unknown COMMIT the claim requires our fencing token",
         "recipe/ownership.py",
-        "expected = self.claim.fence if only_if_ours else None",
-        "expected = None",
+        "                expected_fence=self.claim.fence,\n",
+        "                expected_fence=None,\n",
         ("crash/test_unknown_outcome.py::test_a_successor_came_after_commit_was_processed",),
     ),
     Removal(
@@ -173,7 +174,7 @@ PROTOCOL: Final = (
     Removal(
         "FB a transaction is ended only while its partitions have leaders",
         "kafka/client/marker_leaders.py",
-        "if missing := sorted(leaderless & description.partitions):",
+        "if missing := sorted(leaderless & partitions):",
         "if missing := sorted(leaderless - leaderless):",
         ("crash/test_leaderless.py::test_a_producer_and_recovery_wait_for_the_leader",),
     ),
@@ -196,7 +197,7 @@ PROTOCOL: Final = (
     Removal(
         "SA S is cleared before a later transaction is aborted",
         "recovery/resolve.py",
-        "            self._clear_state(stored, lost=None)\n            stored = None\n",
+        "            yield from self._clear_state(stored, lost=None)\n            stored = None\n",
         "            log.debug('not cleared')\n",
         ("crash/test_traces.py::test_sa_a_state_is_cleared_before_a_later_transaction_is_aborted",),
     ),

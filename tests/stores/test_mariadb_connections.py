@@ -38,8 +38,9 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import TABLE_NAME, state_table
 from dualwrite.testing.mariadb import MariaDBServer
-from fixtures.pace import LIMIT, done, happened
+from fixtures.pace import LIMIT, done, happened, until
 
 # --- engines of the user --------------------------------------------------------------------------------------------------
 
@@ -265,7 +266,9 @@ def test_an_interrupt_ends_a_waiting_claim_at_once(
             store.claim(ID, "ours", timeout=LIMIT)
         timer.join()
         with mariadb_store.engine.connect() as connection:
-            waiting = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'UPDATE %%kafka_transaction_state%%'"
+            waiting = (
+                "SELECT count(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE '%%kafka_transaction_state%%FOR UPDATE'"
+            )
             assert connection.exec_driver_sql(waiting).scalar() == 1
         assert_nothing_is_checked_out(store)
         transaction.commit()
@@ -274,7 +277,7 @@ def test_an_interrupt_ends_a_waiting_claim_at_once(
 
 
 def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
-    """Each UPDATE of a missing row locks the gap, so that the INSERTs deadlock."""
+    """Each reading of a missing row for an update may lock the gap, so that the INSERTs deadlock."""
     barrier = threading.Barrier(8)
 
     def one(number: int) -> int:
@@ -352,12 +355,22 @@ def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlState
 
 @pytest.mark.slow
 def test_statement_based_binary_logging() -> None:
-    """It refuses writes of READ COMMITTED transactions (error 1665)."""
+    """It refuses writes of READ COMMITTED transactions (error 1665). With REPEATABLE READ the lanes' list must not be older."""
+    waiting = "SELECT count(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
         migration.upgrade(server.url)
-        with SqlStateStore.from_url(server.url) as store:
+        with SqlStateStore.from_url(server.url) as store, ThreadPoolExecutor(1) as thread:
             assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
             assert store.claim(ID, "ours", timeout=LIMIT).fence == 2
+            with store.engine.begin() as connection:
+                connection.exec_driver_sql(f"SELECT 1 FROM {TABLE_NAME} WHERE transactional_id = '{ID}' FOR UPDATE")
+                claiming = thread.submit(store.claim_lanes, [ID], "theirs", timeout=LIMIT, cluster_id="c")
+                until(lambda: store.short_transactions.query(lambda other: other.exec_driver_sql(waiting).scalar(), "waiting"))
+                copied = [sa.literal(f"{ID}~1"), *(column for column in state_table.c if column.name != "transactional_id")]
+                connection.execute(
+                    insert(state_table).from_select([column.name for column in state_table.c], sa.select(*copied))
+                )
+            assert [row.transactional_id for row in done(claiming).rows] == [ID, f"{ID}~1"]
 
 
 def test_a_long_transaction_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:

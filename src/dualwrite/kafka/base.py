@@ -229,10 +229,20 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         """
         ...
 
-    def create(self, *, timeout: Limit) -> bool:
-        """Register the id if its coordinator does not know it; returns False, and changes nothing, if it does.
+    def creation(self, *, timeout: Limit) -> NewProducerId:
+        """How the id is to be registered; see `created`.
 
-        Raises: as `init_transactions`.
+        Raises:
+            BrokerUnavailableError: As for `wanted_timeout_ms`.
+            ConfigurationError: The brokers can't be used.
+        """
+        ...
+
+    def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
+        """Continue with the answer to `TransactionCoordinator.create_all`; False if the coordinator knew the id already.
+
+        Raises:
+            BrokerError: Another answer.
         """
         ...
 
@@ -286,6 +296,27 @@ class EndTxnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EndingTransaction:
+    """A transaction that is to be ended, right after it was described.
+
+    Args:
+        kafka_transactional_id: The id.
+        producer_id: The transaction's producer id.
+        epoch: The transaction's epoch.
+        commit: True to commit, False to abort.
+        partitions: Those of the transaction, as described: each must have a leader (rule FB); empty if nothing is ongoing.
+        described_at: When, on the clock of `time.monotonic`.
+    """
+
+    kafka_transactional_id: str
+    producer_id: int
+    epoch: int
+    commit: bool
+    partitions: frozenset[tuple[str, int]]
+    described_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class InitProducerIdResult(EndTxnResult):
     """The coordinator's response to an InitProducerId; `producer_id` and `epoch` are those to produce with.
 
@@ -296,6 +327,21 @@ class InitProducerIdResult(EndTxnResult):
 
     ongoing_producer_id: int = -1
     ongoing_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NewProducerId:
+    """An id that is to be registered if its coordinator does not know it.
+
+    Args:
+        kafka_transactional_id: The id.
+        timeout_ms: Its transaction timeout.
+        two_phase: Whether to register it for two-phase commit.
+    """
+
+    kafka_transactional_id: str
+    timeout_ms: int
+    two_phase: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +375,20 @@ class TransactionCoordinator(Protocol):
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
         """DescribeTransactions; None if the coordinator does not know the id."""
+        ...
+
+    def describe_all(
+        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        """`describe` for several ids, in one request to each coordinator."""
+        ...
+
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        """`end_transaction` for several ids, side by side."""
+        ...
+
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        """InitProducerId that creates unknown ids, side by side, and leaves a known one unchanged: PRODUCER_FENCED."""
         ...
 
     def end_transaction(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from dualwrite.errors import ConfigurationError, TwoPhaseCommitRefusedError
@@ -24,8 +25,31 @@ LIBRDKAFKA_LANES: Final = 1
 """Each lane is a separate client with its own threads and connections."""
 
 
+class ProbedCluster:
+    """What a cluster supports, probed once for all writers of a pool. Thread-safe; two threads may both probe it at first."""
+
+    def __init__(self) -> None:
+        self._found: BrokerCapabilities | None = None
+
+    def capabilities(self, probing: Callable[[], BrokerCapabilities]) -> BrokerCapabilities:
+        """What was found, or is found now."""
+        found = self._found
+        if found is None:
+            found = self._found = probing()
+        return found
+
+    def forget(self) -> None:
+        """Probe it again for the next writer: it may have changed."""
+        self._found = None
+
+
 def choose_producer(
-    config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings, *, share_connections: bool = False
+    config: KafkaConfig,
+    coordinator: WireTransactionCoordinator,
+    settings: Settings,
+    *,
+    share_connections: bool = False,
+    probed: ProbedCluster | None = None,
 ) -> ProducerFactory:
     """The factory for `settings.producer` and `settings.two_phase`; where these leave a choice, the cluster decides.
 
@@ -37,6 +61,7 @@ def choose_producer(
         settings: The writer's settings, with a transactional id.
         share_connections: Whether the producers share the coordinator's connections, one to each broker: only if one thread
             at a time uses all of them.
+        probed: What is known about the cluster already; by default it is probed.
 
     Raises:
         ConfigurationError: The settings contradict each other, or the cluster does not support what they ask for.
@@ -51,7 +76,14 @@ def choose_producer(
                 next_step="set producer='auto' or 'native'",
             )
         return _librdkafka(config, coordinator, settings)
-    found = probe(config, transactional_id=f"{settings.transactional_id}#probe", timeout=settings.timeouts.kafka)
+    found = (probed or ProbedCluster()).capabilities(
+        lambda: probe(
+            config,
+            transactional_id=f"{settings.transactional_id}#probe",
+            timeout=settings.timeouts.kafka,
+            network=coordinator.network if share_connections else None,
+        )
+    )
     if settings.two_phase and not (found.native and found.two_phase):
         raise _two_phase_refused(found)
     two_phase = found.two_phase if settings.two_phase is None else settings.two_phase

@@ -329,7 +329,7 @@ class Lane:
         if self._store_transaction is not None:
             self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
         try:
-            self.ownership.make_claim(only_if_ours=True)
+            self.ownership.make_claim()
             database_committed = self._store.read_claimed(self.ownership.claim).transaction_number == number
             outcomes = self.ownership.resolve()
         except FencedError as fenced:
@@ -431,7 +431,7 @@ class Lane:
 
     def _resolve_before_closing(self) -> None:
         try:
-            self.ownership.make_claim(only_if_ours=True)
+            self.ownership.make_claim()
             self.ownership.resolve()
         except FencedError as fenced:
             log.warning("closing: %s", fenced, transactional_id=self.id)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
+from dualwrite.recipe.lane_claims import LaneClaims
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
-from dualwrite.recovery.plan import KafkaCheck
-from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
+from dualwrite.recovery.side_by_side import SideBySide, Steps
 from dualwrite.settings import Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import TxnStateStore
 
@@ -45,7 +45,10 @@ class Lanes:
     1. check that Kafka is the cluster that every lane's row names; claim lane 0
     2. list the id's rows; claim every other lane that has a row, and every other lane of ours
     3. resolve all of them; start ours
-    4. check that every claim is still ours; only then may the first transaction begin
+    4. once a lane is started, check that its claim is still ours; after all these checks the first transaction may begin
+
+    Steps 1 and 2 are one transaction in a SQL database (`TxnStateStore.claim_lanes`). In step 3 the lanes go side by side
+    (`recovery.side_by_side`); each lane's own steps keep their order.
 
     Suppose that A and B have both passed step 4, and that A claimed lane 0 before B. Then A checked lane 0 in step 4 before B
     claimed it; otherwise A would have found its claim replaced. By then A had claimed all its lanes (step 2) and thereby
@@ -54,17 +57,15 @@ class Lanes:
     it claims it on condition that the fencing token is still its own, which never creates a row. If B did not find a row
     because it was forgotten, forgetting it has raised its fencing token. It does not matter which of them has more lanes: the
     rows count, not the number that B is configured with. That is also why an interrupted opening must be repeated from step 1,
-    not lane by lane.
-
-    Resolving and starting lane 0 also check its fencing token, after all claims. Step 4 does not rely on that; it also keeps a
-    writer from opening if it has lost another lane in the meantime.
+    not lane by lane. The model in tests/model/lanes_model.py explores all of this.
 
     If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and claims no lane
-    of B, because it checks lane 0 before each further claim. Only if it was paused between that check and the claim does it
-    claim one lane of B: B's next transaction there is rolled back on both sides with FencedError, and B can reopen.
+    of B. In a store that claims lane by lane, A checks lane 0 before each further claim. Only if it was paused between that
+    check and the claim does it claim one lane of B: B's next transaction there is rolled back on both sides with FencedError,
+    and B can reopen.
 
-    If a lane's row stays locked for longer than `timeouts.claim`, opening fails, and the lanes before it stay claimed: nothing
-    is lost, but the earlier writer is fenced on those and has to reopen.
+    If a lane's row stays locked for longer than `timeouts.claim`, opening fails. In such a store the lanes before it stay
+    claimed: nothing is lost, but the earlier writer is fenced on those and has to reopen.
 
     Args:
         store: The database.
@@ -104,6 +105,7 @@ class Lanes:
             for number in range(count)
         )
         self._new_ownership = partial(Ownership, store, coordinator, producers, timeouts=timeouts)
+        self._claims = LaneClaims(store, coordinator, producers)
         self._additional: tuple[Ownership, ...] = ()
         self._are_acquired = False
         self._turn = 0
@@ -160,45 +162,25 @@ class Lanes:
         """
         self._are_acquired = False
         with self._phases_track_errors():
-            first, *others = (lane.ownership for lane in self._lanes)
-            if not only_if_ours:
-                self._check_kafka()
-            first.make_claim(only_if_ours=only_if_ours)
-            self._additional = self._find_additional()
-            others += self._additional
-            for ownership in others:
-                self._store.read_claimed(first.claim)
-                ownership.make_claim(only_if_ours=False)
-            for ownership in (first, *others):
-                ownership.resolve()
+            first = self._lanes[0].ownership
+            owned = {lane.id: lane.ownership for lane in self._lanes}
+            made = self._claims.make(owned, expected_fence=first.claim.fence if only_if_ours else None)
+            for row in made.claimed.rows:
+                if row.transactional_id not in owned:  # of an earlier writer with more lanes: fenced and resolved, not used
+                    owned[row.transactional_id] = self._new_ownership(transactional_id=row.transactional_id)
+                owned[row.transactional_id].adopt_row(row, made.cluster_id, has_generation=made.claimed.have_generations)
+            self._additional = tuple(owned.values())[len(self._lanes) :]
+            self._side_by_side(Ownership.resolving, owned.values())
             if on_lost == "raise":
                 raise_for_lost(self.report.unacknowledged)
-            for lane in self._lanes:
-                lane.ownership.start()
-            for ownership in (first, *others):
-                self._store.read_claimed(ownership.claim)
+            self._side_by_side(Ownership.starting, [lane.ownership for lane in self._lanes])
             for lane in self._lanes:
                 lane.advance(Event.OPENED)
             self._are_acquired = True
 
-    def _check_kafka(self) -> None:
-        """Check that Kafka answers for every lane and is the right cluster, before a claim takes the id from a live writer.
-
-        Raises: as for `KafkaCheck.before_opening`.
-        """
-        check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
-        own = [lane.id for lane in self._lanes]
-        for row_id in own:  # first, so that the error for an unreachable store or a missing table names an id
-            check.before_opening(row_id, self._store.read(row_id))
-        for row_id in ids_with_lanes(self._store, [self._id]):
-            if row_id not in own:
-                check.before_opening(row_id, self._store.read(row_id))
-
-    def _find_additional(self) -> tuple[Ownership, ...]:
-        """The other lanes that have a row, from an earlier writer with more lanes. They are fenced and resolved, not used."""
-        ours = {lane.id for lane in self._lanes}
-        rows = ids_with_lanes(self._store, [self._id])
-        return tuple(self._new_ownership(transactional_id=row_id) for row_id in rows if row_id not in ours)
+    def _side_by_side(self, steps: Callable[[Ownership, Deadline], Steps[Any]], owned: Iterable[Ownership]) -> None:
+        deadline = Deadline.after(self._lanes[0].ownership.timeouts.kafka)
+        SideBySide(self._store, self._coordinator, deadline).run([steps(ownership, deadline) for ownership in owned])
 
     @contextmanager
     def _phases_track_errors(self) -> Iterator[None]:

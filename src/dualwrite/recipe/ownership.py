@@ -21,14 +21,14 @@ from dualwrite.kafka.base import (
 )
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at
-from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
-from dualwrite.recovery.resolve import GenerationResolver, resolve_id
+from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, resolving
+from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, read, record
 from dualwrite.settings import Timeouts
-from dualwrite.state import LAST_EPOCH, PreparedTxnState
-from dualwrite.stores.base import Claim, Resolution, TxnStateStore
-from dualwrite.stores.rows import new_token
+from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
+from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
+from dualwrite.stores.rows import new_token, on_cluster
 
 log = SubjectLogger(__name__)
 
@@ -72,6 +72,8 @@ class Ownership:
         self._timeouts = timeouts
         self._claim: Claim | None = None
         self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
+        self._row: StateRow | None = None  # as claimed, until it is changed
+        self._has_generation = False
         self._cluster_id = ""
         self._producer: TransactionalProducer | None = None
         self._committed: PreparedTxnState | None = None
@@ -92,6 +94,11 @@ class Ownership:
         return self._claim
 
     @property
+    def timeouts(self) -> Timeouts:
+        """The time limits that apply now; see `limited`."""
+        return self._timeouts
+
+    @property
     def producer(self) -> TransactionalProducer:
         """The producer of our generation.
 
@@ -107,35 +114,49 @@ class Ownership:
         """Whether there is no producer, or one that must not begin another transaction (rule F9)."""
         return self._producer is None or self._producer.must_be_replaced
 
-    def make_claim(self, *, only_if_ours: bool) -> None:
-        """Claim the id; with `only_if_ours`, only if it was not claimed after our last claim (rule F8).
+    def make_claim(self) -> None:
+        """Claim the id again, if it was not claimed after our last claim (rule F8).
 
-        Before the claim, check that Kafka answers and is the cluster that the row names, because a claim takes the id from a
-        writer that may be able to reach Kafka. With `only_if_ours` the id is taken from no other writer, so there is no such
-        check: the database's outcome is needed even while Kafka is down.
+        The id is taken from no other writer, so Kafka is not asked before: the database's outcome is needed even while Kafka is
+        down.
 
         If it is not known whether a claim has succeeded, the next call repeats it under the same token: it may be in the row,
         and must not be taken for another process's.
 
-        Raises: as for `check_cluster` and `TxnStateStore.claim`.
+        Raises: as for `TxnStateStore.claim`.
         """
-        if not only_if_ours:
-            limit = self._timeouts.kafka
-            self._cluster_id = check_cluster(self._store, self._coordinator, [self._id], timeout=limit)
-        expected = self.claim.fence if only_if_ours else None
         self._intended = self._intended or new_token()
         token = {"token": self._intended} if self._store.recognizes_claims else {}
         with self._database.call(DATABASE, may_wait=True):  # for the row's lock
-            self._claim = self._store.claim(
-                self._id, describe_owner("writer"), timeout=self._timeouts.claim, expected_fence=expected, **token
+            claim = self._store.claim(
+                self._id,
+                describe_owner("writer"),
+                timeout=self._timeouts.claim,
+                expected_fence=self.claim.fence,
+                **token,
             )
         self._intended = None
-        hit("recover_after_claim")
+        self._has_claimed(claim)
 
     def adopt(self, claim: Claim) -> None:
         """Continue with a claim that the caller has made."""
         self._cluster_id = self._coordinator.cluster_id(timeout=self._timeouts.kafka)
-        self._claim = claim
+        self._has_claimed(claim)
+
+    def adopt_row(self, row: StateRow, cluster_id: str, *, has_generation: bool) -> None:
+        """Continue with a claim of the id with all its lanes.
+
+        Args:
+            row: The row as claimed.
+            cluster_id: The Kafka cluster that was compared with the row.
+            has_generation: Whether the generation in the row was acquired for us.
+        """
+        self._cluster_id = cluster_id
+        self._has_claimed(row.claim)
+        self._row, self._has_generation = row, has_generation
+
+    def _has_claimed(self, claim: Claim) -> None:
+        self._claim, self._row, self._has_generation = claim, None, False
         hit("recover_after_claim")
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
@@ -143,8 +164,23 @@ class Ownership:
 
         Raises: as for `resolve_id`.
         """
-        self._clear_committed()
-        report = resolve_id(self._store, self._coordinator, self.claim, timeout=self._timeouts.kafka)
+        deadline = Deadline.after(self._timeouts.kafka)
+        return SideBySide(self._store, self._coordinator, deadline).run_one(self.resolving(deadline))
+
+    def resolving(self, deadline: Deadline) -> Steps[tuple[GenerationOutcome, ...]]:
+        """The steps of `resolve`."""
+        if self._committed is not None:
+            yield from record(self.claim, Resolution(clear_only=self._committed))
+            self._committed = None
+            self._row = None
+        row = self._row
+        if row is None:
+            row = yield from read(self.claim)
+            on_cluster(row, (yield from call(lambda limit: self._coordinator.cluster_id(timeout=limit))))
+        if not self._has_generation:
+            report = yield from resolving(self._coordinator, self.claim, row, deadline)
+        else:  # it was acquired because there was nothing to resolve
+            report = IdReport(self._id, unacknowledged=row.lost)
         self.report = RecoveryReport((report,))
         for found in report.outcomes:
             if found.outcome is not Outcome.NOTHING:
@@ -158,36 +194,51 @@ class Ownership:
             FencedError: Another writer or recoverer has claimed the id; the producer has sent no messages.
             DualWriteError: As for `TxnStateStore.acquire_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
         """
-        self.drop_producer()
         deadline = Deadline.after(self._timeouts.kafka)
+        SideBySide(self._store, self._coordinator, deadline).run_one(self.starting(deadline))
+
+    def starting(self, deadline: Deadline) -> Steps[None]:
+        """The steps of `start`."""
+        self.drop_producer()
         hit("before_take_over")
         if self._producers.kind.takes_over:
-            generation, producer = self._take_over(deadline)
+            producer = yield from self._take_over(deadline)
         else:
-            generation = self._store.acquire_generation(self.claim, self._producers.kind, cluster_id=self._cluster_id)
-            producer = self._producers(self._store.read_claimed(self.claim).kafka_id(generation))
+            row = yield from self._acquired(reuse=False)
+            producer = self._producers(row.kafka_id(row.generation))
             with closed_on_error(producer):
-                if self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline) is not None:
-                    self._resolve_found(producer, generation, deadline)  # InitProducerId would abort a transaction silently
-                producer.init_transactions(timeout=deadline)
+                found = yield from described_now(producer.kafka_transactional_id)
+                if found.transaction is not None:  # InitProducerId would abort a transaction silently
+                    yield from self._resolve_found(producer, row.generation, deadline, found)
+                yield from call(lambda limit: producer.init_transactions(timeout=limit))
+            self.generation = row.generation
         with closed_on_error(producer):
             hit("after_take_over")
-            self._store.read_claimed(self.claim)
-        self._producer, self.generation = producer, generation
+            yield from read(self.claim)
+        self._producer = producer
         self.kafka_transactional_id = producer.kafka_transactional_id
         self._used_at = time.monotonic()
 
-    def _take_over(self, deadline: Deadline) -> tuple[int, TransactionalProducer]:
+    def _acquired(self, *, reuse: bool) -> Steps[StateRow]:
+        """The row with the generation that was acquired with the claim, or now."""
+        row, has_generation = self._row, self._has_generation
+        self._row, self._has_generation = None, False
+        if row is not None and has_generation:
+            return row
+        only = frozenset({self._id})
+        acquiring = Acquiring(self._producers.kind, only, only if reuse else frozenset(), self._cluster_id)
+        return (yield from acquire(self.claim, acquiring))
+
+    def _take_over(self, deadline: Deadline) -> Steps[TransactionalProducer]:
         """Continue the newest generation by compare-and-set, or begin a new one if its timeout differs (rule F5)."""
         while True:
-            generation = self._store.acquire_generation(
-                self.claim, self._producers.kind, reuse=self._can_reuse_newest(deadline), cluster_id=self._cluster_id
-            )
-            kafka_id = self._store.read_claimed(self.claim).kafka_id(generation)
-            producer = cast("TakeOverProducer", self._producers(kafka_id))
+            reuse = False if self._has_generation else (yield from self._can_reuse_newest(deadline))
+            row = yield from self._acquired(reuse=reuse)
+            producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
             with closed_on_error(producer):
-                if self._try_to_take_over(producer, generation, deadline):
-                    return generation, producer
+                if (yield from self._try_to_take_over(producer, row.generation, deadline)):
+                    self.generation = row.generation
+                    return producer
             producer.close()
             if deadline.expired:
                 raise BrokerUnavailableError(
@@ -197,35 +248,47 @@ class Ownership:
                     next_step="find its owner with `dualwrite status`, and open again",
                 )
 
-    def _can_reuse_newest(self, deadline: Deadline) -> bool:
-        """Whether our producer can continue the newest generation: same kind and timeout, epochs left (or unknown to Kafka)."""
-        row = self._store.read_claimed(self.claim)
+    def _can_reuse_newest(self, deadline: Deadline) -> Steps[bool]:
+        row = yield from read(self.claim)
         if row.generation_kind is not self._producers.kind:
             return False
+        described = yield from describe(row.kafka_id(row.generation))
+        return self.can_reuse(row, described, deadline)
+
+    def can_reuse(self, row: StateRow, described: TransactionDescription | None, deadline: Deadline) -> bool:
+        """Whether our producer can continue the newest generation: same kind and timeout, epochs left (or unknown to Kafka).
+
+        Args:
+            row: The row.
+            described: How the coordinator describes the newest generation. Taking it over describes it again.
+            deadline: For reading the timeout from a broker.
+        """
+        if not self._producers.kind.takes_over or row.generation_kind is not self._producers.kind:
+            return False
+        if described is None:
+            return True
         producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
         try:
-            described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
-            if described is None:
-                return True
             has_epochs_left = described.epoch <= LAST_EPOCH or described.status.is_ending
             return described.timeout_ms == producer.wanted_timeout_ms(timeout=deadline) and has_epochs_left
         finally:
             producer.close()
 
-    def _try_to_take_over(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> bool:
+    def _try_to_take_over(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> Steps[bool]:
         """Create the id, or raise the epoch above its earlier owners' and adopt the epoch in the answer; False: try again.
 
         Anything found on the generation is resolved as usual: a paused owner may have left a transaction after our recovery.
         """
-        described = self._coordinator.describe(producer.kafka_transactional_id, timeout=deadline)
-        if described is None:
-            return producer.create(timeout=deadline)
-        if described.timeout_ms != producer.wanted_timeout_ms(timeout=deadline):
+        found = yield from described_now(producer.kafka_transactional_id)
+        if found.transaction is None:
+            answer = yield from create(producer.creation(timeout=deadline))
+            return producer.created(answer, timeout=deadline)
+        if found.transaction.timeout_ms != producer.wanted_timeout_ms(timeout=deadline):
             return False
-        raised = self._resolve_found(producer, generation, deadline)
+        raised = yield from self._resolve_found(producer, generation, deadline, found)
         if raised is None or raised.epoch > LAST_EPOCH:  # too high an epoch: only on brokers without KAFKA-20090
             return False
-        producer.adopt(raised.producer_id, raised.epoch, timeout_ms=described.timeout_ms)
+        producer.adopt(raised.producer_id, raised.epoch, timeout_ms=found.transaction.timeout_ms)
         return True
 
     # --- ids that the coordinator forgets -----------------------------------------------------------------------------------
@@ -301,17 +364,20 @@ class Ownership:
         self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
         self._committed = None
 
-    def _resolve_found(self, producer: TransactionalProducer, generation: int, deadline: Deadline) -> EndTxnResult | None:
+    def _resolve_found(
+        self, producer: TransactionalProducer, generation: int, deadline: Deadline, described: Described
+    ) -> Steps[EndTxnResult | None]:
         """Resolve a generation that is about to be ours, add what was found to the report, and return the raised epoch."""
         kafka_id = producer.kafka_transactional_id
-        resolver = GenerationResolver(self._store, self._coordinator, self.claim, generation, kafka_id, deadline)
-        found = tuple(each for each in resolver.resolve() if each.outcome is not Outcome.NOTHING)
+        resolver = GenerationResolver(self._coordinator, self.claim, generation, kafka_id, deadline)
+        outcomes = yield from resolver.resolving(described)
+        found = tuple(each for each in outcomes if each.outcome is not Outcome.NOTHING)
         for each in found:
             log.warning("taking over generation %d: %s", generation, each.outcome.in_words, transactional_id=self._id)
         if found:
             before = self.report.ids[0] if self.report.ids else IdReport(self._id)
             known = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
-            lost = self._store.read_claimed(self.claim).lost
+            lost = (yield from read(self.claim)).lost
             self.report = RecoveryReport((replace(before, outcomes=(*known, *found), unacknowledged=lost),))
         return resolver.raised
 
@@ -327,7 +393,7 @@ class Ownership:
 
     def recover(self) -> None:
         """Claim the id on condition that it is still ours, resolve what is in doubt, and start a new producer."""
-        self.make_claim(only_if_ours=True)
+        self.make_claim()
         self.resolve()
         self.start()
 

@@ -19,7 +19,6 @@ from dualwrite.recovery.log_evidence import decision_by_log, proven_by_log
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
-from dualwrite.transactional_id import TransactionalId
 
 REASONS: Final = MappingProxyType(
     {
@@ -174,20 +173,6 @@ class KafkaCheck:
             proven = partial(replace, decision=decision, state=entry.state)
             plans = tuple(proven(plan) if plan.generation == entry.generation else plan for plan in plans)
         return plans
-
-    def before_opening(self, transactional_id: str, row: StateRow | None) -> None:
-        """Check that the coordinators needed to open an id answer.
-
-        Raises: as for `at`.
-        """
-        cluster_id = self.check()
-        limit = self._limit()
-        if row is None:
-            self._coordinator.describe(str(TransactionalId.of_row(transactional_id).at(0)), timeout=limit)
-            return
-        on_cluster(row, cluster_id)
-        for generation in row.generations_to_recover or (row.generation,):
-            self._coordinator.describe(row.kafka_id(generation), timeout=limit)
 
     def _limit(self) -> Limit | None:
         return None if self._timeout is None else Deadline.after(self._timeout)

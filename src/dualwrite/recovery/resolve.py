@@ -17,24 +17,26 @@ UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Delivery
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import EndTxnResult, TransactionCoordinator
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
 from dualwrite.logs import SubjectLogger
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.log_evidence import decision_by_log, proven_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
+from dualwrite.recovery.side_by_side import SideBySide, Steps, call, describe, end, pause, read, record
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import Claim, LostTransaction, Resolution, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 
 log = SubjectLogger(__name__)
@@ -69,43 +71,54 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
     """
     deadline = Deadline.after(timeout)
     row = on_cluster(store.read_claimed(claim), coordinator.cluster_id(timeout=deadline))
-    outcomes = tuple(
-        outcome
-        for generation in row.generations_to_recover
-        for outcome in GenerationResolver(store, coordinator, claim, generation, row.kafka_id(generation), deadline).resolve()
-    )
+    return SideBySide(store, coordinator, deadline).run_one(resolving(coordinator, claim, row, deadline))
+
+
+def resolving(coordinator: TransactionCoordinator, claim: Claim, row: StateRow, deadline: Deadline) -> Steps[IdReport]:
+    """The steps of `resolve_id`.
+
+    Args:
+        coordinator: Kafka's side.
+        claim: Our claim.
+        row: The row, as read since our claim. Nobody else can have changed its generations since then.
+        deadline: For Kafka.
+    """
+    if not row.generations_to_recover:
+        return IdReport(claim.transactional_id, unacknowledged=row.lost)
+    outcomes: list[GenerationOutcome] = []
+    for generation in row.generations_to_recover:
+        resolver = GenerationResolver(coordinator, claim, generation, row.kafka_id(generation), deadline)
+        outcomes += yield from resolver.resolving()
     if row.unresolved_generations:
-        store.record_resolution(claim, Resolution(resolved_generation=row.generation))
-    found = _find_in_log(store, coordinator, claim, row.unverified, deadline)
+        yield from record(claim, Resolution(resolved_generation=row.generation))
+    found = yield from _found_in_log(coordinator, claim, row.unverified)
     proven = {one.generation for one in found}
     kept = (one for one in outcomes if one.outcome is not Outcome.NOTHING or one.generation not in proven)
-    return IdReport(claim.transactional_id, (*kept, *found), store.read_claimed(claim).lost)
+    now = yield from read(claim)
+    return IdReport(claim.transactional_id, (*kept, *found), now.lost)
 
 
-def _find_in_log(
-    store: TxnStateStore,
-    coordinator: TransactionCoordinator,
-    claim: Claim,
-    earlier: Collection[LostTransaction],
-    deadline: Deadline,
-) -> tuple[GenerationOutcome, ...]:
+def _found_in_log(
+    coordinator: TransactionCoordinator, claim: Claim, earlier: Collection[LostTransaction]
+) -> Steps[tuple[GenerationOutcome, ...]]:
     """The outcomes of earlier UNVERIFIED entries that the coordinator no longer knows, but the log proves (rule UC).
 
     This is the last step: nothing is open any more, so neither these outcomes nor the log can change.
     """
     if not earlier:
         return ()
-    row = store.read_claimed(claim)
+    row = yield from read(claim)
     left = [entry for entry in row.unverified if entry in earlier]
+    proven = yield from call(lambda deadline: list(proven_by_log(coordinator, row, left, deadline)))
     found = []
-    for entry, decision in proven_by_log(coordinator, row, left, deadline):
+    for entry, decision in proven:
         outcome = _OUTCOMES[decision]
-        lost = _record_found_again(store, claim, entry, outcome)
+        lost = yield from _record_found_again(claim, entry, outcome)
         found.append(GenerationOutcome(claim.transactional_id, entry.generation, outcome, entry.state, lost))
     return tuple(found)
 
 
-def _record_found_again(store: TxnStateStore, claim: Claim, entry: LostTransaction, outcome: Outcome) -> LostTransaction | None:
+def _record_found_again(claim: Claim, entry: LostTransaction, outcome: Outcome) -> Steps[LostTransaction | None]:
     """Replace the UNVERIFIED entry by what is known now: nothing if it is committed, or the returned LOST entry."""
     log.info(
         "%s, recorded as UNVERIFIED, was found again: %s",
@@ -115,9 +128,22 @@ def _record_found_again(store: TxnStateStore, claim: Claim, entry: LostTransacti
     )
     kind = outcome.lost_kind
     lost = None if kind is None else replace(entry, kind=kind, recorded_at=datetime.now(UTC))
-    store.record_resolution(claim, Resolution(resolved_entry=entry, lost=lost))
+    yield from record(claim, Resolution(resolved_entry=entry, lost=lost))
     hit("recover_after_resolution")
     return lost
+
+
+class Described(NamedTuple):
+    """A description, and when it was asked for, on the clock of `time.monotonic`."""
+
+    transaction: TransactionDescription | None
+    at: float
+
+
+def described_now(kafka_id: str) -> Steps[Described]:
+    """Describe a transaction."""
+    at = time.monotonic()
+    return Described((yield from describe(kafka_id)), at)
 
 
 class GenerationResolver:
@@ -130,14 +156,12 @@ class GenerationResolver:
 
     def __init__(
         self,
-        store: TxnStateStore,
         coordinator: TransactionCoordinator,
         claim: Claim,
         generation: int,
         kafka_id: str,
         deadline: Deadline,
     ) -> None:
-        self._store = store
         self._coordinator = coordinator
         self._claim = claim
         self._generation = generation
@@ -147,34 +171,39 @@ class GenerationResolver:
         self._producer: ProducerKind | None = None
         self._cluster_id = ""
         self._found: list[GenerationOutcome] = []
+        self._described_at = 0.0
         self.raised: EndTxnResult | None = None
 
-    def resolve(self) -> tuple[GenerationOutcome, ...]:
+    def resolving(self, described: Described | None = None) -> Steps[tuple[GenerationOutcome, ...]]:
         """Repeat rounds until the generation is resolved and its epoch raised; see `resolve_id` for errors.
+
+        Args:
+            described: How the coordinator has described the generation since our claim, for the first round.
 
         Returns:
             The outcomes in order, or a single NOTHING. There can be two: that of the stored state, and the abort of another
             transaction that was open.
         """
-        pause = _PAUSE
-        while not self._round():
-            self._deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; not a secret)
+        seconds = _PAUSE
+        while not (yield from self._round(described)):
+            described = None
+            yield from pause(seconds * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; not a secret)
             if self._deadline.expired:
                 self._give_up()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            seconds = min(2 * seconds, _LONGEST_PAUSE)
         return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
 
-    def _round(self) -> bool:
+    def _round(self, found: Described | None) -> Steps[bool]:
         """Run one round; return whether the generation is finished."""
         # rule F1
-        described = self._coordinator.describe(self._kafka_id, timeout=self._deadline)
+        described, self._described_at = found or (yield from described_now(self._kafka_id))
         hit("recover_after_describe")
-        row = self._store.read_claimed(self._claim)
+        row = yield from read(self._claim)
         stored = row.prepared_state if row.prepared_generation == self._generation else None
         self._delivery, self._producer, self._cluster_id = row.delivery, row.kind_of(self._generation), row.cluster_id
         entry = found_again(row, self._generation, described)
         if entry is not None and described is not None and stored != entry.state:
-            return self._resolve(entry, described)
+            return (yield from self._resolve(entry, described))
         decision = decide(stored, described)
         log.debug("stored %s, described %s: %s", stored, described, decision.value, kafka_transactional_id=self._kafka_id)
         hit("recover_after_decision")
@@ -183,115 +212,122 @@ class GenerationResolver:
                 return False
             case Decision.COMMIT | Decision.ABORT:
                 assert described is not None
-                return self._end(stored, described, commit=decision is Decision.COMMIT)
+                return (yield from self._end(stored, described, commit=decision is Decision.COMMIT))
             case Decision.PROVE:
                 assert stored is not None
-                outcome = self._prove(stored)
+                outcome = yield from self._prove(stored)
                 if outcome is Outcome.UNVERIFIED:
-                    outcome = self._read_in_log(stored)
+                    outcome = yield from self._read_in_log(stored)
             case Decision.UNVERIFIED:
                 assert stored is not None
-                outcome = self._read_in_log(stored)
+                outcome = yield from self._read_in_log(stored)
             case _:
                 outcome = _OUTCOMES[decision]
         if described is not None and described.status is TransactionStatus.ONGOING:
-            self._record_resolution(outcome, stored)
+            yield from self._record_resolution(outcome, stored)
             return False  # the open transaction is not the one that S names: the next round aborts and reports it
-        return self._record_and_fence(outcome, stored, described)
+        return (yield from self._record_and_fence(outcome, stored, described))
 
-    def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> bool:
+    def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> Steps[bool]:
         """End an unverified transaction that was found again, which the database had committed (rule UC)."""
         decision = decide(entry.state, described)
         if decision is Decision.WAIT:
             return False
         outcome = Outcome.COMMITTED if decision is Decision.COMMIT else _OUTCOMES[decision]
-        if decision is Decision.COMMIT and self._end_by_epoch(described, commit=True) is None:
+        if decision is Decision.COMMIT and (yield from self._end_by_epoch(described, commit=True)) is None:
             return False
-        self._remember(outcome, entry.state, _record_found_again(self._store, self._claim, entry, outcome))
+        self._remember(outcome, entry.state, (yield from _record_found_again(self._claim, entry, outcome)))
         return False  # another round for the rest of the generation
 
     def _ends_by_epoch(self) -> bool:
         return self._coordinator.knows_end_by_epoch(timeout=self._deadline)
 
-    def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> bool:
+    def _end(self, stored: PreparedTxnState | None, described: TransactionDescription, *, commit: bool) -> Steps[bool]:
         """End the ongoing transaction with the described epoch, as compare-and-set: it fails if another client was faster."""
         if not commit and stored is not None:
             # rule SA: S does not name the ongoing transaction; the transaction of S was committed before this one began.
-            self._clear_state(stored, lost=None)
+            yield from self._clear_state(stored, lost=None)
             stored = None
         if not commit and not self._ends_by_epoch():
             # rule FA: the next round checks the abort that this begins
-            self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
+            yield from call(lambda deadline: self._coordinator.init_producer_id(self._kafka_id, timeout=deadline))
             self._remember(Outcome.ABORTED, None)
             return False
-        answer = self._end_by_epoch(described, commit=commit)
+        answer = yield from self._end_by_epoch(described, commit=commit)
         if answer is None:
             return False
         outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
         if self._ends_by_epoch():  # EndTxn v5 has raised the epoch: earlier owners are fenced
             self.raised = answer
-            self._record_resolution(outcome, stored)
+            yield from self._record_resolution(outcome, stored)
             return True
-        return self._record_and_fence(outcome, stored, described)
+        return (yield from self._record_and_fence(outcome, stored, described))
 
-    def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> EndTxnResult | None:
+    def _end_by_epoch(self, described: TransactionDescription, *, commit: bool) -> Steps[EndTxnResult | None]:
         """EndTxn of the described epoch; None if the answer proves nothing: the next round describes again (rule F3)."""
-        answer = self._end_txn(described.producer_id, described.epoch, commit=commit)
+        answer = yield from self._end_txn(described, commit=commit)
         hit("recover_after_end_txn")
         if answer.proven:
             return answer
         log.debug("EndTxn answered %s; describing again", answer.name, kafka_transactional_id=self._kafka_id)
         return None
 
-    def _end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> EndTxnResult:
-        return self._coordinator.end_transaction(
-            self._kafka_id, producer_id=producer_id, epoch=epoch, commit=commit, timeout=self._deadline
+    def _end_txn(self, described: TransactionDescription, *, commit: bool) -> Steps[EndTxnResult]:
+        partitions = described.partitions if described.status is TransactionStatus.ONGOING else frozenset()
+        ending = EndingTransaction(
+            self._kafka_id, described.producer_id, described.epoch, commit, partitions, self._described_at
         )
+        return (yield from end(ending))
 
-    def _prove(self, stored: PreparedTxnState) -> Outcome:
+    def _prove(self, stored: PreparedTxnState) -> Steps[Outcome]:
         """Find out by EndTxn v5 of the stored (producerId, epoch) how it ended, after the producer id has changed (KIP-890).
 
         The coordinator remembers the last epoch of the previous producer id, and how its transaction ended, until the next
         transaction begins. If S has an earlier epoch, an answer about that last transaction proves that S came before it.
         """
-        answer = self._ask_for_proof(stored.producer_id, stored.epoch)
+        answer = yield from self._ask_for_proof(stored.producer_id, stored.epoch)
         if answer.proven:
             return Outcome.ALREADY_COMMITTED
         if answer.code == INVALID_TXN_STATE:
             return Outcome.LOST
         if stored.epoch < LAST_EPOCH:
-            last = self._ask_for_proof(stored.producer_id, LAST_EPOCH)
+            last = yield from self._ask_for_proof(stored.producer_id, LAST_EPOCH)
             if last.proven or last.code == INVALID_TXN_STATE:
                 return Outcome.ALREADY_COMMITTED
         return Outcome.UNVERIFIED
 
-    def _read_in_log(self, stored: PreparedTxnState) -> Outcome:
+    def _read_in_log(self, stored: PreparedTxnState) -> Steps[Outcome]:
         """How the transaction ended according to the log, if the coordinator forgot it (`transactional.id.expiration.ms`)."""
-        return _OUTCOMES[decision_by_log(self._coordinator, stored, self._delivery, self._deadline)]
+        found = yield from call(lambda deadline: decision_by_log(self._coordinator, stored, self._delivery, deadline))
+        return _OUTCOMES[found]
 
-    def _ask_for_proof(self, producer_id: int, epoch: int) -> EndTxnResult:
+    def _ask_for_proof(self, producer_id: int, epoch: int) -> Steps[EndTxnResult]:
         """Send EndTxn(commit) with a producer id that the id no longer has: this changes nothing, but the answer is proof."""
-        answer = self._end_txn(producer_id, epoch, commit=True)
+        answer = yield from call(
+            lambda deadline: self._coordinator.end_transaction(
+                self._kafka_id, producer_id=producer_id, epoch=epoch, commit=True, timeout=deadline
+            )
+        )
         hit("recover_after_end_txn")
         return answer
 
     def _record_and_fence(
         self, outcome: Outcome, stored: PreparedTxnState | None, described: TransactionDescription | None
-    ) -> bool:
+    ) -> Steps[bool]:
         """Resolve, then raise the epoch of a generation on which nothing was open when it was described.
 
         A process that has the described epoch may begin a transaction in between. This aborts it, and can't report it: EndTxn
         v5 answers the same with and without an open transaction, and DescribeTransactions shows a new start time after both.
         Nothing is lost: that process can't record the transaction any more, because of our claim, and gets an error.
         """
-        self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
+        yield from self._record_resolution(outcome, stored)  # rule F7: before the epoch is raised
         if described is None:
             return True
         if self._ends_by_epoch():
-            answer = self._end_txn(described.producer_id, described.epoch, commit=False)
+            answer = yield from self._end_txn(described, commit=False)
             self.raised = answer if answer.proven else None
             return answer.proven
-        answer = self._coordinator.init_producer_id(self._kafka_id, timeout=self._deadline)
+        answer = yield from call(lambda deadline: self._coordinator.init_producer_id(self._kafka_id, timeout=deadline))
         if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:
             raise BrokerError(
                 f"Kafka did not raise the epoch of {self._kafka_id!r}: InitProducerId answered {answer.name}.",
@@ -301,7 +337,7 @@ class GenerationResolver:
             )
         return answer.proven
 
-    def _record_resolution(self, outcome: Outcome, stored: PreparedTxnState | None) -> None:
+    def _record_resolution(self, outcome: Outcome, stored: PreparedTxnState | None) -> Steps[None]:
         lost = None
         if stored is not None:
             kind = outcome.lost_kind
@@ -309,12 +345,12 @@ class GenerationResolver:
                 now = datetime.now(UTC)
                 lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer, self._cluster_id)
                 log.error("transaction %s: %s", stored, outcome.in_words, transactional_id=self._claim.transactional_id)
-            self._clear_state(stored, lost=lost)
+            yield from self._clear_state(stored, lost=lost)
         self._remember(outcome, stored, lost)
 
-    def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> None:
+    def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> Steps[None]:
         log.debug("clearing state %s", stored, kafka_transactional_id=self._kafka_id)
-        self._store.record_resolution(self._claim, Resolution(clear_state=True, lost=lost))
+        yield from record(self._claim, Resolution(clear_state=True, lost=lost))
         hit("recover_after_resolution")
 
     def _remember(self, outcome: Outcome, stored: PreparedTxnState | None, lost: LostTransaction | None = None) -> None:

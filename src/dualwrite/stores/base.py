@@ -13,20 +13,34 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
+from dualwrite.failpoints import hit
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.identity import StoreIdentity, copied, moved
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import on_cluster
+from dualwrite.stores.state_row import (
+    MAX_OWNER_LENGTH,
+    Acquiring,
+    Claim,
+    ClaimedLanes,
+    LostKind,
+    LostTransaction,
+    Resolution,
+    StateRow,
+)
 from dualwrite.stores.transaction import StoreTransaction, TransactionThread
+from dualwrite.transactional_id import LANE_MARK, further_lanes
 
 __all__ = [
     "MAX_OWNER_LENGTH",
+    "Acquiring",
     "Claim",
+    "ClaimedLanes",
     "LostKind",
     "LostTransaction",
     "Resolution",
@@ -135,7 +149,10 @@ class TxnStateStore(ABC):
         Raises:
             StoreCopiedError: It is a copy or has moved, and `detects_copies` is set.
         """
-        identity, found = self.identity(), self.marks()
+        self._check_marks(self.identity(), self.marks())
+
+    def _check_marks(self, identity: StoreIdentity | None, found: frozenset[str]) -> None:
+        """`check_original`, for an identity and marks that have been read."""
         if identity is None or not identity.marks or not found or found == identity.marks:
             return
         is_elsewhere = identity.is_elsewhere(found)
@@ -239,6 +256,107 @@ class TxnStateStore(ABC):
             FencedError: There is a newer claim of the id; nothing was changed.
             ClusterMismatchError: The row belongs to another cluster; nothing was changed.
         """
+
+    # --- several rows at once -----------------------------------------------------------------------------------------------
+
+    # An opening calls these with all lanes of its id. They work row by row, unless a store saves round trips by its own.
+
+    def look_at(self, lanes: Sequence[str]) -> tuple[StateRow, ...]:
+        """Before anything is claimed: `check_original`, and the rows of an id.
+
+        Args:
+            lanes: Ids of lanes, lane 0 first.
+
+        Returns:
+            The rows of these lanes, as `read` returns them, and of all other lanes of the id that `list` would return.
+
+        Raises: as `check_original`.
+        """
+        found = [self.read(lane) for lane in lanes]
+        self.check_original()
+        found += [self.read(lane) for lane in further_lanes(self.list(lanes[0] + LANE_MARK), lanes)]
+        return tuple(row for row in found if row is not None)
+
+    def claim_lanes(
+        self,
+        lanes: Sequence[str],
+        owner: str,
+        *,
+        timeout: float,
+        cluster_id: str,
+        expected_fence: int | None = None,
+        token: str | None = None,
+        acquiring: Acquiring | None = None,
+    ) -> ClaimedLanes:
+        """Claim an id with all its lanes: these, and all other lanes of it that have a row. Lane 0 is claimed first.
+
+        The other rows are listed when lane 0 has been claimed. Thus none is missed that an earlier claimant of the id has
+        created, if that one has claimed lane 0 before: see `Lanes`. A store may claim them all in one transaction.
+
+        Args:
+            lanes: Ids of lanes, lane 0 first.
+            owner: As for `claim`.
+            timeout: As for `claim`; for the lock of each row.
+            cluster_id: Kafka's `cluster.id`. A lane whose row names another cluster is not claimed (rule CL).
+            expected_fence: As for `claim`, for lane 0 (rule F8): its owner owns the others, or is about to.
+            token: As for `claim`, for each lane.
+            acquiring: Acquire generations in the same transaction, if the store can, and if nothing has to be recovered or
+                acknowledged on any of the lanes: as `acquire_generations` would right after the claim.
+
+        Raises:
+            ClusterMismatchError: See `cluster_id`.
+            FencedError, ClaimTimeoutError: As for `claim`. The lanes before that one may be claimed.
+        """
+        del acquiring
+        owned = {"token": token} if self.recognizes_claims else {}
+
+        def claim(lane: str, expected: int | None = None) -> Claim:
+            row = self.read(lane)
+            if row is not None:
+                on_cluster(row, cluster_id)
+            return self.claim(lane, owner, timeout=timeout, expected_fence=expected, **owned)
+
+        first = claim(lanes[0], expected_fence)
+        claims = [first]
+        for lane in (*lanes[1:], *further_lanes(self.list(lanes[0] + LANE_MARK), lanes)):
+            hit("recover_after_claim")
+            self.read_claimed(first)
+            claims.append(claim(lane))
+        return ClaimedLanes(self.read_claimed_rows(claims))
+
+    def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
+        """The rows, as by `read_claimed`.
+
+        Raises: as `read_claimed`.
+        """
+        return tuple(self.read_claimed(claim) for claim in claims)
+
+    def record_resolutions(self, resolutions: Sequence[tuple[Claim, Resolution]]) -> None:
+        """Change rows, as by `record_resolution`. After an error some may be changed.
+
+        Raises: as `record_resolution`.
+        """
+        for claim, resolution in resolutions:
+            self.record_resolution(claim, resolution)
+
+    def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
+        """Acquire generations, as by `acquire_generation`. After an error some may be acquired.
+
+        Returns:
+            The rows; the generation of each is the one acquired.
+
+        Raises: as `acquire_generation`.
+        """
+        for claim in claims:
+            self.acquire_generation(
+                claim,
+                acquiring.kind,
+                reuse=claim.transactional_id in acquiring.reuse,
+                cluster_id=acquiring.cluster_id,
+            )
+        return self.read_claimed_rows(claims)
+
+    # --- transactions -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def begin(self, claim: Claim) -> StoreTransaction:

@@ -110,6 +110,11 @@ class StateRow:
     store_id: str = ""
     named_from: int | None = None
 
+    @property
+    def claim(self) -> Claim:
+        """The newest claim."""
+        return Claim(self.transactional_id, self.fence, self.owner)
+
     def kafka_id(self, generation: int) -> str:
         """The id that Kafka sees for a generation."""
         is_named = self.named_from is not None and generation >= self.named_from
@@ -128,6 +133,11 @@ class StateRow:
     def generations_to_recover(self) -> tuple[int, ...]:
         """The generations that recovery examines: the unresolved ones, and those of UNVERIFIED entries (rule UC)."""
         return tuple(sorted({*self.unresolved_generations, *(entry.generation for entry in self.unverified)}))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing to recover, and nothing to acknowledge."""
+        return self.prepared_state is None and not self.generations_to_recover and not self.lost
 
     @property
     def unverified(self) -> tuple[LostTransaction, ...]:
@@ -156,3 +166,33 @@ class Resolution:
     cluster_id: str | None = None
     clear_lost: bool = False
     clear_only: PreparedTxnState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acquiring:
+    """How to acquire generations for a writer's lanes; see `TxnStateStore.acquire_generation`.
+
+    Args:
+        kind: The kind of their producers.
+        lanes: The ids of the lanes.
+        reuse: Those of them that continue with their newest generation, if possible.
+        cluster_id: Kafka's `cluster.id`.
+    """
+
+    kind: ProducerKind
+    lanes: frozenset[str]
+    reuse: frozenset[str]
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedLanes:
+    """The result of `TxnStateStore.claim_lanes`.
+
+    Args:
+        rows: The rows as claimed: those of the given lanes, in their order, then those of further lanes of the id.
+        have_generations: Whether the generations were acquired as well.
+    """
+
+    rows: tuple[StateRow, ...]
+    have_generations: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from dualwrite.kafka.client.sockets import ConnectionLostError
 GROUP: Final = int(CoordinatorType.GROUP)
 TRANSACTION: Final = int(CoordinatorType.TRANSACTION)
 _BATCHED_FIND_COORDINATOR: Final = 4  # since this version the request takes a list of keys
+_JUST_NOW: Final = 1.0  # seconds for which a broker's answer counts as one given now
 _HEAD_START: Final = 1.0  # seconds to wait for one of several brokers before the next is tried as well
 
 
@@ -46,6 +48,7 @@ class Network:
         self._coordinators: dict[tuple[int, str], Address] = {}
         self._seen: dict[Address, None] = {}  # brokers known from metadata; the bootstrap servers may be replaced one day
         self._cluster_id: str | None = None
+        self._told: dict[Address, tuple[str, float]] = {}  # the cluster id, and when it was reported
 
     def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
         """The open connection to a broker, or a new one.
@@ -88,6 +91,7 @@ class Network:
         Raises:
             ClusterMismatchError: The broker belongs to another cluster than the first broker that was connected to.
         """
+        self._told[made.address] = found, time.monotonic()
         if self._cluster_id is None:
             self._cluster_id = found
         if found != self._cluster_id:
@@ -186,6 +190,22 @@ class Network:
             for found in response.coordinators
         }
 
+    def find_coordinators(
+        self, keys: Sequence[str], deadline: Deadline | None = None, *, kind: int = TRANSACTION
+    ) -> dict[str, Address]:
+        """The addresses of the coordinators of ids; those that are not known yet are looked up by one request.
+
+        Ids that have no coordinator now are missing.
+
+        Raises: as `coordinators`.
+        """
+        unknown = [key for key in dict.fromkeys(keys) if (kind, key) not in self._coordinators]
+        if unknown:
+            for key, found in self.coordinators(unknown, kind, deadline).items():
+                if not isinstance(found, CoordinatorUnavailableError):
+                    self._coordinators[kind, key] = found[1]
+        return {key: self._coordinators[kind, key] for key in keys if (kind, key) in self._coordinators}
+
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
         """Look up the coordinator again next time, since it has moved."""
         self._coordinators.pop((kind, key), None)
@@ -203,8 +223,14 @@ class Network:
         return response
 
     def cluster_id(self, deadline: Deadline | None = None) -> str:
-        """Kafka's `cluster.id`, as a broker reports it now; empty if the brokers have none."""
-        return self.any_broker(deadline).call(about_the_cluster(), deadline).cluster_id or ""
+        """Kafka's `cluster.id`, as a broker reports it now, or has within the last second; empty if the brokers have none."""
+        broker = self.any_broker(deadline)
+        found, at = self._told.get(broker.address, ("", -_JUST_NOW))
+        if time.monotonic() - at < _JUST_NOW:
+            return found
+        found = broker.call(about_the_cluster(), deadline).cluster_id or ""
+        self._told[broker.address] = found, time.monotonic()
+        return found
 
     def brokers(self, deadline: Deadline | None = None) -> dict[int, Address]:
         """Every live broker by its node id, from a Metadata request."""

@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -116,18 +116,24 @@ class Connection:
             ConnectionLostError: No response came: the connection is closed, and the request may have been executed. Or no time
                 was left, and nothing was sent. Or the broker requires a new connection (KIP-1102).
         """
+        return self.call_all([request], deadline)[0]
+
+    def call_all(self, requests: Sequence[Any], deadline: Deadline | None = None) -> list[Any]:
+        """As `call`, for several requests, which are sent one right after the other; a broker answers them in this order."""
         limit = self._limit(deadline)
         if limit.expired:
-            raise ConnectionLostError(self.address, f"no time left for {type(request).__name__}")
+            raise ConnectionLostError(self.address, f"no time left for {type(requests[0]).__name__}")
         inbox: Inbox = []
-        self._send(request, inbox, limit)
+        for request in requests:
+            self._send(request, inbox, limit)
         while True:
             self.receive(limit.left)
-            if inbox:
-                return self._checked(inbox[0][1])
+            if len(inbox) == len(requests):
+                return [self._checked(response) for _, response in inbox]
             if limit.expired:
                 self.close()
-                raise ConnectionLostError(self.address, f"no response to {type(request).__name__} within {limit.seconds:.3g} s")
+                late = type(requests[len(inbox)]).__name__
+                raise ConnectionLostError(self.address, f"no response to {late} within {limit.seconds:.3g} s")
 
     def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
         """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -11,12 +12,20 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
-from dualwrite.kafka.base import EndTxnResult, InitProducerIdResult, ListedTransaction
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction, NewProducerId
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
+from dualwrite.kafka.client.ids_together import (
+    FOREIGN_PRODUCER_ID,
+    INIT_PLAIN,
+    INIT_TWO_PHASE,
+    created_together,
+    described_together,
+    ended_together,
+)
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
@@ -29,11 +38,9 @@ CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
 
 _END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
-_INIT_PLAIN: Final = 4  # of Kafka 3.0
 _BROKER_RESOURCE: Final = 4
-_INIT_TWO_PHASE: Final = 6
+_JUST_NOW: Final = 1.0
 _ANY_TIMEOUT_MS: Final = 60_000
-FOREIGN_PRODUCER_ID: Final = 2**63 - 2  # brokers allocate ids in blocks, starting from 0
 
 _T = TypeVar("_T")
 
@@ -63,6 +70,7 @@ class WireTransactionCoordinator:
         self._client = RetryingClient(config, timeout)
         self.network = self._client.network
         self._ends_by_epoch: bool | None = None
+        self._max_timeout: tuple[int | None, float] | None = None  # and when it was read
 
     @property
     def ends_by_epoch(self) -> bool:
@@ -93,6 +101,34 @@ class WireTransactionCoordinator:
             lambda coordinator, deadline: described(coordinator, kafka_transactional_id, deadline),
             timeout,
         )
+
+    def describe_all(
+        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        """See TransactionCoordinator; an id that gets no conclusive answer at first is described alone."""
+        limit = self._client.limit(timeout)
+        ids = list(dict.fromkeys(kafka_transactional_ids))
+        found: dict[str, TransactionDescription | None] = {}
+        if len(ids) > 1:
+            found = self._client.repeated(lambda d: described_together(self.network, ids, d), "the coordinators", limit)
+        return {name: found[name] if name in found else self.describe(name, timeout=limit) for name in ids}
+
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        """See TransactionCoordinator; a transaction whose request gets no conclusive answer at first is ended alone."""
+        limit = self._client.limit(timeout)
+        found: dict[str, EndTxnResponse] = {}
+        if self.knows_end_by_epoch(timeout=limit):  # then the same request may be sent again
+            found = self._client.repeated(lambda d: ended_together(self.network, endings, d), "the coordinators", limit)
+
+        def result(ending: EndingTransaction) -> EndTxnResult:
+            name = ending.kafka_transactional_id
+            if name in found:
+                return _end_txn_result(found[name])
+            return self.end_transaction(
+                name, producer_id=ending.producer_id, epoch=ending.epoch, commit=ending.commit, timeout=limit
+            )
+
+        return [result(ending) for ending in endings]
 
     def end_transaction(
         self,
@@ -244,6 +280,21 @@ class WireTransactionCoordinator:
             epoch=0,
         )
 
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        """See TransactionCoordinator; an id whose request gets no conclusive answer at first is created alone."""
+        limit = self._client.limit(timeout)
+        found: dict[str, Any] = {}
+        if len(new) > 1:
+            found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
+
+        def result(each: NewProducerId) -> InitProducerIdResult:
+            name = each.kafka_transactional_id
+            if name in found:
+                return _init_result(found[name], is_v6=each.two_phase)
+            return self.create_producer_id(name, timeout_ms=each.timeout_ms, two_phase=each.two_phase, timeout=limit)
+
+        return [result(each) for each in new]
+
     def _init_producer_id(
         self,
         kafka_transactional_id: str,
@@ -265,24 +316,22 @@ class WireTransactionCoordinator:
         needs_v6 = two_phase or keep_prepared
 
         def request(coordinator: Connection, deadline: Deadline) -> InitProducerIdResult:
-            if needs_v6 and not coordinator.supports(InitProducerIdRequest, _INIT_TWO_PHASE):
+            if needs_v6 and not coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE):
                 if two_phase:
                     raise two_phase_refused(kafka_transactional_id, "the broker does not support InitProducerId v6")
                 return InitProducerIdResult(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
             if producer_id < 0 and not keep_prepared:  # it aborts an ongoing transaction
                 check_leaders(coordinator, kafka_transactional_id, deadline)
-            response = coordinator.call(
-                InitProducerIdRequest(
-                    version=_INIT_TWO_PHASE if needs_v6 else min(_INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
-                    transactional_id=kafka_transactional_id,
-                    transaction_timeout_ms=timeout_ms,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    enable2_pc=two_phase,
-                    keep_prepared_txn=keep_prepared,
-                ),
-                deadline,
+            asked = InitProducerIdRequest(
+                version=INIT_TWO_PHASE if needs_v6 else min(INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
+                transactional_id=kafka_transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                enable2_pc=two_phase,
+                keep_prepared_txn=keep_prepared,
             )
+            response = coordinator.call(asked, deadline)
             code = response.error_code
             if two_phase and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                 raise two_phase_refused(kafka_transactional_id, error_name(code), code)
@@ -322,7 +371,17 @@ class WireTransactionCoordinator:
         return self._client.repeated(request, "ListTransactions", timeout)
 
     def transaction_max_timeout_ms(self, *, timeout: Limit | None = None) -> int | None:
-        """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it."""
+        """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it.
+
+        An answer of the last second is returned again: the lanes of a writer, which open together, all ask for it.
+        """
+        if self._max_timeout is not None and time.monotonic() - self._max_timeout[1] < _JUST_NOW:
+            return self._max_timeout[0]
+        found = self._asked_for_max_timeout(timeout)
+        self._max_timeout = found, time.monotonic()
+        return found
+
+    def _asked_for_max_timeout(self, timeout: Limit | None) -> int | None:
         name = "transaction.max.timeout.ms"
 
         def request(deadline: Deadline) -> int | None:

@@ -6,7 +6,8 @@ there (KAFKA-20734): its messages stay invisible until the next transaction's ma
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from kafka.protocol.metadata import MetadataRequest
 
@@ -31,8 +32,21 @@ def check_leaders(coordinator: Connection, kafka_transactional_id: str, deadline
     description = described(coordinator, kafka_transactional_id, deadline)
     if description is None or description.status is not TransactionStatus.ONGOING or not description.partitions:
         return
-    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({t for t, _ in description.partitions})]
-    response = coordinator.call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
+    check_partitions(coordinator.call(about_topics(description.partitions), deadline), description.partitions)
+
+
+def about_topics(partitions: Iterable[tuple[str, int]]) -> MetadataRequest:
+    """The request for `check_partitions`."""
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({topic for topic, _ in partitions})]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+
+
+def check_partitions(response: Any, partitions: frozenset[tuple[str, int]]) -> None:
+    """Check that each of the partitions has a leader, according to a response of the coordinator.
+
+    Raises:
+        NoLeaderError: One has none.
+    """
     # For a topic that was deleted, or that the principal may not describe, there is nothing to wait for.
     leaderless = {
         (topic.name, partition.partition_index)
@@ -40,7 +54,7 @@ def check_leaders(coordinator: Connection, kafka_transactional_id: str, deadline
         for partition in topic.partitions
         if partition.leader_id < 0 and partition.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
     }
-    if missing := sorted(leaderless & description.partitions):
+    if missing := sorted(leaderless & partitions):
         named = ", ".join(f"{topic}-{index}" for topic, index in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise NoLeaderError(f"{named}{more} has no leader to write the transaction's marker")

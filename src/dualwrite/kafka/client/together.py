@@ -1,10 +1,10 @@
-"""One request to each of several brokers, all at once, from one thread."""
+"""Requests to several brokers, all at once, from one thread."""
 
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError
@@ -14,6 +14,8 @@ from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.sockets import ConnectionLostError
 
 _LOOK_AT_OPENINGS: Final = 0.01
+
+K = TypeVar("K", bound=Hashable)
 
 MakeRequest = Callable[[Connection], Any]
 """Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
@@ -29,57 +31,72 @@ def request_together(
         requests: The request for each broker.
         deadline: For all of them; a broker that has not responded by then gets an error in place of a response.
     """
+    return requests_together(network, {address: (address, make) for address, make in requests.items()}, deadline)
+
+
+def requests_together(
+    network: Network, requests: Mapping[K, tuple[Address, MakeRequest]], deadline: Deadline
+) -> dict[K, Any | ConnectionLostError | DualWriteError]:
+    """As `request_together`, also with several requests to one broker.
+
+    Args:
+        network: The connections.
+        requests: The broker and the request, by keys of the caller's choice.
+        deadline: As for `request_together`.
+    """
     return _Round(network, requests, deadline).run()
 
 
-class _Round:
-    """One request to each broker: connections that are being opened, requests without a response, responses."""
+class _Round(Generic[K]):
+    """Requests to brokers: those whose connection is being opened, those without a response, responses."""
 
-    def __init__(self, network: Network, requests: Mapping[Address, MakeRequest], deadline: Deadline) -> None:
+    def __init__(self, network: Network, requests: Mapping[K, tuple[Address, MakeRequest]], deadline: Deadline) -> None:
         self._network = network
         self._requests = requests
         self._deadline = deadline
         self._unopened = dict.fromkeys(requests)
-        self._waiting: dict[Address, tuple[Connection, Inbox]] = {}
-        self._responses: dict[Address, Any] = {}
+        self._waiting: dict[K, tuple[Connection, Inbox]] = {}
+        self._responses: dict[K, Any] = {}
 
-    def run(self) -> dict[Address, Any]:
+    def run(self) -> dict[K, Any]:
         while (self._unopened or self._waiting) and not self._deadline.expired:
-            for address in tuple(self._unopened):
-                self._guarded(address, self._send)
+            for key in tuple(self._unopened):
+                self._guarded(key, self._send)
             self._wait()
-            for address in tuple(self._waiting):
-                self._guarded(address, self._receive)
-        for address in self._requests.keys() - self._responses.keys():
-            if address in self._waiting:
-                self._waiting[address][0].close()  # or a late response would be read as that to the next request
-            self._responses[address] = ConnectionLostError(address, f"no response within {self._deadline.seconds:.3g} s")
+            for key in tuple(self._waiting):
+                self._guarded(key, self._receive)
+        for key in self._requests.keys() - self._responses.keys():
+            if key in self._waiting:
+                self._waiting[key][0].close()  # or a late response would be read as that to the next request
+            late = f"no response within {self._deadline.seconds:.3g} s"
+            self._responses[key] = ConnectionLostError(self._requests[key][0], late)
         return self._responses
 
-    def _guarded(self, address: Address, step: Callable[[Address], None]) -> None:
+    def _guarded(self, key: K, step: Callable[[K], None]) -> None:
         try:
-            step(address)
+            step(key)
         except (ConnectionLostError, DualWriteError) as error:
-            self._unopened.pop(address, None)
-            self._waiting.pop(address, None)
-            self._responses[address] = error
+            self._unopened.pop(key, None)
+            self._waiting.pop(key, None)
+            self._responses[key] = error
 
-    def _send(self, address: Address) -> None:
+    def _send(self, key: K) -> None:
+        address, make = self._requests[key]
         connection = self._network.connection_soon(address, self._deadline, wait=0.0)
         if connection is None:
             return
         inbox: Inbox = []
-        connection.send(self._requests[address](connection), inbox, self._deadline)
-        del self._unopened[address]
-        self._waiting[address] = (connection, inbox)
+        connection.send(make(connection), inbox, self._deadline)
+        del self._unopened[key]
+        self._waiting[key] = (connection, inbox)
 
-    def _receive(self, address: Address) -> None:
-        connection, inbox = self._waiting[address]
+    def _receive(self, key: K) -> None:
+        connection, inbox = self._waiting[key]
         if not inbox:
             connection.receive(0.0)
         if inbox:
-            del self._waiting[address]
-            self._responses[address] = inbox[0][1]
+            del self._waiting[key]
+            self._responses[key] = inbox[0][1]
 
     def _wait(self) -> None:
         """Wait until a response arrives; only for a moment while connections are being opened."""
@@ -90,6 +107,6 @@ class _Round:
         if any(inbox or connection.has_read for connection, inbox in self._waiting.values()):
             return
         with selectors.DefaultSelector() as selector:
-            for connection, _ in self._waiting.values():
+            for connection in {connection for connection, _ in self._waiting.values()}:
                 selector.register(connection, selectors.EVENT_READ)
             selector.select(seconds)

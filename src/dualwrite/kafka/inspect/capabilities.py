@@ -11,10 +11,11 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, Produc
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.cluster import Network
-from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
-from dualwrite.kafka.client.coordinator import FOREIGN_PRODUCER_ID
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.ids_together import FOREIGN_PRODUCER_ID
+from dualwrite.kafka.client.opening import about_the_cluster
 from dualwrite.kafka.inspect.client import BROKER_RESOURCE, InspectionClient, described_settings, forbidden, raise_if_transient
 
 PROBE_ID: Final = "dualwrite-probe"
@@ -106,7 +107,11 @@ class BrokerCapabilities:
 
 
 def probe(
-    config: KafkaConfig | Mapping[str, Any] | str, *, transactional_id: str = PROBE_ID, timeout: float = DEFAULT_TIMEOUT
+    config: KafkaConfig | Mapping[str, Any] | str,
+    *,
+    transactional_id: str = PROBE_ID,
+    timeout: float = DEFAULT_TIMEOUT,
+    network: Network | None = None,
 ) -> BrokerCapabilities:
     """Detect what a cluster supports, by requests that leave nothing behind.
 
@@ -125,21 +130,21 @@ def probe(
         config: The cluster's settings.
         transactional_id: The id as Kafka sees it. With prefixed ACLs, `<your transactional id>#probe`.
         timeout: Seconds, including retries.
+        network: Connections to use, which stay open; None opens separate ones.
 
     Raises:
         BrokerUnavailableError: No broker or no transaction coordinator responded within the time limit.
         BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
         ConfigurationError: A setting is missing or invalid.
     """
-    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
+    with InspectionClient(KafkaConfig.of(config), timeout=timeout, network=network) as client:
         found = client.to_coordinator(transactional_id, lambda c, deadline: _probe_coordinator(c, transactional_id, deadline))
-        brokers, settings = client.to_cluster(lambda n, deadline: _brokers_and_settings(n, found.coordinator, deadline))
-        cluster_id = client.to_cluster(lambda n, deadline: n.cluster_id(deadline))
+        settings = client.to_cluster(lambda n, deadline: _settings(n, found, deadline))
     setting = settings.get(TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
     accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
     return BrokerCapabilities(
-        brokers=brokers,
+        brokers=len(found.nodes),
         transaction_version=found.coordinator.features.get("transaction.version", 0),
         end_txn_v5=found.coordinator.supports(EndTxnRequest, _END_TXN),
         init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID),
@@ -151,73 +156,71 @@ def probe(
         transaction_max_timeout_ms=None if limit is None else int(limit),
         metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
         metadata_level=found.coordinator.features.get("metadata.version", 0),
-        cluster_id=cluster_id,
+        cluster_id=found.cluster_id,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _ProbeResult:
-    """The error codes that the coordinator returned; None for requests that it does not support.
+    """What the coordinator has answered; error codes are None for requests that it does not support.
 
     Args:
         coordinator: The connection to it, for its versions.
+        cluster_id: Kafka's `cluster.id`.
+        nodes: The live brokers by their addresses.
         two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
         keep_code: For `keepPreparedTxn`; sent without `enable2Pc` if that was refused, which KIP-939 allows.
     """
 
     coordinator: Connection
+    cluster_id: str
+    nodes: Mapping[Address, int]
     two_phase_code: int | None = None
     keep_code: int | None = None
 
 
 def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _ProbeResult:
-    _check_writable(coordinator, transactional_id, deadline)
-    if not coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID):
-        return _ProbeResult(coordinator)
-    two_phase = keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=True)
+    has_two_phase = coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
+    write = EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
+    asked = [write, about_the_cluster(), *([_init(transactional_id, two_phase=True)] if has_two_phase else [])]
+    may_write, cluster, *tried = coordinator.call_all(asked, deadline)
+    raise_if_transient(may_write.error_code, "EndTxn")
+    if may_write.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise forbidden(transactional_id, "EndTxn", may_write.error_code)
+    nodes = {Address(each.host, each.port): each.node_id for each in cluster.brokers}
+    two_phase = keep = _init_code(tried[0]) if tried else None
     if two_phase == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        keep = _init_producer_id(coordinator, transactional_id, deadline, two_phase=False)
-    return _ProbeResult(coordinator, two_phase, keep)
+        keep = _init_code(coordinator.call(_init(transactional_id, two_phase=False), deadline))
+    return _ProbeResult(coordinator, cluster.cluster_id or "", nodes, two_phase, keep)
 
 
-def _check_writable(coordinator: Connection, transactional_id: str, deadline: Deadline) -> None:
-    response = coordinator.call(
-        EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False),
-        deadline,
+def _init(transactional_id: str, *, two_phase: bool) -> InitProducerIdRequest:
+    return InitProducerIdRequest(
+        version=INIT_PRODUCER_ID,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=1,  # below any maximum; an id in state Empty has no transaction that could time out
+        producer_id=FOREIGN_PRODUCER_ID,
+        producer_epoch=0,
+        enable2_pc=two_phase,
+        keep_prepared_txn=True,
     )
-    raise_if_transient(response.error_code, "EndTxn")
-    if response.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        raise forbidden(transactional_id, "EndTxn", response.error_code)
 
 
-def _init_producer_id(coordinator: Connection, transactional_id: str, deadline: Deadline, *, two_phase: bool) -> int:
-    response = coordinator.call(
-        InitProducerIdRequest(
-            version=INIT_PRODUCER_ID,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=1,  # below any maximum; an id in state Empty has no transaction that could time out
-            producer_id=FOREIGN_PRODUCER_ID,
-            producer_epoch=0,
-            enable2_pc=two_phase,
-            keep_prepared_txn=True,
-        ),
-        deadline,
-    )
+def _init_code(response: Any) -> int:
     code: int = response.error_code
     raise_if_transient(code, "InitProducerId")
     return code
 
 
-def _brokers_and_settings(network: Network, coordinator: Connection, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
-    """The number of brokers, and the coordinator's settings; empty if they can't be read."""
-    addresses = network.brokers(deadline)
-    node = next((node for node, address in addresses.items() if address == coordinator.address), None)
+def _settings(network: Network, found: _ProbeResult, deadline: Deadline) -> Mapping[str, str]:
+    """The coordinator's settings; empty if they can't be read."""
+    node = found.nodes.get(found.coordinator.address)
     if node is None:
-        return len(addresses), {}
+        return {}
     keys = (TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
-    connection = network.connection(coordinator.address, deadline)
-    found = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
-    return len(addresses), found.get(str(node), {})
+    connection = network.connection(found.coordinator.address, deadline)
+    settings = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
+    return settings.get(str(node), {})
 
 
 def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle:

@@ -21,7 +21,7 @@ from dualwrite.errors import (
     ProducerFencedError,
     UsageError,
 )
-from dualwrite.kafka.base import Headers, Message
+from dualwrite.kafka.base import Headers, InitProducerIdResult, Message, NewProducerId
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -193,11 +193,22 @@ class NativeProducer:
         Raises: as `init_transactions`.
         """
         self._check_allowed("create")
-        created = self._registrar.create(Deadline.of(timeout))
-        if created is None:
-            return False
-        self._continue_as(created)
-        return True
+        return self._continue_if(self._registrar.create(Deadline.of(timeout)))
+
+    def creation(self, *, timeout: Limit) -> NewProducerId:
+        """See TakeOverProducer."""
+        self._check_allowed("create")
+        return self._registrar.creation(Deadline.of(timeout))
+
+    def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
+        """See TakeOverProducer."""
+        self._check_allowed("create")
+        return self._continue_if(self._registrar.created(answer, Deadline.of(timeout)))
+
+    def _continue_if(self, created: Identity | None) -> bool:
+        if created is not None:
+            self._continue_as(created)
+        return created is not None
 
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have for this producer to adopt it."""

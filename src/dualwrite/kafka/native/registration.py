@@ -7,7 +7,7 @@ from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.base import InitProducerIdResult
+from dualwrite.kafka.base import InitProducerIdResult, NewProducerId
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.error_codes import ErrorCode
@@ -84,10 +84,19 @@ class Registrar:
 
     def create(self, deadline: Deadline) -> Identity | None:
         """See `NativeProducer.create`; None if the coordinator knows the id."""
-        self._check_broker(deadline)
+        new = self.creation(deadline)
         response = self._coordinator.create_producer_id(
-            self._id, timeout_ms=self._timeout_ms(deadline), two_phase=self._two_phase, timeout=deadline
+            self._id, timeout_ms=new.timeout_ms, two_phase=new.two_phase, timeout=deadline
         )
+        return self.created(response, deadline)
+
+    def creation(self, deadline: Deadline) -> NewProducerId:
+        """See `TakeOverProducer.creation`."""
+        self._check_broker(deadline)
+        return NewProducerId(self._id, self._timeout_ms(deadline), self._two_phase)
+
+    def created(self, response: InitProducerIdResult, deadline: Deadline) -> Identity | None:
+        """See `TakeOverProducer.created`; None if the coordinator knew the id."""
         if response.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
             return None
         self._check_proven(response)

@@ -6,7 +6,8 @@ A new database needs one file with a `StoreDialect`, and a case in `dialects.py`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -272,6 +273,15 @@ class StoreDialect(ABC):
         Besides that no statement runs for more than `work_time` seconds, if the server can enforce it.
         """
 
+    @contextmanager
+    def reading(self, connection: Connection) -> Iterator[None]:
+        """In the block, our own queries run on a connection that has no transaction; each may see another snapshot.
+
+        A database that can do without a transaction saves its BEGIN and ROLLBACK.
+        """
+        del connection
+        yield
+
     def limit_pause(self, connection: Connection) -> None:  # noqa: B027  (SQLite has no server that could)
         """Have the server roll back the transaction if we send nothing for ten seconds: the process may be paused.
 
@@ -326,6 +336,10 @@ class StoreDialect(ABC):
         """The marks of the database that this connection is on; see `TxnStateStore.marks`."""
         del connection
         return frozenset()
+
+    def marks_column(self) -> ColumnElement[Any] | None:
+        """The only mark as a column of a query, always the same object; None: `database_marks` reads them."""
+        return None
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """The settings that decide whether an acknowledged commit is durable; see TxnStateStore."""

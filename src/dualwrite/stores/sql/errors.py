@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -188,12 +188,20 @@ def _sentence(error: BaseException) -> str:
 
 
 def locked_too_long(
-    errors: ErrorMap, transactional_id: str, timeout: float, error: BaseException, doing: str
+    errors: ErrorMap, ids: Sequence[str], timeout: float, error: BaseException, doing: str
 ) -> ClaimTimeoutError:
-    """The error for a wait for the row's lock that took longer than `timeout` seconds; names the blocker if possible."""
+    """The error for a wait for the lock of one of the ids' rows that took longer than `timeout` seconds.
+
+    It names the id whose row is locked, and the blocker, if possible.
+    """
     hidden, next_step = "", "try again: the holder may have finished by now"
+    transactional_id, blocker = ids[0], None
     try:
-        blocker = errors.dialect.find_blocker(errors.engine, transactional_id)
+        for name in ids:
+            blocker = errors.dialect.find_blocker(errors.engine, name)
+            if blocker is not None:
+                transactional_id = name
+                break
     except BlockerHiddenError as unknown:
         blocker, hidden, next_step = None, f": {unknown}", unknown.next_step
     except Exception:  # noqa: BLE001  (the wait has failed already; failing to find its cause must not hide that)

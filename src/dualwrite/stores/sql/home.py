@@ -1,4 +1,4 @@
-"""Where our tables are: looked up once, when a store opens, and put into each of our statements.
+"""Where our tables are: looked up once, when the first store on an engine opens, and put into each of our statements.
 
 Statements are written for tables without a schema. If the database resolved these names itself, then a setting of the session
 would decide which table a statement reaches, and the user's block can change it: `SET search_path`, `USE`, a temporary table.
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Column, Connection, Engine, MetaData, PoolProxiedConnection, Table, TextClause
+from sqlalchemy import Column, Connection, Engine, MetaData, Pool, PoolProxiedConnection, Table, TextClause
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import ClauseElement, quoted_name
 
@@ -24,6 +25,8 @@ SHARED_CONNECTIONS: Final = "dualwrite_shared_connections"
 """The option of an engine whose new connections may have been used before, since they come from another pool."""
 SCHEMAS_ARE_DATABASES: Final = ("mysql", "mariadb")
 """SQLAlchemy's names."""
+_found_before: Final[WeakKeyDictionary[Pool, Mapping[str, str]]] = WeakKeyDictionary()
+"""What the stores on each engine of this process have found; those made from one engine share its pool."""
 _KEPT: Final = 128
 """How many statements are kept with their copies: more than our constant ones.
 
@@ -60,6 +63,9 @@ class Home:
         """
         if self._found or self.given is not None:
             return
+        self._found = _found_before.get(self._engine.pool, {})
+        if self._found:
+            return
         pool = self._engine.pool if self._is_ours else self._engine.pool.recreate()
         try:
             is_new = not self._engine.get_execution_options().get(SHARED_CONNECTIONS)
@@ -69,7 +75,7 @@ class Home:
             if pool is not self._engine.pool:
                 pool.dispose()
         if TABLE_NAME in found:
-            self._found = found
+            self._found = _found_before[self._engine.pool] = found
 
     def schema(self, table: str = TABLE_NAME) -> str | None:
         """The schema of a table; None if it is not known, since the tables are missing."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Select, bindparam, insert, select, update
 
 from dualwrite.errors import StoreError
 from dualwrite.stores.leases import Lease, LeaseStore
-from dualwrite.stores.sql.clock import database_clock
+from dualwrite.stores.sql.clock import clock_column, database_clock
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import begins_with_prefix, prefix_parameters
@@ -29,21 +29,14 @@ _NOBODY: Final = ""
 _MAX_IDS: Final = 500
 """Ids in one statement: SQLite had a limit of 999 parameters."""
 
-_OURS: Final = (t.c.transactional_id.in_(bindparam("ids", expanding=True)), t.c.owner == bindparam("owner_"))
+_AMONG: Final = t.c.transactional_id.in_(bindparam("ids", expanding=True))
+_OURS: Final = (_AMONG, t.c.owner == bindparam("owner_"))
 _RENEW: Final = update(t).where(*_OURS).values(leased_until=bindparam("until"))
 _READ_OURS: Final = select(t.c.transactional_id).where(*_OURS)
 _RELEASE: Final = update(t).where(*_OURS).values(owner=_NOBODY, leased_until=bindparam("now"))
-_ACQUIRE: Final = (
-    update(t)
-    .where(
-        t.c.transactional_id == bindparam("id"),
-        or_(t.c.owner == bindparam("owner_"), t.c.owner == _NOBODY, t.c.leased_until <= bindparam("now")),
-    )
-    .values(owner=bindparam("owner_"), leased_until=bindparam("until"))
-)
-_EXISTS: Final = select(t.c.transactional_id).where(t.c.transactional_id == bindparam("id"))
+_ACQUIRE: Final = update(t).where(t.c.transactional_id == bindparam("id"))
 _INSERT: Final = insert(t)
-_LIST: Final = select(t).where(begins_with_prefix(t.c.transactional_id), t.c.owner != _NOBODY)
+_LISTED: Final = begins_with_prefix(t.c.transactional_id), t.c.owner != _NOBODY
 
 
 class SqlLeases(LeaseStore):
@@ -57,27 +50,31 @@ class SqlLeases(LeaseStore):
         self._short = short
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore; one transaction for each id, so that no two owners wait for each other."""
+        """See LeaseStore; in one transaction, which locks the rows in the order of their ids, as that of every other owner."""
         owner = owner[:MAX_OWNER_LENGTH]
-        return frozenset(name for name in sorted(ids) if self._acquire(name, owner, seconds))
 
-    def _acquire(self, transactional_id: str, owner: str, seconds: float) -> bool:
-        def work(connection: Connection) -> bool:
-            parameters = {"id": transactional_id, "owner_": owner, **_times(connection, seconds)}
-            if connection.execute(_ACQUIRE, parameters).rowcount == 1:
-                return True
-            if connection.scalar(_EXISTS, {"id": transactional_id}) is not None:
-                return False
-            row = {"transactional_id": transactional_id, "owner": owner, "leased_until": parameters["until"]}
-            connection.execute(_INSERT, row)
-            return True
+        def work(connection: Connection) -> frozenset[str]:
+            found = {
+                row.transactional_id: row for row in connection.execute(_locking(connection.dialect.name), {"ids": sorted(ids)})
+            }
+            clock = next(iter(found.values())).clock if found else database_clock(connection)
+            times = _times(clock, seconds)
+            free = {name for name, row in found.items() if row.owner in (owner, _NOBODY) or row.leased_until <= times["now"]}
+            values = {"owner": owner, "leased_until": times["until"]}
+            for statement, names in ((_ACQUIRE, free), (_INSERT, set(ids) - found.keys())):
+                if names:
+                    key = "id" if statement is _ACQUIRE else "transactional_id"
+                    connection.execute(statement, [{key: name, **values} for name in sorted(names)])
+            return frozenset(free | (set(ids) - found.keys()))
 
+        if not ids:
+            return frozenset()
         try:
-            return self._short.run(work, "leasing an id", transactional_id)
+            return self._short.run(work, "leasing an id", min(ids))
         except StoreError as error:
-            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another owner has just inserted the row
+            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another owner has just inserted a row
                 raise
-            return self._short.run(work, "leasing an id", transactional_id)
+            return self._short.run(work, "leasing an id", min(ids))
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         """See LeaseStore."""
@@ -85,7 +82,7 @@ class SqlLeases(LeaseStore):
 
         def work(some: list[str], connection: Connection) -> list[str]:
             ours = {"ids": some, "owner_": owner}
-            connection.execute(_RENEW, {**ours, "until": _times(connection, seconds)["until"]})
+            connection.execute(_RENEW, {**ours, "until": _times(database_clock(connection), seconds)["until"]})
             return list(connection.scalars(_READ_OURS, ours))
 
         chunks = [self._short.run(partial(work, some), "renewing leases") for some in _in_chunks(ids)]
@@ -96,7 +93,7 @@ class SqlLeases(LeaseStore):
         owner = owner[:MAX_OWNER_LENGTH]
 
         def work(some: list[str], connection: Connection) -> None:
-            connection.execute(_RELEASE, {"ids": some, "owner_": owner, "now": _times(connection, 0)["now"]})
+            connection.execute(_RELEASE, {"ids": some, "owner_": owner, "now": _times(database_clock(connection), 0)["now"]})
 
         for some in _in_chunks(ids):
             self._short.run(partial(work, some), "releasing ids")
@@ -105,16 +102,30 @@ class SqlLeases(LeaseStore):
         """See LeaseStore."""
 
         def work(connection: Connection) -> list[Lease]:
-            now = _times(connection, 0)["now"]
-            rows = connection.execute(_LIST, prefix_parameters(prefix))
-            return [Lease(row.transactional_id, row.owner, (row.leased_until - now).total_seconds()) for row in rows]
+            rows = connection.execute(_listing(connection.dialect.name), prefix_parameters(prefix)).all()
+            return [
+                Lease(row.transactional_id, row.owner, (row.leased_until - _times(row.clock, 0)["now"]).total_seconds())
+                for row in rows
+            ]
 
         return sorted(self._short.query(work, "listing the leases"), key=lambda each: each.transactional_id)
 
 
-def _times(connection: Connection, seconds: float) -> dict[str, datetime]:
+@cache
+def _locking(dialect: str) -> Select[Any]:
+    """The rows of ids, locked, each with the database's clock."""
+    return select(t, clock_column(dialect)).where(_AMONG).order_by(t.c.transactional_id).with_for_update()
+
+
+@cache
+def _listing(dialect: str) -> Select[Any]:
+    """The leases of the ids that begin with a prefix, each with the database's clock."""
+    return select(t, clock_column(dialect)).where(*_LISTED)
+
+
+def _times(clock: float, seconds: float) -> dict[str, datetime]:
     """Now by the database's clock, and when a lease of so many seconds ends."""
-    now = datetime.fromtimestamp(database_clock(connection), UTC)
+    now = datetime.fromtimestamp(float(clock), UTC)
     return {"now": now, "until": now + timedelta(seconds=seconds)}
 
 

@@ -16,13 +16,21 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.column_types import decoded
+from dualwrite.stores.sql.column_types import Words
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
 from dualwrite.stores.sql.postgresql_durability import durability
-from dualwrite.stores.sql.postgresql_merged import MARKER, PostgresqlMergedStatements, raw_connection
-from dualwrite.stores.sql.postgresql_schemas import schemas_in_search_path
+from dualwrite.stores.sql.postgresql_merged import (
+    MARKER,
+    PostgresqlMergedStatements,
+    begun_with,
+    has_listeners,
+    is_idle,
+    raw_connection,
+)
+from dualwrite.stores.sql.postgresql_routines import routines
+from dualwrite.stores.sql.postgresql_schemas import schemas_as_connected, schemas_in_search_path
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import state_table as t
@@ -64,14 +72,13 @@ _REFUSALS: Final = (
 _STATEMENT_POOLING: Final = "not allowed in statement pooling mode"
 _PREPARED: Final = "prepare_threshold"
 
-_LIMIT_PAUSE: Final = "pg_catalog.set_config('idle_in_transaction_session_timeout', :idle, true)"
-_WAITING: Final = text(
-    "SELECT pg_catalog.set_config('lock_timeout', :lock, true), "
-    "pg_catalog.set_config('statement_timeout', :statement, true), "
+_PAUSED: Final = 10_000  # milliseconds; our own statements follow each other within one round trip
+_LIMIT_PAUSE: Final = f"pg_catalog.set_config('idle_in_transaction_session_timeout', '{_PAUSED}', true)"
+_WAITING: Final = (
+    "SELECT pg_catalog.pg_backend_pid(), pg_catalog.set_config('lock_timeout', '{lock:d}', true), "
+    "pg_catalog.set_config('statement_timeout', '{statement:d}', true), " + _LIMIT_PAUSE
     # a claimer that is paused between its UPDATE and its COMMIT must not block all others
-    f"{_LIMIT_PAUSE}, pg_catalog.pg_backend_pid()"
 )
-_PAUSED: Final = "10000"  # milliseconds; our own statements follow each other within microseconds
 _TABLE_LOCKS: Final = text(
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted AND pid <> pg_catalog.pg_backend_pid() "
     "AND relation = pg_catalog.to_regclass(:name) "
@@ -88,72 +95,12 @@ _BACKEND: Final = text(
     "SELECT pid, usename, application_name, client_addr::text AS client, state, query_start::text, xact_start::text "
     "FROM pg_catalog.pg_stat_activity WHERE pid = :pid"
 )
-_WHEREABOUTS: Final = text(
-    "SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
+_WHEREABOUTS: Final[ColumnElement[str]] = literal_column(
+    "(SELECT 'system ' || s.system_identifier || ', database ' || d.oid "
     "FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d "
-    "WHERE d.datname = pg_catalog.current_database()"
+    "WHERE d.datname = pg_catalog.current_database())",
+    Words,
 )
-_ROUTINES: Final = text(
-    r"""
-    WITH RECURSIVE named(names) AS (SELECT CAST(:names AS text[])),
-    -- the tables and views, what is read through views, and what is written through partitions and foreign keys;
-    -- objects of PostgreSQL itself have an oid below 16384
-    reached(oid) AS (
-        SELECT c.oid FROM pg_catalog.pg_class c, named WHERE pg_catalog.lower(c.relname) = ANY(names) AND c.oid >= 16384
-        UNION
-        SELECT n.oid FROM reached r CROSS JOIN LATERAL (
-            SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = r.oid
-            UNION ALL SELECT k.conrelid FROM pg_catalog.pg_constraint k
-                WHERE k.confrelid = r.oid AND NOT (k.confdeltype IN ('a', 'r') AND k.confupdtype IN ('a', 'r'))
-            UNION ALL SELECT CAST(m.relation[1] AS oid) FROM pg_catalog.pg_rewrite w,
-                pg_catalog.regexp_matches(CAST(w.ev_action AS text), '[:]relid (\d+)', 'g') m(relation)
-                WHERE w.ev_class = r.oid
-        ) n(oid) WHERE n.oid >= 16384
-    ),
-    -- expressions as PostgreSQL stores them
-    expressions(tree) AS (
-        SELECT pg_catalog.concat(w.ev_qual, w.ev_action) FROM pg_catalog.pg_rewrite w JOIN reached r ON r.oid = w.ev_class
-        UNION ALL SELECT CAST(d.adbin AS text) FROM pg_catalog.pg_attrdef d JOIN reached r ON r.oid = d.adrelid
-        UNION ALL SELECT pg_catalog.concat(o.polqual, o.polwithcheck) FROM pg_catalog.pg_policy o
-            JOIN reached r ON r.oid = o.polrelid
-        UNION ALL SELECT pg_catalog.concat(x.indexprs, x.indpred) FROM pg_catalog.pg_index x
-            JOIN reached r ON r.oid = x.indrelid
-        UNION ALL SELECT CAST(g.tgqual AS text) FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid
-        UNION ALL SELECT CAST(k.conbin AS text) FROM pg_catalog.pg_constraint k WHERE k.contype = 'c' AND (
-            k.conrelid IN (SELECT oid FROM reached)
-            OR k.contypid IN (SELECT a.atttypid FROM pg_catalog.pg_attribute a JOIN reached r ON r.oid = a.attrelid)
-            OR k.contypid IN (SELECT t.oid FROM pg_catalog.pg_type t, named WHERE pg_catalog.lower(t.typname) = ANY(names)))
-        UNION ALL SELECT CAST(p.proargdefaults AS text) FROM pg_catalog.pg_proc p, named
-            WHERE pg_catalog.lower(p.proname) = ANY(names)
-    ),
-    called(oid) AS (
-        SELECT CAST(m.function[2] AS oid) FROM expressions e,
-            pg_catalog.regexp_matches(e.tree, '[:](funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') m(function)
-        UNION SELECT p.oid FROM pg_catalog.pg_proc p, named WHERE pg_catalog.lower(p.proname) = ANY(names) AND p.oid >= 16384
-        UNION SELECT g.tgfoid FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid WHERE NOT g.tgisinternal
-        UNION SELECT v.evtfoid FROM pg_catalog.pg_event_trigger v, named
-            WHERE names && ARRAY['create', 'alter', 'drop', 'comment', 'grant', 'revoke', 'refresh', 'import', 'security',
-                'into']
-        -- the statement does not name these: few databases have one that is not written in C
-        UNION SELECT s.castfunc FROM pg_catalog.pg_cast s WHERE s.castfunc >= 16384
-        UNION SELECT CAST(o.oprcode AS oid) FROM pg_catalog.pg_operator o WHERE o.oprcode >= 16384
-    ),
-    and_aggregated(oid) AS (
-        SELECT oid FROM called
-        UNION SELECT f.oid FROM pg_catalog.pg_aggregate a JOIN called c ON c.oid = a.aggfnoid,
-            pg_catalog.unnest(ARRAY[CAST(a.aggtransfn AS oid), a.aggfinalfn, a.aggcombinefn]) f(oid)
-    )
-    -- functions written in C, and most of PostgreSQL's own, leave nothing behind; the other ones of PostgreSQL are calls
-    -- of their names in SQL
-    SELECT CASE l.lanname WHEN 'internal' THEN pg_catalog.regexp_replace(p.prosrc, '_by_name$|_int[48]+$', '') || '()'
-        ELSE p.prosrc END,
-        CASE l.lanname WHEN 'internal' THEN 'sql' ELSE l.lanname END, p.oid
-    FROM pg_catalog.pg_proc p JOIN and_aggregated c ON c.oid = p.oid JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-    WHERE l.lanname NOT IN ('internal', 'c') OR (l.lanname = 'internal' AND p.prosrc ~
-        '^(set_config_by_name$|setseed$|pg_(try_)?advisory_lock_|(query|cursor|table|schema|database)_to_xml|ts_(stat|rewrite))')
-    """
-)
-_BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
 _REPORTED: Final = (
     b"TimeZone",
     b"DateStyle",
@@ -217,7 +164,12 @@ class PostgresqlDialect(StoreDialect):
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
         """See StoreDialect."""
         pid = raw_connection(connection).info.backend_pid
-        return schemas_in_search_path(connection, is_new=is_new, pid_at_login=pid)
+        if is_new:
+            with self.reading(connection):
+                found = schemas_as_connected(connection, pid_at_login=pid)
+            if found is not None:
+                return found
+        return schemas_in_search_path(connection)
 
     def begin(self, connection: Connection) -> None:
         """See StoreDialect. psycopg sends BEGIN with the first statement."""
@@ -230,9 +182,9 @@ class PostgresqlDialect(StoreDialect):
         """See StoreDialect."""
         self.begin(connection)
         lock, statement = (max(1, int(seconds * 1000)) for seconds in (timeout, timeout + work_time))
-        waiting = connection.execute(_WAITING, {"lock": str(lock), "statement": str(statement), "idle": _PAUSED}).one()
+        pid = _begun_waiting(connection, _WAITING.format(lock=lock, statement=statement))
         raw = raw_connection(connection)
-        if waiting.pg_backend_pid != raw.info.backend_pid and raw.prepare_threshold is not None:
+        if pid != raw.info.backend_pid and raw.prepare_threshold is not None:
             log.warning(
                 "%s: the database is behind a connection pooler, and psycopg prepares statements on connections to it: in "
                 "transaction mode one client's statement may run instead of another's. Set prepare_threshold to None "
@@ -243,7 +195,21 @@ class PostgresqlDialect(StoreDialect):
 
     def limit_pause(self, connection: Connection) -> None:
         """See StoreDialect."""
-        connection.execute(text(f"SELECT {_LIMIT_PAUSE}"), {"idle": _PAUSED})
+        connection.exec_driver_sql(f"SELECT {_LIMIT_PAUSE}")
+
+    @contextmanager
+    def reading(self, connection: Connection) -> Iterator[None]:
+        """See StoreDialect: in autocommit, without BEGIN and ROLLBACK, unless the user has a listener for `begin`."""
+        raw = raw_connection(connection)
+        if not is_idle(raw) or has_listeners(connection, "begin"):
+            yield
+            return
+        raw.autocommit = True
+        try:
+            yield
+        finally:
+            if raw.pgconn.transaction_status == TransactionStatus.IDLE:  # otherwise it is broken, and not used again
+                raw.autocommit = False
 
     def merged_statements(self, engine: Engine) -> PostgresqlMergedStatements:
         """See StoreDialect."""
@@ -295,7 +261,11 @@ class PostgresqlDialect(StoreDialect):
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
         """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
-        return frozenset({decoded(connection.scalar(_WHEREABOUTS))})
+        return frozenset({connection.scalars(select(_WHEREABOUTS)).one()})
+
+    def marks_column(self) -> ColumnElement[Any]:
+        """See StoreDialect."""
+        return _WHEREABOUTS
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
         """See StoreDialect."""
@@ -303,12 +273,7 @@ class PostgresqlDialect(StoreDialect):
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         """See StoreDialect."""
-        found = connection.execute(_ROUTINES, {"names": list(names)}).all()
-        return [
-            # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
-            Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
-            for source, language, oid in found
-        ]
+        return routines(connection, names)
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         """See StoreDialect."""
@@ -360,6 +325,19 @@ def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:
     with _in_autocommit(raw) as cursor:
         found = cursor.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
     return found is not None and int(found[0]) != raw.info.backend_pid
+
+
+def _begun_waiting(connection: Connection, limits: str) -> int:
+    """Begin the database's transaction with its limits, in one round trip; return the process id of the server's backend."""
+    raw = raw_connection(connection)
+    if is_idle(raw):
+        try:
+            return int(begun_with(raw, limits).get_value(0, 0) or 0)
+        except PsycopgError:
+            if not raw.broken:
+                raise
+    # SQLAlchemy replaces the other connections of its pool, too, if this raises since the connection is broken
+    return int(connection.exec_driver_sql(limits).scalar_one())
 
 
 @contextmanager

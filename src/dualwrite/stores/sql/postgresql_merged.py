@@ -12,7 +12,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -53,8 +53,7 @@ class PostgresqlMergedStatements(MergedStatements):
 
     def can_begin(self, connection: Connection) -> bool:
         """See MergedStatements."""
-        raw = raw_connection(connection)
-        return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        return is_idle(raw_connection(connection))
 
     def begin(
         self,
@@ -118,7 +117,7 @@ class PostgresqlMergedStatements(MergedStatements):
         """See MergedStatements; also false in a pipeline, and in a transaction that has failed."""
         pgconn = raw_connection(connection).pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
-        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not _has_commit_listeners(connection)
+        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not has_listeners(connection, "commit")
 
     def commit(self, connection: Connection, record: Record) -> None:
         """See MergedStatements."""
@@ -170,9 +169,24 @@ def _has_something_to_read(raw: psycopg.Connection[Any]) -> bool:
     return bool(poll.poll(0))
 
 
-def _has_commit_listeners(connection: Connection) -> bool:
+def has_listeners(connection: Connection, name: Literal["begin", "commit"]) -> bool:
+    """Whether the user has a listener for this event of SQLAlchemy's connections."""
     has_any = connection._has_events or connection.engine._has_events  # noqa: SLF001  (a collection of none takes 10 us to make)
-    return has_any and len(connection.dispatch.commit) > 0
+    return has_any and len(getattr(connection.dispatch, name)) > 0
+
+
+def is_idle(raw: psycopg.Connection[Any]) -> bool:
+    """Whether psycopg would send BEGIN before the next statement."""
+    return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
+    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query.
+
+    Raises:
+        psycopg.Error: It failed.
+    """
+    return _Text(raw).execute(f"{_begin(raw)}; {query}")[1]
 
 
 def _begin(raw: psycopg.Connection[Any]) -> str:

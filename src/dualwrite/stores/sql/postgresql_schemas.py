@@ -25,24 +25,33 @@ _AS_CONNECTED: Final = text(
 )
 
 
-def schemas_in_search_path(connection: Connection, *, is_new: bool, pid_at_login: int) -> Mapping[str, str]:
+def schemas_as_connected(connection: Connection, *, pid_at_login: int) -> Mapping[str, str] | None:
+    """The schema of each table whose name begins like ours, on a connection that nobody has used before.
+
+    None if a pooler is in between, which the process id shows: another client's `SET search_path` may still be in force on the
+    connection to the server.
+
+    Args:
+        connection: The connection.
+        pid_at_login: The server's process id as reported when the connection was made.
+    """
+    rows: Any = connection.execute(_TABLES).all()
+    pid = rows[0].pid if rows else connection.scalar(_PID)
+    return _schemas(rows) if pid == pid_at_login else None
+
+
+def schemas_in_search_path(connection: Connection) -> Mapping[str, str]:
     """The schema of each table whose name begins like ours, as an unqualified name would be resolved.
 
     Args:
-        connection: A connection, in no transaction.
-        is_new: Whether nobody has used it before. Not even then if a pooler is in between, which the process id shows: another
-            client's `SET search_path` may still be in force on the connection to the server.
-        pid_at_login: The server's process id as reported when the connection was made.
+        connection: A connection that may have been used before, in no transaction.
 
     Raises:
-        ConfigurationError: The connection has been used before, and its search_path means another table than the one that it
-            was made with.
+        ConfigurationError: Its search_path means another table than the one that it was made with.
     """
-    found = _found(connection)
-    if is_new and connection.scalar(_PID) == pid_at_login:
-        return found
+    found = _schemas(connection.execute(_TABLES))
     connection.execute(_AS_CONNECTED)
-    as_connected = _found(connection)
+    as_connected = _schemas(connection.execute(_TABLES))
     connection.rollback()
     now, first = found.get(TABLE_NAME), as_connected.get(TABLE_NAME)
     if None not in (now, first) and now != first:
@@ -54,6 +63,5 @@ def schemas_in_search_path(connection: Connection, *, is_new: bool, pid_at_login
     return found if first is None else as_connected
 
 
-def _found(connection: Connection) -> dict[str, str]:
-    rows: Any = connection.execute(_TABLES)
+def _schemas(rows: Any) -> dict[str, str]:
     return {decoded(row.relname): decoded(row.nspname) for row in rows}

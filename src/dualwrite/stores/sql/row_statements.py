@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Collection
+from functools import cache
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, bindparam, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
 
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.sql.table import begins_with_prefix, columns_of, lease_table, prefix_parameters, state_row
@@ -14,7 +29,20 @@ from dualwrite.stores.state_row import StateRow
 
 _READ: Final = select(t).where(t.c.transactional_id == bindparam("id"))
 _LOCK: Final = _READ.with_for_update()
+_AMONG: Final = t.c.transactional_id.in_(bindparam("ids", expanding=True))
+_READ_ALL: Final = select(t).where(_AMONG)
+_THIS_STORE: Final = select(s.c.identity).where(s.c.number == 1).scalar_subquery().label("this_store")
+_LOCK_ALL: Final = select(t, _THIS_STORE).where(_AMONG).order_by(t.c.transactional_id).with_for_update()
+_SINGLE_ROW: Final = select(literal_column("1").label("one")).subquery("single_row")
+_WRITE_ALL: Final = update(t).where(t.c.transactional_id == bindparam("id"))
+_INSERT: Final = insert(t)
 _LIST: Final = select(t.c.transactional_id).where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+_LOCK_LISTED: Final = (
+    select(t)
+    .where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+    .order_by(t.c.transactional_id)
+    .with_for_update()
+)
 _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
@@ -49,6 +77,88 @@ def write_row(connection: Connection, row: StateRow) -> None:
     connection.execute(update(t).where(t.c.transactional_id == row.transactional_id).values(**columns_of(row)))
 
 
+class LockedRows(NamedTuple):
+    """Rows that are locked until the end of the transaction.
+
+    Args:
+        rows: By their ids; ids without a row are missing.
+        identity: That of the database, if any row was found, and the database has one.
+    """
+
+    rows: dict[str, StateRow]
+    identity: StoreIdentity | None
+
+
+def lock_rows(connection: Connection, ids: Collection[str]) -> LockedRows:
+    """Lock rows one after the other, in the order of their ids, as everybody does who locks several."""
+    found = connection.execute(_LOCK_ALL, {"ids": list(ids)}).mappings().all()
+    identity = _identity_in(found[0]["this_store"]) if found else None
+    return LockedRows({row.transactional_id: row for row in map(state_row, found)}, identity)
+
+
+def lock_listed(connection: Connection, prefix: str) -> dict[str, StateRow]:
+    """Lock the rows that `list_ids` would list, by their ids.
+
+    Reading with locks shows what is committed when the statement begins, even in an older snapshot (MySQL, REPEATABLE READ).
+    """
+    found = connection.execute(_LOCK_LISTED, prefix_parameters(prefix)).mappings()
+    return {row.transactional_id: row for row in map(state_row, found)}
+
+
+def read_rows(connection: Connection, ids: Collection[str]) -> dict[str, StateRow]:
+    """The rows of ids, by their ids."""
+    found = connection.execute(_READ_ALL, {"ids": list(ids)}).mappings()
+    return {row.transactional_id: row for row in map(state_row, found)}
+
+
+def write_rows(connection: Connection, rows: Collection[StateRow], *, existing: Collection[str]) -> None:
+    """Write rows: all columns of those that exist, the others as new ones."""
+    changed = [{"id": row.transactional_id, **columns_of(row)} for row in rows if row.transactional_id in existing]
+    made = [
+        {"transactional_id": row.transactional_id, **columns_of(row)} for row in rows if row.transactional_id not in existing
+    ]
+    for statement, parameters in ((_WRITE_ALL, changed), (_INSERT, made)):
+        if parameters:
+            connection.execute(statement, parameters if len(parameters) > 1 else parameters[0])
+
+
+class LookedAt(NamedTuple):
+    """What an opening reads first.
+
+    Args:
+        identity: Of the database; None if it has none.
+        marks: What distinguishes the database from a copy, if that was asked for.
+        rows: The rows.
+    """
+
+    identity: StoreIdentity | None
+    marks: str | None
+    rows: list[StateRow]
+
+
+def look_at(connection: Connection, ids: Collection[str], lanes_prefix: str, marks: ColumnElement[Any] | None) -> LookedAt:
+    """The rows of ids, the rows whose ids begin with the prefix, without tombstones, and the identity, in one query.
+
+    Args:
+        connection: The connection.
+        ids: The ids.
+        lanes_prefix: The prefix.
+        marks: The column with the database's marks.
+    """
+    found = connection.execute(_looking(marks), {"ids": list(ids), **prefix_parameters(lanes_prefix)}).mappings().all()
+    rows = [state_row(each) for each in found if each["transactional_id"] is not None]
+    return LookedAt(_identity_in(found[0]["this_store"]), found[0]["these_marks"], rows)
+
+
+@cache
+def _looking(marks: ColumnElement[Any] | None) -> Select[Any]:
+    lanes = and_(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+    # the fences of all rows are at least 1; on MySQL, SQLAlchemy warns if no condition is about both sides of the join
+    is_wanted = and_(t.c.fence >= _SINGLE_ROW.c.one, or_(_AMONG, lanes))
+    column = null() if marks is None else marks
+    return select(t, _THIS_STORE, column.label("these_marks")).select_from(_SINGLE_ROW.outerjoin(t, is_wanted))
+
+
 def list_ids(connection: Connection, prefix: str) -> list[str]:
     """The ids that begin with `prefix`, sorted, without tombstones."""
     found = connection.scalars(_LIST, prefix_parameters(prefix)).all()
@@ -60,8 +170,11 @@ def list_ids(connection: Connection, prefix: str) -> list[str]:
 
 def read_identity(connection: Connection) -> StoreIdentity | None:
     """The identity of the database, or None."""
-    found = connection.scalar(_IDENTITY)
-    return None if found is None else StoreIdentity.parse(found)
+    return _identity_in(connection.scalar(_IDENTITY))
+
+
+def _identity_in(text: str | None) -> StoreIdentity | None:
+    return None if text is None else StoreIdentity.parse(text)
 
 
 def replace_identity(connection: Connection, identity: StoreIdentity, expected: StoreIdentity | None) -> bool:

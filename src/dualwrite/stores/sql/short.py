@@ -127,7 +127,7 @@ class ShortTransactions:
             return retrying(once)
         except self.driver_errors as error:
             if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
-                raise locked_too_long(self.errors, transactional_id, self.lock_timeout, error, doing) from error
+                raise locked_too_long(self.errors, [transactional_id], self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
@@ -152,5 +152,5 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), own_connection(self.engine) as connection:
+        with InterruptsFirst(), own_connection(self.engine) as connection, self.dialect.reading(connection):
             return work(connection)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy import URL, ColumnElement, Connection, Engine, make_url
 
 from dualwrite.errors import StoreError
 from dualwrite.producer_kind import ProducerKind
@@ -16,10 +16,10 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_generation, with_resolution
+from dualwrite.stores.rows import acknowledged, check_fence, forgotten, new_token, with_resolution
 from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.checked_statements import check_statements
-from dualwrite.stores.sql.claim import ClaimAttempt
+from dualwrite.stores.sql.claim import ClaimAttempt, WithLanes, acquired
 from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
@@ -30,20 +30,35 @@ from dualwrite.stores.sql.leases import SqlLeases
 from dualwrite.stores.sql.positions import SqlPositions
 from dualwrite.stores.sql.row_statements import (
     ALL_COLUMNS,
+    LockedRows,
+    LookedAt,
     first_row,
     identity_or_first,
     list_ids,
     lock_row,
+    lock_rows,
+    look_at,
     read_identity,
     read_row,
+    read_rows,
     replace_identity,
     write_row,
+    write_rows,
 )
 from dualwrite.stores.sql.schema import refuse_without_schemas
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
-from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, LostTransaction, Resolution, StateRow
+from dualwrite.stores.state_row import (
+    MAX_OWNER_LENGTH,
+    Acquiring,
+    Claim,
+    ClaimedLanes,
+    LostTransaction,
+    Resolution,
+    StateRow,
+)
 from dualwrite.stores.transaction import StoreTransaction
+from dualwrite.transactional_id import LANE_MARK, further_lanes
 
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionSource
@@ -101,6 +116,7 @@ class SqlStateStore(TxnStateStore):
         if session is not None:
             _ = self._context.sessions  # refuse an unusable one now
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._context.driver_errors)
+        self._marks_if_first: frozenset[str] | None = None  # for an identity that would be the first
 
     @classmethod
     def from_url(
@@ -267,7 +283,24 @@ class SqlStateStore(TxnStateStore):
     ) -> Claim:
         """See TxnStateStore."""
         owner = owner[:MAX_OWNER_LENGTH]
-        return ClaimAttempt(self._short, transactional_id, owner, timeout, token or new_token(), expected_fence).make()
+        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, token or new_token(), expected_fence)
+        return attempt.make().rows[0].claim
+
+    def claim_lanes(
+        self,
+        lanes: Sequence[str],
+        owner: str,
+        *,
+        timeout: float,
+        cluster_id: str,
+        expected_fence: int | None = None,
+        token: str | None = None,
+        acquiring: Acquiring | None = None,
+    ) -> ClaimedLanes:
+        """See TxnStateStore; in one transaction: if one lane can't be claimed, none is."""
+        besides = WithLanes(cluster_id, acquiring, self._first_identity())
+        owner = owner[:MAX_OWNER_LENGTH]
+        return ClaimAttempt(self._short, lanes, owner, timeout, token or new_token(), expected_fence, lanes=besides).make()
 
     def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
         """Claim only if a condition holds in the transaction of the claim; if it does not hold, it raises.
@@ -281,7 +314,8 @@ class SqlStateStore(TxnStateStore):
         Raises: as `claim`, and what the condition raises.
         """
         owner = owner[:MAX_OWNER_LENGTH]
-        return ClaimAttempt(self._short, transactional_id, owner, timeout, new_token(), condition=condition).make()
+        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, new_token(), condition=condition)
+        return attempt.make().rows[0].claim
 
     def begin(self, claim: Claim) -> StoreTransaction:
         """See TxnStateStore."""
@@ -325,9 +359,39 @@ class SqlStateStore(TxnStateStore):
         """See TxnStateStore."""
         return self._short.query(partial(read_row, transactional_id=transactional_id), "reading the row", transactional_id)
 
+    def look_at(self, lanes: Sequence[str]) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one query, if the dialect's marks are a column."""
+        column = self._dialect.marks_column()
+        try:
+            identity, shown, rows = self._looked_at(lanes, column)
+        except StoreError as error:
+            if column is None:
+                raise
+            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
+            column = None
+            identity, shown, rows = self._looked_at(lanes, None)
+            marks: frozenset[str] = frozenset()
+        else:
+            marks = self.marks() if column is None else frozenset({shown} if shown else ())
+        self._check_marks(identity, marks)
+        if identity is None or identity.marks or not marks:
+            self._marks_if_first = marks
+        by_id = {row.transactional_id: row for row in rows}
+        return tuple(by_id[name] for name in (*lanes, *further_lanes(by_id, lanes)) if name in by_id)
+
+    def _looked_at(self, lanes: Sequence[str], marks: ColumnElement[Any] | None) -> LookedAt:
+        work = partial(look_at, ids=lanes, lanes_prefix=lanes[0] + LANE_MARK, marks=marks)
+        return self._short.query(work, "reading the row", lanes[0])
+
     def read_claimed(self, claim: Claim) -> StateRow:
         """See TxnStateStore."""
         return check_fence(self.read(claim.transactional_id), claim)
+
+    def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one query."""
+        ids = [claim.transactional_id for claim in claims]
+        found = self._short.query(partial(read_rows, ids=ids), "reading the row", ids[0])
+        return tuple(check_fence(found.get(claim.transactional_id), claim) for claim in claims)
 
     def list(self, prefix: str = "") -> list[str]:
         """See TxnStateStore."""
@@ -337,30 +401,53 @@ class SqlStateStore(TxnStateStore):
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         """See TxnStateStore."""
+        self.record_resolutions([(claim, resolution)])
+
+    def record_resolutions(self, resolutions: Sequence[tuple[Claim, Resolution]]) -> None:
+        """See TxnStateStore; in one transaction."""
 
         def work(connection: Connection) -> None:
-            row = check_fence(lock_row(connection, claim.transactional_id), claim)
-            write_row(connection, with_resolution(row, resolution))
+            found = _locked(connection, [claim for claim, _ in resolutions]).rows
+            for claim, resolution in resolutions:
+                found[claim.transactional_id] = with_resolution(found[claim.transactional_id], resolution)
+            write_rows(connection, found.values(), existing=found)
 
-        self._short.run(work, "resolving a transaction", claim.transactional_id)
+        self._short.run(work, "resolving a transaction", resolutions[0][0].transactional_id)
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         """See TxnStateStore; a number whose COMMIT got no response is skipped, which is harmless."""
-        first = StoreIdentity.new(self.marks()) if self.identity() is None else self._own_identity()
+        only = frozenset({claim.transactional_id})
+        (row,) = self.acquire_generations([claim], Acquiring(kind, only, only if reuse else frozenset(), cluster_id))
+        return row.generation
 
-        def work(connection: Connection) -> int:
-            row = check_fence(lock_row(connection, claim.transactional_id), claim)
-            store_id = identity_or_first(connection, first).store_id  # read in this transaction: it may have been replaced
-            row = with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
-            write_row(connection, row)
-            return row.generation
+    def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one transaction."""
+        first = self._first_identity()
 
+        def work(connection: Connection) -> tuple[StateRow, ...]:
+            found, identity = _locked(connection, claims)
+            # read in this transaction: it may have been replaced
+            store_id = (identity or identity_or_first(connection, first)).store_id
+            rows = {name: acquired(row, acquiring, store_id) for name, row in found.items()}
+            write_rows(connection, rows.values(), existing=found)
+            return tuple(rows[claim.transactional_id] for claim in claims)
+
+        doing, name = "acquiring a generation", claims[0].transactional_id
         try:
-            return self._short.run(work, "acquiring a generation", claim.transactional_id)
+            return self._short.run(work, doing, name)
         except StoreError as error:
             if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just created the identity
                 raise
-            return self._short.run(work, "acquiring a generation", claim.transactional_id)
+            return self._short.run(work, doing, name)
+
+    def _first_identity(self) -> StoreIdentity:
+        """To be stored if the database has no identity yet; if it has one without marks, the marks are added now."""
+        if self._marks_if_first is None:
+            marks, kept = self.marks(), self.identity()
+            if kept is not None and marks and not kept.marks:
+                self._own_identity()
+            self._marks_if_first = marks
+        return StoreIdentity.new(self._marks_if_first)
 
     def acknowledge(
         self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
@@ -394,3 +481,11 @@ class SqlStateStore(TxnStateStore):
         self._context.access.close()
         if self._owns_engine:
             self._engine.dispose()
+
+
+def _locked(connection: Connection, claims: Sequence[Claim]) -> LockedRows:
+    """The claims' rows, locked and checked to have their fences."""
+    found = lock_rows(connection, [claim.transactional_id for claim in claims])
+    for claim in claims:
+        check_fence(found.rows.get(claim.transactional_id), claim)
+    return found

@@ -38,7 +38,7 @@ import pytest
 
 _PARTS = (
     *("claims", "concurrency", "durability", "expectations", "fencing", "forgetting", "in_flight"),
-    *("leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
+    *("lanes", "leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
@@ -52,6 +52,7 @@ from dualwrite.testing.stores.durability import (  # noqa: E402
 from dualwrite.testing.stores.fencing import FencingConformance  # noqa: E402
 from dualwrite.testing.stores.forgetting import ForgettingConformance, ListingConformance  # noqa: E402
 from dualwrite.testing.stores.in_flight import InFlightConformance, TimeLimitConformance  # noqa: E402
+from dualwrite.testing.stores.lanes import LaneConformance  # noqa: E402
 from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
 from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
 from dualwrite.testing.stores.resolutions import GenerationConformance, ResolutionConformance  # noqa: E402
@@ -63,6 +64,7 @@ from dualwrite.testing.stores.units import UnitConformance  # noqa: E402
 class StoreConformance(
     RowConformance,
     ClaimConformance,
+    LaneConformance,
     TransactionConformance,
     OutcomeConformance,
     UnitConformance,
@@ -94,6 +96,7 @@ __all__ = [
     "ForgettingConformance",
     "GenerationConformance",
     "InFlightConformance",
+    "LaneConformance",
     "LeaseConformance",
     "LeasesEnd",
     "ListingConformance",
