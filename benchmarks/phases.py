@@ -39,7 +39,7 @@ class Recorder:
 
     def watch(self, store: SqlStateStore) -> None:
         """Record where the store's transactions begin."""
-        for name in ("begin", "begin_group"):
+        for name in ("begin", "begin_group", "begin_soon"):
             setattr(store, name, partial(self._begin, getattr(store, name)))
 
     def close(self) -> None:
@@ -50,9 +50,9 @@ class Recorder:
         """The number of units, and the seconds of each phase, of a group in the mean."""
         return {name: sum(each[name] for each in self._groups) / max(1, len(self._groups)) for name in ("units", *PHASES)}
 
-    def _begin(self, begin: Callable[..., Any], *arguments: Any) -> Any:
+    def _begin(self, begin: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         self._group.at, self._group.found = time.perf_counter(), {"units": 0.0}
-        return begin(*arguments)
+        return begin(*arguments, **more)
 
     def _count(self) -> None:
         if (found := getattr(self._group, "found", None)) is not None:
