@@ -133,7 +133,7 @@ def test_calls_round_trips_and_lines() -> None:
     calls, functions, files, *waits = found["with writer.transaction()"]
     assert 0 < files < functions < calls < 520
     assert files < 60
-    assert all(0 < each <= limit for each, limit in zip(waits, (3, 2, 2), strict=True)), "database, Kafka, requests"
+    assert all(0 < each <= limit for each, limit in zip(waits, (2, 2, 2), strict=True)), "database, Kafka, requests"
     assert 0 < found["pool.run(unit), alone in its group"][0] < 680
     assert 0 < found["connect(lanes=3), known id"][3] < 200
     lines = {name: [number(cell) for cell in cells] for name, cells in rows_of(done.stdout, 4).items() if name != "folder"}
