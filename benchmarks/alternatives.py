@@ -1,217 +1,304 @@
-"""The alternatives that are compared: each performs a unit of work in its own way."""
+"""The alternatives that pool.py and recipe.py compare: each opens what it needs, and then places orders for many callers."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final
 
+import psycopg
 from confluent_kafka import KafkaException, Producer
-from sqlalchemy import Engine, insert
+from psycopg_pool import AsyncConnectionPool
+from sqlalchemy import create_engine, make_url
 
 import dualwrite
-from workload import Unit, engine, outbox
+from dualwrite import aio
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
+from orders import INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order, debit_and_insert, insert_core, insert_psycopg
 
-Name = Literal["database", "naive", "outbox", "recipe", "pool"]
-NAMES: Final[tuple[Name, ...]] = ("database", "naive", "outbox", "recipe", "pool")
-DELIVERY_TIMEOUT: Final = 60.0
-
-GUARANTEES: Final[Mapping[str, str]] = {
-    "database": "no message at all",
-    "naive": "a crash after the commit loses the message",
-    "outbox": "a crash of the relay publishes again: at least once",
-    "recipe": "exactly once, atomic",
-    "pool": "exactly once, atomic",
+THREADS: Final = "threads"
+ASYNCIO: Final = "asyncio"
+KINDS: Final = (THREADS, ASYNCIO)
+CORE: Final = "core"
+PSYCOPG: Final = "psycopg"
+HANDLES: Final = (CORE, PSYCOPG)
+PLAIN: Final = "plain"
+NAIVE: Final = "naive"
+OUTBOX: Final = "outbox"
+WRITERS: Final = "writers"
+OWN: Final = "own"
+POOL: Final = "pool"
+DECIDED: Final = "pool-decided"
+ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, POOL, DECIDED)
+POOLS: Final = (OWN, POOL, DECIDED)
+TITLES: Final = {
+    PLAIN: "plain commit",
+    NAIVE: "commit, then produce",
+    OUTBOX: "outbox + relay",
+    WRITERS: "a writer each",
+    OWN: "pool.transaction()",
+    POOL: "pool",
+    DECIDED: 'pool, "decided"',
 }
+_LIMIT: Final = 60.0
+_POLL: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One alternative under some conditions: callers of a kind, which write with a handle, in some processes.
+
+    Each caller waits for the result before its next order. `round_trip` is the seconds of a round trip to the servers, or 0
+    without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account; `has_clocks`: the
+    phases of the pool's groups are recorded.
+    """
+
+    alternative: str
+    callers: int
+    kind: str = THREADS
+    handle: str = CORE
+    round_trip: float = 0.0
+    processes: int = 1
+    pool_size: int | None = None
+    debits: bool = False
+    has_clocks: bool = False
+
+    @property
+    def point(self) -> tuple[float, str, str, int]:
+        """The conditions under which alternatives are compared."""
+        return self.round_trip, self.kind, self.handle, self.callers
+
+    @property
+    def connections(self) -> int:
+        """How many connections to the database a process has without dualwrite: one per caller."""
+        return self.callers // self.processes
+
+    def __str__(self) -> str:
+        distance = f", {self.round_trip * 1e3:g} ms away" if self.round_trip else ""
+        return f"{self.callers} {self.kind}, {self.handle}{distance}, {TITLES[self.alternative]}"
+
+    @property
+    def insert(self) -> Callable[[Any, Order], None]:
+        """The database's part of an order, through a synchronous connection."""
+        return insert_psycopg if self.handle == PSYCOPG else debit_and_insert if self.debits else insert_core
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to write to.
-
-    Args:
-        url: The database.
-        kafka: Kafka's settings, in librdkafka's names.
-        topic: The topic of this measurement.
-        producer: `producer` of `dualwrite.connect`.
-        two_phase: `two_phase` of `dualwrite.connect`.
-    """
+    """Where to write to, and `producer` of `dualwrite.connect`."""
 
     url: str
     kafka: Mapping[str, Any]
     topic: str
     producer: str = "auto"
-    two_phase: bool | None = None
 
     @property
     def settings(self) -> dualwrite.Settings:
         """Settings for a writer or a pool."""
-        return dualwrite.Settings(producer=self.producer, two_phase=self.two_phase)  # type: ignore[arg-type]  # checked there
+        return dualwrite.Settings(producer=self.producer)  # type: ignore[arg-type]  # checked there
+
+    @property
+    def conninfo(self) -> str:
+        """The database in libpq's form."""
+        return make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-class Alternative(Protocol):
-    """One way to do a unit of work, for one writer."""
-
-    def write(self, unit: Unit) -> None:
-        """Perform one unit; returns when it is done, as far as this alternative can know."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
+Watcher = Callable[[SqlStateStore], None]
+"""Watches a pool's store; see phases."""
 
 
-class DatabaseOnly:
-    """The lower bound: only the database's part."""
+@dataclass(frozen=True)
+class Opened:
+    """An alternative that is ready: `place` returns, or is done, when a caller's order is placed, as far as it can know."""
 
-    def __init__(self, target: Target) -> None:
-        self._engine = engine(target.url)
-
-    def write(self, unit: Unit) -> None:
-        """Commit."""
-        with self._engine.begin() as connection:
-            unit.apply(connection)
-
-    def close(self) -> None:
-        """See Alternative."""
-        self._engine.dispose()
-
-
-class Naive(DatabaseOnly):
-    """Commit, then produce and wait for the delivery."""
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        self._topic = target.topic
-        self._delivery = Delivery(target.kafka)
-
-    def write(self, unit: Unit) -> None:
-        """Commit; produce; wait."""
-        super().write(unit)
-        self._delivery.send(self._topic, unit.message, unit.key)
-        self._delivery.wait()
-
-
-class Outbox(DatabaseOnly):
-    """Write the message to a table in the same transaction; `relay.py` publishes it."""
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        self._topic = target.topic
-        self._insert = insert(outbox).inline()
-
-    def write(self, unit: Unit) -> None:
-        """Commit with the row. The account is locked first, so that the rows of one account have ids in commit order."""
-        with self._engine.begin() as connection:
-            unit.apply(connection)
-            connection.execute(self._insert, {"topic": self._topic, "key": unit.key, "value": unit.message})
-
-
-class Recipe:
-    """dualwrite, as applications use it."""
-
-    def __init__(self, target: Target, writer: int) -> None:
-        self._engine: Engine = engine(target.url)
-        self._topic = target.topic
-        self._writer = dualwrite.connect(
-            self._engine,
-            kafka=target.kafka,
-            transactional_id=f"benchmark-{writer}",
-            settings=target.settings,
-        )
-
-    def write(self, unit: Unit) -> None:
-        """One dual write."""
-        with self._writer.transaction() as tx:
-            unit.apply(tx.db)
-            tx.send(self._topic, unit.message, key=unit.key)
-
-    def close(self) -> None:
-        """See Alternative."""
-        self._writer.close()
-        self._engine.dispose()
-
-
-class Pool:
-    """dualwrite's pool, one for all writers of the process: they share their commits."""
-
-    _open: ClassVar[dict[str, tuple[dualwrite.WriterPool[Any], Engine]]] = {}
-    _users: ClassVar[Counter[str]] = Counter()
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, target: Target) -> None:
-        self._topic = target.topic
-        with self._lock:
-            if not self._users[target.topic]:
-                database = engine(target.url)
-                pool = dualwrite.create_pool(database, kafka=target.kafka, prefix="benchmark-pool", settings=target.settings)
-                self._open[target.topic] = pool, database
-            self._users[target.topic] += 1
-            self._pool, self._engine = self._open[target.topic]
-
-    def write(self, unit: Unit) -> None:
-        """One dual write, in a group with those of other threads."""
-        self._pool.run(self._unit, unit)
-
-    def _unit(self, tx: dualwrite.Transaction, unit: Unit) -> None:
-        unit.apply(tx.db)
-        tx.send(self._topic, unit.message, key=unit.key)
-
-    def close(self) -> None:
-        """See Alternative; the last user closes the pool."""
-        with self._lock:
-            self._users[self._topic] -= 1
-            if not self._users[self._topic]:
-                del self._open[self._topic]
-                self._pool.close()
-                self._engine.dispose()
-
-
-def make(name: str, target: Target, writer: int) -> Alternative:
-    """A connected writer of an alternative."""
-    match name:
-        case "database":
-            return DatabaseOnly(target)
-        case "naive":
-            return Naive(target)
-        case "outbox":
-            return Outbox(target)
-        case "recipe":
-            return Recipe(target, writer)
-        case "pool":
-            return Pool(target)
-        case _:
-            raise ValueError(name)
+    place: Callable[[int, Order], Any]
+    pool: Any = None
 
 
 class Delivery:
-    """An idempotent producer without transactions; a failed delivery is an error."""
+    """An idempotent producer for all callers of a process, which doesn't wait for more messages (`linger.ms` 0)."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
-        self._producer = Producer({**kafka, "enable.idempotence": True, "acks": "all"})
-        self._failure: Any = None
+        self._producer = Producer({**kafka, "enable.idempotence": True, "acks": "all", "linger.ms": 0})
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
 
-    def send(self, topic: str, value: bytes | None, key: bytes | None) -> None:
-        """Queue one message; wait while the queue is full."""
-        while True:
-            try:
-                self._producer.produce(topic, value, key, on_delivery=self._delivered)
-            except BufferError:
-                self._producer.poll(0.1)
+    def send(self, topic: str, order: Order) -> Future[None]:
+        """Queue a message; the future is done when it is acknowledged, or has failed."""
+        future: Future[None] = Future()
+
+        def delivered(error: Any, message: Any) -> None:
+            del message
+            if error is None:
+                future.set_result(None)
             else:
-                return
+                future.set_exception(KafkaException(error))
 
-    def wait(self) -> None:
-        """Wait until everything is acknowledged. librdkafka ignores `linger.ms` while flushing."""
-        left = self._producer.flush(DELIVERY_TIMEOUT)
-        if self._failure is not None:
-            raise KafkaException(self._failure)
-        if left:
-            raise TimeoutError(f"{left} messages were not acknowledged within {DELIVERY_TIMEOUT:g} s")
+        self._producer.produce(topic, order.body, order.key, on_delivery=delivered)
+        return future
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        del message
-        if error is not None and self._failure is None:
-            self._failure = error
+    def close(self) -> None:
+        """Stop. Every caller must have its result."""
+        self._closing.set()
+        self._thread.join()
+
+    def _poll(self) -> None:
+        while not self._closing.is_set():
+            self._producer.poll(_POLL)
+
+
+def _store(case: Case, target: Target) -> SqlStateStore:
+    if case.handle == CORE:
+        return SqlStateStore(create_engine(target.url, pool_size=KEPT_CONNECTIONS), owns_engine=True)
+    return SqlStateStore.from_psycopg(partial(psycopg.connect, target.conninfo))
+
+
+def _unit(tx: dualwrite.Transaction, insert: Callable[[Any, Order], None], topic: str, order: Order) -> None:
+    insert(tx.db, order)
+    tx.send(topic, order.body, key=order.key)
+
+
+def _arguments(case: Case, target: Target) -> dict[str, Any]:
+    """Of `create_pool`."""
+    options = dualwrite.PoolOptions(acknowledge="decided" if case.alternative == DECIDED else "visible")
+    size = {} if case.pool_size is None else {"size": case.pool_size}
+    return {"prefix": "benchmark-pool", "kafka": target.kafka, "settings": target.settings, "options": options, **size}
+
+
+# --- threads ------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def for_threads(case: Case, target: Target, callers: range, watch: Watcher | None) -> Iterator[Opened]:
+    """Open an alternative for these callers, which are threads; a pool's store is watched."""
+    topic, insert = target.topic, case.insert
+    with ExitStack() as opened:
+        if case.alternative == WRITERS:
+            writers = {}
+            for caller in callers:
+                store = opened.enter_context(closing(_store(case, target)))
+                name = f"benchmark-{caller}"
+                writers[caller] = opened.enter_context(
+                    dualwrite.connect(store, kafka=target.kafka, transactional_id=name, settings=target.settings)
+                )
+
+            def place(caller: int, order: Order) -> None:
+                with writers[caller].transaction() as tx:
+                    _unit(tx, insert, topic, order)
+
+            yield Opened(place)
+        elif case.alternative in POOLS:
+            store = opened.enter_context(closing(_store(case, target)))
+            if watch is not None:
+                watch(store)
+            pool = opened.enter_context(dualwrite.create_pool(store, **_arguments(case, target)))
+
+            def place_in_pool(caller: int, order: Order) -> None:
+                del caller
+                if case.alternative == OWN:
+                    with pool.transaction() as tx:
+                        _unit(tx, insert, topic, order)
+                else:
+                    pool.run(_unit, insert, topic, order)
+
+            yield Opened(place_in_pool, pool)
+        else:
+            commit = opened.enter_context((_core if case.handle == CORE else _psycopg)(case, target))
+            delivery = opened.enter_context(closing(Delivery(target.kafka))) if case.alternative == NAIVE else None
+
+            def place_alone(caller: int, order: Order) -> None:
+                del caller
+                commit(order)
+                if delivery is not None:
+                    delivery.send(topic, order).result(_LIMIT)
+
+            yield Opened(place_alone)
+
+
+@contextmanager
+def _core(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
+    """One commit per order, on an engine whose pool has a fixed number of connections."""
+    engine, insert = create_engine(target.url, pool_size=case.connections, max_overflow=0), case.insert
+    with ExitStack() as all_at_once:
+        for _ in range(case.connections):
+            all_at_once.enter_context(engine.connect())
+
+    def commit(order: Order) -> None:
+        with engine.begin() as connection:
+            insert(connection, order)
+            if case.alternative == OUTBOX:
+                connection.execute(INSERT_OUTBOX, order.outbox_row(target.topic))
+
+    yield commit
+    engine.dispose()
+
+
+@contextmanager
+def _psycopg(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
+    """The same on this many psycopg connections; a caller takes a free one."""
+    free: SimpleQueue[psycopg.Connection[Any]] = SimpleQueue()
+    with ExitStack() as opened:
+        for _ in range(case.connections):
+            free.put(opened.enter_context(psycopg.connect(target.conninfo)))
+
+        def commit(order: Order) -> None:
+            connection = free.get()
+            try:
+                connection.execute(INSERT_SQL, (order.body,))
+                if case.alternative == OUTBOX:
+                    connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
+                connection.commit()
+            finally:
+                free.put(connection)
+
+        yield commit
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def for_tasks(case: Case, target: Target, watch: Watcher | None) -> AsyncIterator[Opened]:
+    """Open an alternative for callers that are tasks of the running event loop; the pool's units are plain functions."""
+    async with AsyncExitStack() as opened:
+        if case.alternative in POOLS:
+            store = opened.enter_context(closing(_store(case, target)))
+            if watch is not None:
+                watch(store)
+            pool = await opened.enter_async_context(await aio.create_pool(store, **_arguments(case, target)))
+            yield Opened(lambda _, order: pool.run(_unit, case.insert, target.topic, order), pool)
+            return
+        commit = await opened.enter_async_context(_psycopg_tasks(case, target))
+        delivery = opened.enter_context(closing(Delivery(target.kafka))) if case.alternative == NAIVE else None
+
+        async def place(caller: int, order: Order) -> None:
+            del caller
+            await commit(order)
+            if delivery is not None:
+                async with asyncio.timeout(_LIMIT):
+                    await asyncio.wrap_future(delivery.send(target.topic, order))
+
+        yield Opened(place)
+
+
+@asynccontextmanager
+async def _psycopg_tasks(case: Case, target: Target) -> AsyncIterator[Callable[[Order], Awaitable[None]]]:
+    number = case.connections
+    async with AsyncConnectionPool(conninfo=target.conninfo, min_size=number, max_size=number, open=False) as pool:
+        await pool.wait()
+
+        async def commit(order: Order) -> None:
+            async with pool.connection() as connection:
+                await connection.execute(INSERT_SQL, (order.body,))
+                if case.alternative == OUTBOX:
+                    await connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
+
+        yield commit

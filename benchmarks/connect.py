@@ -12,106 +12,80 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import create_engine, text
 
 import dualwrite
+from delay import Counts, Network
 from dualwrite.testing.postgres import PostgresServer
-from network import Network, Passed
-from options import count, round_trips, seconds
-from progress import show_progress
-from services import POSTGRES, services
-from tables import NONE, table
+from figures import NONE, table
+from options import count, parser_of, round_trips, seconds
+from servers import POSTGRES, servers
+from surroundings import show_progress
 
 _MILLI: Final = 1e3
 _STATEMENT: Final = re.compile(r"LOG: {2}(?:statement|execute [^:]*): (.*)")
 _LENGTH: Final = 110
 
-
-class Closeable(Protocol):
-    """A writer or a pool."""
-
-    def close(self) -> None:
-        """Close it."""
-        ...
-
-
-Opening = Callable[[Any, Any, str], Closeable]
-
-
-@dataclass(frozen=True)
-class Opened:
-    """One opening.
-
-    Args:
-        duration: How long it took, in seconds.
-        passed: What the proxy has forwarded meanwhile.
-    """
-
-    duration: float
-    passed: Passed
+Opening = Callable[[Any, Any, str], Any]
+"""Opens a writer or a pool, given an engine, Kafka's settings, and an id or a prefix."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the report.
+    """What was opened some times with a round trip in seconds, and the statements that it executed when opened once more.
 
-    Args:
-        what: What was opened.
-        round_trip: The round trip, in seconds.
-        opened: Each time that it was opened.
-        statements: What it executed in the database when it was opened once more.
+    `opened` has the seconds, and what has passed to the database and to Kafka meanwhile.
     """
 
     what: str
     round_trip: float
-    opened: Sequence[Opened]
+    opened: Sequence[tuple[float, Counts, Counts]]
     statements: Counter[str]
 
     @property
     def duration(self) -> float:
-        """The median of the durations."""
-        return statistics.median(each.duration for each in self.opened)
+        return statistics.median(duration for duration, _, _ in self.opened)
 
 
 def openings(lanes: int, pool_size: int | None) -> dict[str, Opening]:
     """What is opened, by its title."""
-    size = {} if pool_size is None else {"size": pool_size}
+    size: dict[str, Any] = {} if pool_size is None else {"size": pool_size}
 
-    def connect(engine: Any, kafka: Any, name: str) -> Closeable:
+    def connect(engine: Any, kafka: Any, name: str) -> Any:
         return dualwrite.connect(engine, kafka=kafka, transactional_id=name, lanes=lanes)
 
-    def create_pool(engine: Any, kafka: Any, name: str) -> Closeable:
+    def create_pool(engine: Any, kafka: Any, name: str) -> Any:
         return dualwrite.create_pool(engine, kafka=kafka, prefix=name, **size)
 
     return {f"connect(lanes={lanes})": connect, f"create_pool({'' if pool_size is None else f'size={pool_size}'})": create_pool}
 
 
 @contextmanager
-def statements_of(server: PostgresServer, found: Counter[str]) -> Iterator[None]:
+def statements_of(server: PostgresServer) -> Iterator[Counter[str]]:
     """Count the statements of connections that begin in the block, by the server's log."""
-    engine = create_engine(server.url)
+    engine, found = create_engine(server.url), Counter[str]()
     with engine.connect() as connection, connection.execution_options(isolation_level="AUTOCOMMIT"):
         before = len(server.log())
         connection.execute(text("ALTER ROLE CURRENT_USER SET log_statement = 'all'"))
         try:
-            yield
+            yield found
         finally:
             connection.execute(text("ALTER ROLE CURRENT_USER RESET log_statement"))
     engine.dispose()
     found.update(_STATEMENT.findall(server.log()[before:]))
 
 
-def opened(network: Network, opening: Opening, name: str) -> Opened:
-    """Open and close once, with an engine that has no connection yet."""
+def opened(network: Network, opening: Opening, name: str) -> tuple[float, Counts, Counts]:
+    """Open and close once, with an engine that has no connection yet; see `Line.opened`."""
     engine = create_engine(network.url)
     before, began = network.passed(), time.perf_counter()
     made = opening(engine, network.kafka, name)
     duration, after = time.perf_counter() - began, network.passed()
     made.close()
     engine.dispose()
-    return Opened(duration, after.since(before))
+    return duration, after[0].since(before[0]), after[1].since(before[1])
 
 
 def lines(network: Network, server: PostgresServer, options: argparse.Namespace) -> Iterator[Line]:
@@ -127,46 +101,29 @@ def lines(network: Network, server: PostgresServer, options: argparse.Namespace)
                 network.proxy.set_round_trip(round_trip)
                 names = [known if kind == "known id" else secrets.token_hex(4) for _ in range(options.rounds + 1)]
                 found = [opened(network, opening, name) for name in names[1:]]
-                statements: Counter[str] = Counter()
-                with statements_of(server, statements):
+                with statements_of(server) as statements:
                     opened(network, opening, names[0])
                 yield Line(f"{title}, {kind}", round_trip, found, statements)
 
 
 def report(found: Sequence[Line]) -> str:
-    """The lines as a Markdown table."""
+    """The lines as a Markdown table. What the distance adds, divided by the round trip, are the round trips waited for."""
     nearby = {each.what: each.duration for each in found if not each.round_trip}
-    head = [
-        "what",
-        "RTT ms",
-        "ms",
-        "min … max",
-        "round trips waited for",
-        "statements",
-        "database: connections",
-        "exchanges",
-        "Kafka: connections",
-        "exchanges",
-    ]
-    return table(head, [_cells(each, nearby.get(each.what)) for each in found], names=1)
+    head = ["what", "RTT ms", "ms", "min … max", "round trips waited for", "statements"]
+    head += ["database: connections", "exchanges", "Kafka: connections", "exchanges"]
+    cells = []
+    for each in found:
+        every = [duration * _MILLI for duration, _, _ in each.opened]
+        is_far = each.round_trip and each.what in nearby
+        waited = f"{(each.duration - nearby[each.what]) / each.round_trip:.1f}" if is_far else NONE
+        passed = [*_medians([one for _, one, _ in each.opened]), *_medians([one for *_, one in each.opened])]
+        durations = (f"{each.duration * _MILLI:.1f}", f"{min(every):.1f} … {max(every):.1f}")
+        cells.append([each.what, f"{each.round_trip * _MILLI:g}", *durations, waited, str(each.statements.total()), *passed])
+    return table(head, cells)
 
 
-def _cells(line: Line, nearby: float | None) -> list[str]:
-    every = [each.duration * _MILLI for each in line.opened]
-    waited = NONE if nearby is None or not line.round_trip else f"{(line.duration - nearby) / line.round_trip:.1f}"
-    sides = [[getattr(each.passed, side) for each in line.opened] for side in ("database", "kafka")]
-    counts = [
-        statistics.median(getattr(each, what) for each in side) for side in sides for what in ("connections", "exchanges")
-    ]
-    return [
-        line.what,
-        f"{line.round_trip * _MILLI:g}",
-        f"{line.duration * _MILLI:.1f}",
-        f"{min(every):.1f} … {max(every):.1f}",
-        waited,
-        str(line.statements.total()),
-        *(f"{number:.0f}" for number in counts),
-    ]
+def _medians(sides: Sequence[Counts]) -> list[str]:
+    return [f"{statistics.median(getattr(each, what) for each in sides):.0f}" for what in ("connections", "exchanges")]
 
 
 def statements_report(line: Line) -> str:
@@ -175,9 +132,19 @@ def statements_report(line: Line) -> str:
     return "\n".join([f"{line.what}:", *each])
 
 
+@contextmanager
+def network_between(warm_up: float) -> Iterator[tuple[Network, PostgresServer]]:
+    """Servers of our own, with a network in between, without a delay at first."""
+    with (
+        PostgresServer(settings=POSTGRES) as server,
+        servers(None, url=server.url, warm_up=warm_up, has_network=True) as found,
+    ):
+        assert found.network is not None
+        yield found.network, server
+
+
 def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rtt", type=round_trips, default=[0.0, 0.001], help="round trips, in milliseconds, comma-separated")
     parser.add_argument("--rounds", type=count, default=5, help="how often everything is opened")
     parser.add_argument("--lanes", type=count, default=3, help="lanes of connect")
@@ -185,17 +152,11 @@ def main() -> int:
     parser.add_argument("--broker-warm-up", type=seconds, default=5.0, help="seconds for which the broker is warmed up")
     parser.add_argument("--statements", action="store_true", help="print the statements, too")
     options = parser.parse_args()
-    show_progress("starting the servers")
-    with (
-        PostgresServer(settings=POSTGRES) as server,
-        services(server.url, None, {}, warm_up=options.broker_warm_up, has_network=True) as servers,
-    ):
-        assert servers.network is not None
-        found = list(lines(servers.network, server, options))
-        print(f"Medians of {options.rounds}; the proxy: {servers.network.proxy.description}.\n\n{report(found)}")
+    with network_between(options.broker_warm_up) as (network, server):
+        found = list(lines(network, server, options))
+        print(f"Medians of {options.rounds}; the proxy: {network.proxy.description}.\n\n{report(found)}")
         if options.statements:
-            last = {each.what: each for each in found}
-            print("", *map(statements_report, last.values()), sep="\n\n")
+            print("", *map(statements_report, {each.what: each for each in found}.values()), sep="\n\n")
     return 0
 
 

@@ -1,38 +1,199 @@
-"""What has passed through the delay proxy, for both of its programs in Python: the one that starts it, and the proxy itself."""
+"""Counts what a transaction, a pool's unit and `connect` do, and this repository's lines: figures that don't depend on time.
+
+::
+
+    python benchmarks/counts.py              # starts its own PostgreSQL and broker; half a minute
+    python benchmarks/counts.py --lines      # only the lines
+
+Calls are those of our own Python functions in all threads, on a checkout without compiled modules, once a writer's lanes or a
+pool's ids have all been used; one INSERT and one message on PostgreSQL. A round trip is an answer that a client waited for,
+as a proxy in front of the servers saw it; a request to Kafka is a write to one of our own sockets. Numbers are medians of five.
+"""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Final
+import argparse
+import ast
+import secrets
+import socket
+import statistics
+import sys
+import threading
+import time
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
 
-NANO: Final = 1e9
+from sqlalchemy import create_engine, text
+
+import dualwrite
+from connect import network_between, statements_of
+from delay import Network
+from dualwrite.kafka.librdkafka.admin import create_topic
+from figures import table
+from surroundings import ROOT, show_progress
+
+_SOURCE: Final = str(Path(dualwrite.__file__).parent)
+_INSERT: Final = text("INSERT INTO counted (item) VALUES ('sofa')")
+_FOLDERS: Final = ("src", "migrations", "tests", "benchmarks")
+_NO_CODE: Final = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+_WARM_UP: Final = 6
+"""Enough that every lane, or every id of a pool, has been used."""
+_TIMES: Final = 5
+_PAUSE: Final = 0.1
 
 
 @dataclass
-class Counts:
-    """What has passed to a server and back.
+class Profile:
+    """How often each of our functions was called while it was `on`, and how often something was written to a socket."""
 
-    Args:
-        connections: How many connections there were.
-        exchanges: How often a client sent something first or after an answer: round trips, but for what did not wait for it.
-        sent: Bytes from clients.
-        received: Bytes to clients.
-        delivered: How many writes there were, in both directions.
-        late: By how many nanoseconds they were later than due, in total.
-    """
+    on: bool = False
+    calls: Counter[CodeType] = field(default_factory=Counter)
+    requests: int = 0
 
-    connections: int = 0
-    exchanges: int = 0
-    sent: int = 0
-    received: int = 0
-    delivered: int = 0
-    late: int = 0
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """For `sys.setprofile`."""
+        if not self.on:
+            return
+        if event == "call" and frame.f_code.co_filename.startswith(_SOURCE):
+            self.calls[frame.f_code] += 1
+        elif event == "c_call" and argument.__name__ in ("send", "sendall") and isinstance(argument.__self__, socket.socket):
+            self.requests += 1
 
-    @property
-    def lateness(self) -> float:
-        """By how many seconds a write was later than due, in the mean."""
-        return self.late / NANO / max(1, self.delivered)
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count from zero in the block."""
+        self.calls, self.requests, self.on = Counter(), 0, True
+        try:
+            yield
+        finally:
+            self.on = False
 
-    def since(self, before: Counts) -> Counts:
-        """What has passed since then."""
-        return Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+def _unit(tx: dualwrite.Transaction, topic: str) -> None:
+    tx.db.execute(_INSERT)
+    tx.send(topic, "sofa", key="1")
+
+
+class Counting:
+    """Counts what something calls and sends; `lines` are those of the table."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._profile = Profile()
+        self.lines: list[list[str]] = []
+
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Profile this thread, and those that begin in the block."""
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def count(self, what: str, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> None:
+        """Count what `run` does, a few times, each after `prepare`."""
+        show_progress(what)
+        found = []
+        for number in range(_WARM_UP + _TIMES):
+            prepare()
+            time.sleep(_PAUSE)  # until the markers of the transaction before have been written
+            before = self._network.passed()
+            with self._profile.counting():
+                run()
+            passed = [now.since(then).exchanges for now, then in zip(self._network.passed(), before, strict=True)]
+            calls = self._profile.calls
+            files = {code.co_filename for code in calls}
+            if number >= _WARM_UP:
+                found.append((calls.total(), len(calls), len(files), *passed, self._profile.requests))
+        self.lines.append([what, *(f"{statistics.median(each):.0f}" for each in zip(*found, strict=True))])
+
+
+def calls() -> str:
+    """The table of calls, round trips and requests."""
+    with network_between(0.0) as (network, server):
+        engine, counting = create_engine(network.url), Counting(network)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE counted (item text)"))
+        name = topic = f"counted-{secrets.token_hex(4)}"
+        create_topic({**network.kafka, "log_level": 2}, topic, 1, timeout=60.0)
+        arguments: dict[str, Any] = {"kafka": network.kafka, "producer": "native"}
+        made: list[Any] = []
+
+        def connect() -> None:
+            made.append(dualwrite.connect(engine, transactional_id=name, lanes=3, **arguments))
+
+        def close() -> None:
+            while made:
+                made.pop().close()
+            engine.dispose()
+
+        def transaction() -> None:
+            with made[0].transaction() as tx:
+                _unit(tx, topic)
+
+        with counting.profiled():
+            connect()
+            counting.count("with writer.transaction()", transaction)
+            close()
+            with dualwrite.create_pool(engine, prefix=f"{name}-pool", **arguments) as pool:
+                counting.count("pool.run(unit), alone in its group", lambda: pool.run(_unit, topic))
+            counting.count("connect(lanes=3), known id", connect, close)
+            close()
+        with statements_of(server) as statements:
+            connect()
+            close()
+    head = ["call", "our calls", "functions", "files", "round trips: database", "Kafka", "requests to Kafka"]
+    return f"{table(head, counting.lines)}\n\nconnect executes {statements.total()} statements."
+
+
+# --- lines --------------------------------------------------------------------------------------------------------------------
+
+
+def code_lines(file: Path) -> int:
+    """How many lines have code: without blank lines, comments and docstrings."""
+    with tokenize.open(file) as opened:
+        found = {
+            line
+            for token in tokenize.generate_tokens(opened.readline)
+            if token.type not in _NO_CODE
+            for line in range(token.start[0], token.end[0] + 1)
+        }
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(found)
+
+
+def lines(root: Path) -> str:
+    """The table of files, lines, and lines of code of each folder."""
+    cells = []
+    for folder in _FOLDERS:
+        files = sorted((root / folder).rglob("*.py"))
+        every = sum(len(file.read_bytes().splitlines()) for file in files)
+        cells.append([folder, f"{len(files):,}", f"{every:,}", f"{sum(map(code_lines, files)):,}"])
+    return table(["folder", "files", "lines", "code"], cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", action="store_true", help="count only the lines")
+    chosen = parser.parse_args()
+    print(lines(ROOT))
+    if not chosen.lines:
+        print(f"\n{calls()}")
+
+
+if __name__ == "__main__":
+    main()

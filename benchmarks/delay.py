@@ -1,13 +1,7 @@
-"""A proxy process that delays what passes in each direction by half a round trip, as a network does; and what it adds itself.
+"""A network between clients and servers: a proxy process that delays each direction by half a round trip; and what it adds.
 
-::
-
-    proxy = DelayProxy()
-    port = proxy.reserve()                      # clients connect to this port
-    with proxy.forwarding({port: ("127.0.0.1", 5432)}):
-        proxy.set_round_trip(0.001)
-
-It counts from when the kernel received the bytes, keeps their order, limits no rate, and forwards ends and resets. A new
+`Network` puts it in front of a database and a broker. The proxy is `delay.c`, compiled by `cc` at its first use: Linux only. It
+counts from when the kernel received the bytes, keeps their order, limits no rate, and forwards ends and resets. A new
 connection takes a round trip before its client can send. `python benchmarks/delay.py --rtt 0,0.5,1` measures what is added.
 """
 
@@ -16,30 +10,29 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import selectors
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from agents import Agent
-from counts import NANO, Counts
+from sqlalchemy import make_url
+
 from dualwrite.devcluster.locations import cache_dir, make_cache_directory
-from figures import Latency
+from figures import Latency, table
 from options import round_trips
-from tables import table
 
 _SOURCE: Final = Path(__file__).with_name("delay.c")
-_SLOW: Final = Path(__file__).with_name("delay_slow.py")
 _BACKLOG: Final = 512
 _PATIENCE: Final = 10.0
+_NANO: Final = 1e9
 _MILLI: Final = 1e3
 _AT_ONCE: Final = 32
 _PINGS: Final = 1000
@@ -47,18 +40,31 @@ _MOST_SECONDS: Final = 0.3
 _PING: Final = b"x" * 64
 
 
-class DelayProxy:
-    """Forwards connections from ports on loopback to servers, in a process of its own.
+@dataclass
+class Counts:
+    """What has passed to a server and back.
 
-    Args:
-        compiled: Whether to use the compiled program if possible, rather than the one in Python.
-
-    Attributes:
-        description: Which program it is, and whether it runs before other processes, for reports.
+    An exchange is a client's sending something first or after an answer: a round trip that it waited for. `sent` and `received`
+    are bytes; `late` is by how many nanoseconds the `delivered` writes were later than due, in total.
     """
 
-    def __init__(self, *, compiled: bool = True) -> None:
-        self._program, self.description = _program() if compiled else _in_python("as asked")
+    connections: int = 0
+    exchanges: int = 0
+    sent: int = 0
+    received: int = 0
+    delivered: int = 0
+    late: int = 0
+
+    def since(self, before: Counts) -> Counts:
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+
+class DelayProxy:
+    """Forwards connections from ports on loopback to servers, in a process of its own; `description` is for reports."""
+
+    def __init__(self) -> None:
+        self._program = _compiled()
+        self.description = "compiled"
         self._listeners: dict[int, socket.socket] = {}
         self._ports: list[int] = []
         self._process: subprocess.Popen[str] | None = None
@@ -79,21 +85,20 @@ class DelayProxy:
             given += [str(self._listeners[port].fileno()), socket.gethostbyname(host), str(its_port)]
         self._ports = list(servers)
         descriptors = [self._listeners[port].fileno() for port in servers]
-        with subprocess.Popen(  # noqa: S603  (our own program)
-            [*self._program, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, pass_fds=descriptors
-        ) as process:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        with subprocess.Popen([self._program, *given], pass_fds=descriptors, **pipes) as process:  # noqa: S603  (our own)
             self._process = process
             for listener in self._listeners.values():
                 listener.close()
             self._listeners.clear()
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
-                assert process.stdout is not None
                 if "first" in process.stdout.readline():
                     self.description += ", before other processes (SCHED_FIFO)"
                 yield
             finally:
                 self._process = None
-                assert process.stdin is not None
                 with suppress(OSError):
                     process.stdin.close()
                 try:
@@ -103,7 +108,7 @@ class DelayProxy:
 
     def set_round_trip(self, seconds: float) -> None:
         """Delay what is sent from now on by half of this, in each direction."""
-        self._ask(f"delay {round(seconds / 2 * NANO)}")
+        self._ask(f"delay {round(seconds / 2 * _NANO)}")
 
     def counts(self) -> dict[int, Counts]:
         """What has passed, by the reserved port."""
@@ -123,151 +128,113 @@ class DelayProxy:
         return answer
 
 
-def _program() -> tuple[list[str], str]:
-    """The command that runs the proxy, compiled at its first use, and what it is."""
+def _compiled() -> str:
+    """The program, compiled at its first use."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if sys.platform != "linux" or compiler is None:
-        return _in_python("not on Linux" if sys.platform != "linux" else "there is no C compiler")
+        raise SystemExit(
+            "a network needs Linux and a C compiler (cc, or the variable CC): install one, or measure without --rtt"
+        )
     folder = cache_dir() / "benchmarks"
     program = folder / f"delay-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}"
     if not program.exists():
         make_cache_directory(folder)
         partial = program.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-O2", "-o", str(partial), str(_SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (the command above)
-        if done.returncode:
-            return _in_python(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:]}")
+        subprocess.run([compiler, "-O2", "-o", str(partial), str(_SOURCE)], check=True)  # noqa: S603  (found on PATH)
         partial.replace(program)
-    return [str(program)], "compiled"
+    return str(program)
 
 
-def _in_python(why: str) -> tuple[list[str], str]:
-    return [sys.executable, "-S", str(_SLOW)], f"in Python, {why}"
+class Network:
+    """The way to a database and a broker through the proxy; the broker has to tell its clients `kafka_port`."""
+
+    def __init__(self) -> None:
+        self.proxy = DelayProxy()
+        self.kafka_port = self.proxy.reserve()
+        self._database_port = self.proxy.reserve()
+        self.url = ""
+        self.kafka: Mapping[str, Any] = {}
+
+    @contextmanager
+    def to(self, url: str, broker: str, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Forward to a database and to a broker's listener for the proxy, inside the block."""
+        there = make_url(url)
+        self.url = there.set(host="127.0.0.1", port=self._database_port).render_as_string(hide_password=False)
+        self.kafka = {**settings, "bootstrap.servers": f"127.0.0.1:{self.kafka_port}"}
+        host, _, port = broker.partition(":")
+        database = (there.host or "127.0.0.1", there.port or 5432)
+        with self.proxy.forwarding({self._database_port: database, self.kafka_port: (host, int(port))}):
+            yield
+
+    def passed(self) -> tuple[Counts, Counts]:
+        """What has passed until now, to and from the database, and the broker."""
+        counts = self.proxy.counts()
+        return counts[self._database_port], counts[self.kafka_port]
+
+    def lateness(self, before: tuple[Counts, Counts]) -> float:
+        """By how many seconds the proxy wrote later than asked since then, in the mean."""
+        both = [now.since(then) for now, then in zip(self.passed(), before, strict=True)]
+        return sum(each.late for each in both) / _NANO / max(1, sum(each.delivered for each in both))
 
 
 # --- what it adds -------------------------------------------------------------------------------------------------------------
 
 
-class Echo:
-    """A server that sends back what it receives, in its own process."""
-
-    def listen(self) -> int:
-        """Start, and return the port."""
-        listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        port: int = listener.getsockname()[1]
-        return port
-
-    def _serve(self, listener: socket.socket) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is listener:
-                    client, _ = listener.accept()
-                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    selector.register(client, selectors.EVENT_READ, client)
-                    continue
-                received = key.data.recv(len(_PING))
-                if received:
-                    key.data.sendall(received)
-                else:
-                    selector.unregister(key.data)
-                    key.data.close()
+class _Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while received := self.request.recv(len(_PING)):
+            self.request.sendall(received)
 
 
-@dataclass(frozen=True)
-class Added:
-    """The duration of pings, in seconds.
-
-    Args:
-        asked: The round trip that was asked for; None without the proxy.
-        lone: Of a lone ping.
-        together: Of each of 32 pings that are sent at the same time, on as many connections.
-    """
-
-    asked: float | None
-    lone: Latency
-    together: Latency
-
-
-def what_is_added(round_trips: Sequence[float], *, compiled: bool = True) -> tuple[list[Added], str]:
-    """Measure pings without the proxy and with it, at each round trip; also returns what the proxy is."""
-    echo, proxy = Agent(Echo), DelayProxy(compiled=compiled)
-    try:
-        server, port = echo.call("listen"), proxy.reserve()
-        found = [_measured(None, server)]
-        with proxy.forwarding({port: ("127.0.0.1", server)}):
+def pings_table(round_trips: Sequence[float]) -> str:
+    """How long pings take, without the proxy and at each round trip: a lone one, and 32 at once on as many connections."""
+    proxy = DelayProxy()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as echo:
+        echo.daemon_threads, address = True, ("127.0.0.1", int(echo.server_address[1]))
+        threading.Thread(target=echo.serve_forever, daemon=True).start()
+        lines, port = [_line("without the proxy", address, 0.0)], proxy.reserve()
+        with proxy.forwarding({port: address}):
             for each in round_trips:
                 proxy.set_round_trip(each)
-                found.append(_measured(each, port))
-        return found, proxy.description
-    finally:
-        echo.stop()
+                lines.append(_line(f"{each * _MILLI:g}", ("127.0.0.1", port), each))
+        echo.shutdown()
+    head = ["RTT ms", "lone ping p50 ms", "more than asked", "p99", f"{_AT_ONCE} at once p50 ms", "more than asked", "p99"]
+    return f"The proxy: {proxy.description}.\n\n{table(head, lines)}"
 
 
-def _measured(asked: float | None, port: int) -> Added:
+def _line(title: str, address: tuple[str, int], asked: float) -> list[str]:
     number = min(_PINGS, int(_MOST_SECONDS / (asked or 1e-4)))
+    line = [title]
     with ExitStack() as opened:
-        ends = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(_AT_ONCE)]
+        ends = [opened.enter_context(socket.create_connection(address)) for _ in range(_AT_ONCE)]
         for end in ends:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pings(ends, 3)
-        return Added(asked, Latency.of(pings(ends[:1], number)), Latency.of(pings(ends, max(1, number // 8))))
+        _pings(ends, 3)
+        for some, times in ((ends[:1], number), (ends, max(1, number // 8))):
+            found = Latency.of(_pings(some, times))
+            line += [f"{(each or 0.0) * _MILLI:.3f}" for each in (found.p50, (found.p50 or 0.0) - asked, found.p99)]
+    return line
 
 
-def pings(ends: Sequence[socket.socket], number: int) -> list[float]:
+def _pings(ends: Sequence[socket.socket], number: int) -> list[float]:
     """Send a ping on every connection and wait for all answers, some times; the duration of each."""
     found = []
-    with selectors.DefaultSelector() as selector:
+    for _ in range(number):
+        began = []
         for end in ends:
-            selector.register(end, selectors.EVENT_READ, end)
-        for _ in range(number):
-            began = {}
-            for end in ends:
-                began[end] = time.perf_counter()
-                end.sendall(_PING)
-            while began:
-                for key, _ in selector.select():
-                    key.data.recv(len(_PING))
-                    found.append(time.perf_counter() - began.pop(key.data))
+            began.append(time.perf_counter())
+            end.sendall(_PING)
+        for end, then in zip(ends, began, strict=True):
+            end.recv(len(_PING))
+            found.append(time.perf_counter() - then)
     return found
 
 
-def added_table(found: Sequence[Added]) -> str:
-    """What pings take, and how much more than asked, as Markdown."""
-    lines = [
-        [
-            "without the proxy" if each.asked is None else f"{each.asked * _MILLI:g}",
-            *(
-                text
-                for latency in (each.lone, each.together)
-                for text in (_milliseconds(latency.p50), _more(latency.p50, each.asked), _milliseconds(latency.p99))
-            ),
-        ]
-        for each in found
-    ]
-    at_once = f"{_AT_ONCE} at once"
-    head = ["RTT ms", "lone ping p50 ms", "more than asked", "p99", f"{at_once} p50 ms", "more than asked", "p99"]
-    return table(head, lines, names=1)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return f"{(seconds or 0.0) * _MILLI:.3f}"
-
-
-def _more(seconds: float | None, asked: float | None) -> str:
-    return _milliseconds((seconds or 0.0) - (asked or 0.0))
-
-
 def main() -> None:
-    """Measure and print what the proxy adds."""
     parser = argparse.ArgumentParser(description="What the delay proxy adds to a round trip, with an echo server.")
     parser.add_argument("--rtt", type=round_trips, default=[0.0, 0.0002, 0.0005, 0.001, 0.002], help="in milliseconds")
-    parser.add_argument("--python", action="store_true", help="measure the proxy in Python, which is for machines without cc")
-    chosen = parser.parse_args()
-    found, what = what_is_added(chosen.rtt, compiled=not chosen.python)
-    print(f"The proxy: {what}.\n\n{added_table(found)}")
+    print(pings_table(parser.parse_args().rtt))
 
 
 if __name__ == "__main__":

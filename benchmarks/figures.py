@@ -1,21 +1,19 @@
-"""The figures of one measurement and of several rounds: pure arithmetic."""
+"""Percentiles, medians of rounds and of their ratios, and Markdown tables: pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
-from machine import Conditions
+NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The nearest-rank percentile: the least value that `share` of the values don't exceed; None if there are no values."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 @dataclass(frozen=True)
@@ -27,63 +25,7 @@ class Latency:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """The percentiles of all values."""
         return cls(percentile(values, 0.5), percentile(values, 0.99))
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One measurement of one alternative.
-
-    Args:
-        alternative: The alternative.
-        writers: How many writers there were.
-        units: How many units of work were measured.
-        seconds: From the start of the first unit to the end of the last.
-        call: Duration of one unit's call in the writer.
-        visible: From a unit's start until a `read_committed` consumer received its message.
-        after_call: From the return of the call until the consumer received the message; negative if the consumer was faster.
-        delivered: Messages that became visible per second, until the last one.
-        backlog: Rows in the outbox when the writers stopped.
-        drained: Seconds that the relay took to publish them.
-        transactions: Database transactions per unit, including those of the relay.
-        rows: Rows inserted, updated and deleted per unit.
-        log: Bytes of write-ahead log per unit.
-        cpu_writers: Processor seconds per unit; likewise for the others. None if unknown.
-        verified: How many messages were compared with the rows and matched.
-        conditions: The state of the machine during the measurement.
-    """
-
-    alternative: str
-    writers: int
-    units: int
-    seconds: float
-    call: Latency
-    visible: Latency
-    after_call: Latency
-    delivered: float | None
-    backlog: int
-    drained: float
-    transactions: float
-    rows: float
-    log: float
-    cpu_writers: float | None
-    cpu_relay: float | None
-    cpu_database: float | None
-    cpu_kafka: float | None
-    verified: int
-    conditions: Conditions
-
-    @property
-    def rate(self) -> float:
-        """Units per second."""
-        return self.units / self.seconds
-
-
-def processor_seconds(figures: Figures) -> float:
-    """Processor seconds per unit of all participants but the consumer; unknown ones count as 0."""
-    parts = (figures.cpu_writers, figures.cpu_relay, figures.cpu_database, figures.cpu_kafka)
-    return sum(part or 0.0 for part in parts)
 
 
 @dataclass(frozen=True)
@@ -95,37 +37,37 @@ class Spread:
     greatest: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Self | None:
-        """The spread of some values; None if there are none."""
-        found = list(values)
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        """The spread of the values that are known; None if there are none."""
+        found = [value for value in values if value is not None]
         return cls(statistics.median(found), min(found), max(found)) if found else None
 
     @classmethod
-    def of_ratios(cls, ours: Iterable[float], theirs: Iterable[float]) -> Self | None:
-        """The spread of the ratios, round by round; a round without the one or the other is left out."""
-        return cls.of(our / their for our, their in zip(ours, theirs, strict=False) if their)
+    def of_ratios(cls, ours: Iterable[float | None], theirs: Iterable[float | None]) -> Self | None:
+        """The spread of the ratios, round by round, which is not the ratio of the medians."""
+        return cls.of(our / their for our, their in zip(ours, theirs, strict=True) if our is not None and their)
 
 
-class Rounds:
-    """All rounds of one alternative with one number of writers."""
+def median(spread: Spread | None, digits: int, unit: float = 1.0) -> str:
+    """The median; `unit` is how many of the table's units a value is."""
+    return NONE if spread is None else f"{spread.median * unit:,.{digits}f}"
 
-    def __init__(self, figures: Iterable[Figures]) -> None:
-        self.figures = list(figures)
 
-    @property
-    def alternative(self) -> str:
-        """The alternative."""
-        return self.figures[0].alternative
+def with_range(spread: Spread | None, digits: int) -> str:
+    """The median, with the smallest and the largest value: `0.95 (0.90 … 1.01)`."""
+    if spread is None:
+        return NONE
+    return f"{spread.median:,.{digits}f} ({spread.least:,.{digits}f} … {spread.greatest:,.{digits}f})"
 
-    @property
-    def writers(self) -> int:
-        """The number of writers."""
-        return self.figures[0].writers
 
-    def spread(self, what: Callable[[Figures], float | None]) -> Spread | None:
-        """The spread of one figure; None if no round has it."""
-        return Spread.of(value for value in map(what, self.figures) if value is not None)
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, names: int = 1) -> str:
+    """A Markdown table whose first `names` columns contain text."""
+    lines = [head, *lines]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
 
-    def ratio(self, other: Rounds, what: Callable[[Figures], float] = lambda figures: figures.rate) -> Spread | None:
-        """The ratio of one figure, round by round; both figures of a round were measured right after one another."""
-        return Spread.of_ratios(map(what, self.figures), map(what, other.figures))
+    def row(cells: Sequence[str]) -> str:
+        pairs = enumerate(zip(cells, widths, strict=True))
+        return f"| {' | '.join(cell.ljust(width) if at < names else cell.rjust(width) for at, (cell, width) in pairs)} |"
+
+    rule = ("-" * width if at < names else "-" * (width - 1) + ":" for at, width in enumerate(widths))
+    return "\n".join([row(head), f"| {' | '.join(rule)} |", *map(row, lines[1:])])

@@ -1,229 +1,164 @@
-"""One measurement: one case for a number of seconds, verified."""
+"""One measurement: one case for a number of seconds, verified order by order."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
-from sqlalchemy import Engine
+from sqlalchemy import create_engine, text
 
-import workload
-from agents import Agent, call_all
-from alternatives import Target
-from arrivals import Arrivals
-from cases import Case
-from figures import Figures, Latency
-from load import Counters, Watch, Window
-from machine import Conditions, ProcessorTimes
-from relay import Relay, RelaySettings
-from services import Services
-from writing import Samples
+import orders
+from alternatives import OUTBOX, PLAIN, Case, Target
+from callers import Ran, close_callers, open_callers, run_callers
+from figures import Latency
+from orders import Order
+from processes import Worker, arrivals, relay
+from servers import Servers
+from surroundings import Load, processor_times
 
-WARM_UP_UNITS: Final = 20
+_COUNTER: Final = text("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+_LOG: Final = text("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+_PARTITIONS: Final = 4
 _HEAD_START: Final = 0.3
 _HAND_IN: Final = 0.2
-_ARRIVAL_TIMEOUT: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Settings that are the same for all measurements.
+class Figures:
+    """One measurement: `units` orders in `seconds`. Transactions, log and client are those of an order.
 
     Args:
-        partitions: Number of partitions of each topic.
-        producer: `producer` of `dualwrite.connect`.
-        relay: Settings of the outbox's relay.
-        keep_topics: Don't delete topics, since we remove the whole cluster afterwards.
-        two_phase: `two_phase` of `dualwrite.connect`.
+        call: The duration of a call.
+        visible: From the start of a call until a `read_committed` consumer next to the broker has its message.
+        transactions: Database transactions, of the relay too.
+        log: Bytes of the write-ahead log, of the relay too.
+        client: CPU seconds of the callers' processes.
+        verified: How many messages were compared with the rows and matched.
+        writers: How many writers the pool had at the end.
+        phases: See `Recorder.means`.
+        late: By how many seconds the delay proxy was late, in the mean.
     """
 
-    partitions: int
-    producer: str
-    relay: RelaySettings
-    keep_topics: bool
-    two_phase: bool | None = None
+    case: Case
+    units: int
+    seconds: float
+    call: Latency
+    visible: Latency
+    transactions: float
+    log: float
+    client: float
+    load: Load
+    verified: int
+    writers: int | None
+    phases: dict[str, float] | None
+    late: float | None
 
-
-@dataclass(frozen=True)
-class Work:
-    """What is written, in the database.
-
-    Args:
-        prepare: Creates the tables.
-        clean: Restores the state that every measurement starts with.
-        remove: Drops the tables.
-        verify: Compares what the writers did (how many units each, by their numbers), the rows and the messages; returns how
-            many messages there are.
-    """
-
-    prepare: Callable[[Engine], None]
-    clean: Callable[[Engine], None]
-    remove: Callable[[Engine], None]
-    verify: Callable[[Case, Engine, Mapping[str, Any], str, Mapping[int, int]], int]
+    @property
+    def rate(self) -> float:
+        return self.units / self.seconds
 
 
 class Bench:
-    """Writers, relay and consumer, started once and used for all measurements.
+    """Processes for callers, relay and consumer, started once and used for all measurements."""
 
-    Args:
-        services: The servers.
-        plan: See Plan.
-        work: What is written.
-        writers: Each starts an agent that writes. It has `open(case, target, warm_up)`, `run(begin_at, seconds)`, which returns
-            a list of Samples, and `close()`.
-
-    Attributes:
-        writers: These agents.
-    """
-
-    def __init__(self, services: Services, plan: Plan, work: Work, writers: Sequence[Callable[[], Agent]]) -> None:
-        self._services = services
-        self._plan = plan
-        self._work = work
-        self._database = workload.engine(services.url)
-        self._numbers = itertools.count(1)
-        self._run = f"{int(time.time()):x}"
-        self._agents: list[Agent] = []
-        try:
-            self.writers = [self._start(start()) for start in writers]
-            self._relay = self._start(Agent(Relay))
-            self._consumer = self._start(Agent(Arrivals))
-            work.prepare(self._database)
-        except BaseException:
-            self.close(at_once=True)
-            raise
-
-    def _start(self, agent: Agent) -> Agent:
-        self._agents.append(agent)
-        return agent
-
-    def close(self, *, at_once: bool = False) -> None:
-        """End the processes, immediately if `at_once`, and drop the tables."""
-        for agent in self._agents:
-            agent.stop(at_once=at_once)
-        self._work.remove(self._database)
-        self._database.dispose()
+    def __init__(self, servers: Servers, producer: str, processes: int) -> None:
+        self._servers, self._producer = servers, producer
+        self._database = create_engine(servers.url)
+        self._topics = (f"benchmark-{int(time.time()):x}-{number}" for number in itertools.count(1))
+        self._callers = [Worker() for _ in range(processes)]
+        self._relay, self._consumer = Worker(), Worker()
+        orders.prepare(self._database)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(at_once=error is not None)
+    def __exit__(self, *_: object) -> None:
+        for worker in (*self._callers, self._relay, self._consumer):
+            worker.close()
+        orders.remove(self._database)
+        self._database.dispose()
 
     def measure(self, case: Case, seconds: float) -> Figures:
-        """Run one measurement, with the first `case.agents` of the writers' agents.
-
-        Raises:
-            VerificationError: Database and topic don't have what the writers wrote.
-            AgentError: A writer, the relay or the consumer failed.
-        """
-        topic = f"benchmark-{self._run}-{next(self._numbers)}-{case.alternative}"
-        self._services.make_topic(topic, self._plan.partitions)
+        """Run one measurement; if database or topic don't have what the callers wrote, it fails."""
+        topic = self._servers.make_topic(f"{next(self._topics)}-{case.alternative}", _PARTITIONS)
         try:
-            return self._measure(case, topic, self.writers[: case.agents], seconds)
+            return self._measure(case, topic, seconds)
         finally:
-            if not self._plan.keep_topics:
-                self._services.delete_topic(topic)
+            self._servers.delete_topic(topic)
 
-    def _measure(self, case: Case, topic: str, writers: list[Agent], seconds: float) -> Figures:
-        kafka, plan = self._services.kafka, self._plan  # as close as possible: the consumer is no part of what is measured
-        url, clients_kafka = self._services.reach(case.round_trip)
-        self._work.clean(self._database)
-        before = self._counters()
-        self._consumer.call("watch", kafka, topic, plan.partitions)
-        if case.needs_relay:
-            self._relay.call("start", url, clients_kafka, plan.relay)
-        try:
-            target = Target(url, clients_kafka, topic, plan.producer, plan.two_phase)
-            call_all(writers, "open", case, target, WARM_UP_UNITS)
-            watch = Watch(
-                self._database,
-                writers={agent.pid for agent in writers},
-                relay=self._relay.pid,
-                kafka=set(self._services.brokers),
-            )
-            first, times = watch.window(), ProcessorTimes.now()
-            results = call_all(writers, "run", time.monotonic() + _HEAD_START, seconds)
-            conditions = Conditions.since(times)
-        finally:
-            stopped = time.monotonic()
-            backlog = workload.waiting_rows(self._database)
-            if case.needs_relay:
-                self._relay.call("drain")
-            drained = time.monotonic() - stopped if backlog else 0.0
-        last = watch.window()
-        call_all(writers, "close")
-        after = self._counters()
-        samples: list[Samples] = list(itertools.chain.from_iterable(results))
-        done = sum(sample.total for sample in samples)
-        arrivals = self._consumer.call("collect", done if case.sends else 0, _ARRIVAL_TIMEOUT)
-        verified = self._work.verify(case, self._database, kafka, topic, {sample.writer: sample.total for sample in samples})
-        return _figures(
-            case,
-            samples,
-            {(writer, number): seen for writer, number, seen in arrivals},
-            load=(before, after),
-            window=(first, last),
-            outbox=(backlog, drained),
+    def _measure(self, case: Case, topic: str, seconds: float) -> Figures:
+        network = self._servers.network
+        url, kafka = self._servers.reach(case.round_trip)
+        workers = self._callers[: case.processes]
+        share = case.callers // case.processes
+        orders.clean(self._database)
+        transactions = self._transactions()
+        passed = network.passed() if network is not None and case.round_trip else None
+        self._consumer.start(arrivals, self._servers.kafka, topic)  # as close as possible: it is no part of what is measured
+        if case.alternative == OUTBOX:
+            self._relay.start(relay, url, kafka)
+        target = Target(url, kafka, topic, self._producer)
+        for number, worker in enumerate(workers):
+            worker.start(open_callers, case, target, range(number * share, (number + 1) * share))
+        _results(workers)
+        log, times = self._asked(_LOG), processor_times()
+        ran: list[Ran] = _call(workers, run_callers, time.monotonic() + _HEAD_START, seconds)
+        load = Load.since(times)
+        if case.alternative == OUTBOX:
+            self._relay.finish()
+        log = self._asked(_LOG) - log
+        _call(workers, close_callers)
+        messages: list[tuple[bytes, float]] = self._consumer.finish()
+        seen = dict(messages)
+        late = network.lateness(passed) if network is not None and passed is not None else None
+        transactions = self._transactions() - transactions
+        samples = [each for one in ran for each in one.samples]
+        done = {each.caller: each.first + len(each.began) for each in samples}
+        contents = [content for content, _ in messages]
+        sends = case.alternative != PLAIN
+        verified = orders.verify(case.alternative, self._database, done, contents, sends=sends, debits=case.debits)
+        measured = [
+            (began, ended, seen[Order(each.caller, number).body.encode()] if sends else None)
+            for each in samples
+            for number, (began, ended) in enumerate(zip(each.began, each.ended, strict=True), start=each.first)
+        ]
+        units = len(measured)
+        return Figures(
+            case=case,
+            units=units,
+            seconds=max(ended for _, ended, _ in measured) - min(began for began, _, _ in measured),
+            call=Latency.of([ended - began for began, ended, _ in measured]),
+            visible=Latency.of([at - began for began, _, at in measured if at is not None]),
+            transactions=transactions / sum(done.values()),
+            log=log / units,
+            client=sum(one.cpu for one in ran) / units,
+            load=load,
             verified=verified,
-            conditions=conditions,
+            writers=ran[0].writers,
+            phases=ran[0].phases,
+            late=late,
         )
 
-    def _counters(self) -> Counters:
-        """PostgreSQL's counters, after closed connections, including ours, have reported theirs."""
+    def _asked(self, what: Any) -> int:
+        with self._database.connect() as connection:
+            return int(connection.scalar(what) or 0)
+
+    def _transactions(self) -> int:
+        """PostgreSQL's counter, after closed connections, including ours, have reported theirs."""
         self._database.dispose()
         time.sleep(_HAND_IN)
-        return Counters.of(self._database)
+        return self._asked(_COUNTER)
 
 
-def _figures(
-    case: Case,
-    samples: Sequence[Samples],
-    seen: dict[tuple[int, int], float],
-    *,
-    load: tuple[Counters, Counters],
-    window: tuple[Window, Window],
-    outbox: tuple[int, float],
-    verified: int,
-    conditions: Conditions,
-) -> Figures:
-    done = sum(sample.total for sample in samples)
-    measured = [
-        (began, ended, seen.get((sample.writer, number)))
-        for sample in samples
-        for number, (began, ended) in enumerate(zip(sample.began, sample.ended, strict=True), start=sample.first)
-    ]
-    start, end = min(began for began, _, _ in measured), max(ended for _, ended, _ in measured)
-    visible = [(began, ended, at) for began, ended, at in measured if at is not None]
-    before, after = load
-    first, last = window
-    units = len(measured)
+def _call(workers: Sequence[Worker], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call a function in every process at the same time."""
+    for worker in workers:
+        worker.start(function, *arguments)
+    return _results(workers)
 
-    def each(then: float | None, now: float | None) -> float | None:
-        return None if then is None or now is None else (now - then) / units
 
-    return Figures(
-        alternative=case.alternative,
-        writers=len(samples),
-        units=units,
-        seconds=end - start,
-        call=Latency.of([ended - began for began, ended, _ in measured]),
-        visible=Latency.of([at - began for began, _, at in visible]),
-        after_call=Latency.of([at - ended for _, ended, at in visible]),
-        delivered=len(visible) / (max(at for _, _, at in visible) - start) if visible else None,
-        backlog=outbox[0],
-        drained=outbox[1],
-        transactions=(after.transactions - before.transactions) / done,
-        rows=(after.rows - before.rows) / done,
-        log=(last.log - first.log) / units,
-        cpu_writers=each(first.writers, last.writers),
-        cpu_relay=each(first.relay, last.relay) if case.needs_relay else 0.0,
-        cpu_database=each(first.database, last.database),
-        cpu_kafka=each(first.kafka, last.kafka),
-        verified=verified,
-        conditions=conditions,
-    )
+def _results(workers: Sequence[Worker]) -> list[Any]:
+    return [worker.result() for worker in workers]

@@ -1,15 +1,18 @@
-"""Compares DualProcessor with consumers that guarantee less, by size of the batch. One run; see README.md."""
+"""Compares DualProcessor with consumers that guarantee less, by size of the batch. See README.md.
+
+The time begins when the first batch is in its transaction, and ends with the commit by which enough messages are done; for
+DualProcessor, when the next batch is handed to the handler, which is a little later.
+"""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -20,21 +23,13 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String, Table, create_engine, insert, select
 
 import dualwrite
-from brokers import WARM_UP_SECONDS
-from cases import rotated
-from committed import committed
-from dualwrite.kafka.librdkafka.admin import create_topic
-from dualwrite.pool.options import PoolOptions
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from dualwrite.settings import Acknowledge
-from figures import Spread
-from machine import Conditions, ProcessorTimes
-from options import count, counts, seconds
-from progress import show_progress
+from figures import Spread, table, with_range
+from options import add_servers, count, counts, parser_of
+from processes import committed
 from records import VerificationError, check_records, place_of, record
-from services import services
-from surroundings import line, surroundings, warnings
-from tables import with_range
+from servers import Servers, servers
+from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
 
 JOINING: Final = {"group.initial.rebalance.delay.ms": "1000"}
 """Members that start together get their partitions together."""
@@ -45,10 +40,7 @@ MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 50_000}
 """The maximum number of messages by size of the batch, unless --all is given: small batches would take too long."""
 
 WARM_UP_BATCHES: Final = 20
-"""How many batches each alternative processes before the first round."""
-
 OURS: Final = "DualProcessor"
-DECIDED: Final = "DualProcessor, decided"
 POOL: Final = "DualProcessor on a pool, decided"
 DATABASE: Final = "database, then offsets"
 KAFKA: Final = "consume-transform-produce"
@@ -58,107 +50,65 @@ results = Table("results", MetaData(), Column("number", BigInteger), Column("tex
 
 @dataclass
 class Place:
-    """Where a measurement happens.
+    """The servers, the topic that is read, the members of the group (a thread each); and the latest target topic."""
 
-    Args:
-        servers: Kafka.
-        engine: The database.
-        source: The topic that is read.
-        messages: How many are to be processed. It has some more; see `fill`.
-        members: The members of the group, each in a thread of its own.
-        batches: The sizes of DualProcessor's batches.
-        target: The topic with the output messages of the latest measurement.
-    """
-
-    servers: str
+    servers: Servers
     engine: Engine
     source: str
-    messages: int
-    members: int = 1
-    batches: list[int] = field(default_factory=list)
+    members: int
     target: str = ""
 
-    def consumer(self, group: str) -> Consumer:
-        """A consumer of the source, for the alternatives."""
-        made = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": group,
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        made.subscribe([self.source])
-        return made
-
-    def topic(self) -> str:
-        """A new topic for the output messages."""
-        self.target = new_topic(self.servers)
+    def new_target(self) -> str:
+        self.target = self.servers.make_topic(new_name(), PARTITIONS)
         return self.target
-
-    def outputs(self) -> Iterator[bytes]:
-        """The output messages that consumers see."""
-        return (message.value() or b"" for message in committed({"bootstrap.servers": self.servers}, self.target))
-
-    def rows(self) -> Iterator[tuple[int, str]]:
-        """The rows, which are deleted."""
-        with self.engine.begin() as connection:
-            yield from connection.execute(select(results.c.number, results.c.text)).tuples()
-            connection.execute(results.delete())
 
 
 @dataclass
 class Clock:
-    """The time from the first batch until the last one has been committed, for any number of threads.
+    """The time from the first batch until `messages` have been committed; then `done` is called, once. For any thread.
 
-    Args:
-        messages: How many messages are to be processed.
-        done: Called once, when this many have been committed.
-
-    Attributes:
-        after: For each partition, the offset after the messages that have been committed.
+    `after` has for each partition the offset after the messages that have been committed, from its beginning.
     """
 
     messages: int
     done: Callable[[], object]
     began: float = 0.0
     ended: float = 0.0
-    after: dict[int, int] = field(default_factory=dict)
+    after: Counter[int] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """Start with the first batch."""
         with self._lock:
             self.began = self.began or time.perf_counter()
 
     def count(self, messages: Iterable[Message]) -> None:
         """Count messages that have been committed; those that are processed again, after a rebalance, count once."""
         with self._lock:
-            was = self.seen
-            for message in messages:
-                partition, offset = message.partition(), message.offset()
-                assert partition is not None
-                assert offset is not None
-                self.after[partition] = max(self.after.get(partition, 0), offset + 1)
+            was = self.after.total()
+            for partition, offset in map(_where, messages):
+                self.after[partition] = max(self.after[partition], offset + 1)
             self.ended = time.perf_counter()
-            is_last = was < self.messages <= self.seen
+            is_last = was < self.messages <= self.after.total()
         if is_last:
             self.done()
 
     @property
-    def seen(self) -> int:
-        """The number of messages that have been committed: each partition from its beginning."""
-        return sum(self.after.values())
-
-    @property
     def rate(self) -> float:
-        """Messages per second."""
-        return self.seen / (self.ended - self.began)
+        return self.after.total() / (self.ended - self.began)
+
+
+def _where(message: Message) -> tuple[int, int]:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
+
+
+def new_name() -> str:
+    return f"bench-{uuid4().hex[:12]}"
 
 
 def write(connection: Connection, messages: Sequence[Message]) -> None:
-    """Insert the rows of a batch."""
     rows = [{"number": message.offset(), "text": (message.value() or b"").decode()} for message in messages]
     connection.execute(insert(results), rows)
 
@@ -173,48 +123,27 @@ def together(members: Sequence[Callable[[], None]], stop: Callable[[], object]) 
             stop()
 
 
-def polled(consumer: Consumer, batch: int) -> list[Message]:
-    """Up to this many messages.
-
-    Raises:
-        KafkaException: The consumer reports an error.
-    """
-    messages = consumer.consume(batch, 1.0)
-    for message in messages:
-        if (error := message.error()) is not None:
-            raise KafkaException(error)
-    return messages
-
-
-def ours(place: Place, batch: int, messages: int, *, acknowledge: Acknowledge = "visible") -> Clock:
+def ours(place: Place, batch: int, messages: int) -> Clock:
     """DualProcessor: rows and output messages, each message once. Each member has a writer of its own."""
-    name = uuid4().hex[:12]
+    name, kafka = new_name(), place.servers.kafka
     with ExitStack() as opened:
-        writers = [
-            opened.enter_context(
-                dualwrite.connect(
-                    place.engine,
-                    kafka=place.servers,
-                    transactional_id=f"bench-{name}-{number}",
-                    acknowledge=acknowledge,
-                )
-            )
+        runners = [
+            opened.enter_context(dualwrite.connect(place.engine, kafka=kafka, transactional_id=f"{name}-{number}"))
             for number in range(place.members)
         ]
-        return process(place, writers, batch, messages)
+        return process(place, runners, batch, messages)
 
 
 def ours_on_a_pool(place: Place, batch: int, messages: int) -> Clock:
     """DualProcessor: the same, on one pool."""
-    name = uuid4().hex[:12]
-    options = PoolOptions(acknowledge="decided")
-    with dualwrite.create_pool(place.engine, kafka=place.servers, prefix=f"bench-{name}", options=options) as pool:
+    options = dualwrite.PoolOptions(acknowledge="decided")
+    with dualwrite.create_pool(place.engine, kafka=place.servers.kafka, prefix=new_name(), options=options) as pool:
         return process(place, [pool] * place.members, batch, messages)
 
 
 def process(place: Place, runners: Sequence[Any], batch: int, messages: int) -> Clock:
     """Process the messages with one DualProcessor for each of the runners."""
-    target, group = place.topic(), f"bench-{uuid4().hex[:12]}"
+    target, settings = place.new_target(), {**place.servers.kafka, "group.id": new_name()}
 
     def stop() -> None:
         for processor in processors:
@@ -231,100 +160,83 @@ def process(place: Place, runners: Sequence[Any], batch: int, messages: int) -> 
             before = some
             write(tx.db, some)
             tx.send_many(target, [message.value() for message in some])
-            place.batches.append(len(some))
 
         return handle
 
-    clock = Clock(messages, stop)
+    clock, options = Clock(messages, stop), ProcessorOptions(batch=batch)
     processors = [
-        DualProcessor(
-            runner,
-            {"bootstrap.servers": place.servers, "group.id": group},
-            [place.source],
-            handle_batch=handler(),
-            options=ProcessorOptions(batch=batch),
-        )
-        for runner in runners
+        DualProcessor(runner, settings, [place.source], handle_batch=handler(), options=options) for runner in runners
     ]
     together([processor.run for processor in processors], stop)
     return clock
 
 
-def _where(message: Message) -> tuple[int | None, int | None]:
-    return message.partition(), message.offset()
+def consumed(place: Place, batch: int, done: threading.Event, group: str, handle: Callable[..., None]) -> None:
+    """Consume batches with a consumer of our own until done."""
+    more = {"isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    with closing(Consumer({**place.servers.kafka, "group.id": group, **more})) as consumer:
+        consumer.subscribe([place.source])
+        while not done.is_set():
+            messages = consumer.consume(batch, 1.0)
+            for message in messages:
+                if (error := message.error()) is not None:
+                    raise KafkaException(error)
+            if messages:
+                handle(consumer, messages)
 
 
 def database(place: Place, batch: int, messages: int) -> Clock:
     """Rows, then the offsets at Kafka: after a crash in between, the batch is processed again. No output messages."""
-    done, group = threading.Event(), f"bench-{uuid4().hex[:12]}"
+    done, group = threading.Event(), new_name()
     clock = Clock(messages, done.set)
 
-    def member() -> None:
-        with closing(place.consumer(group)) as consumer:
-            while not done.is_set():
-                some = polled(consumer, batch)
-                if not some:
-                    continue
-                with place.engine.begin() as connection:
-                    clock.start()  # where DualProcessor's starts
-                    write(connection, some)
-                consumer.commit(asynchronous=False)
-                clock.count(some)
+    def handle(consumer: Consumer, some: list[Message]) -> None:
+        with place.engine.begin() as connection:
+            clock.start()  # where DualProcessor's starts
+            write(connection, some)
+        consumer.commit(asynchronous=False)
+        clock.count(some)
 
-    together([member] * place.members, done.set)
+    together([functools.partial(consumed, place, batch, done, group, handle)] * place.members, done.set)
     return clock
 
 
 def kafka_only(place: Place, batch: int, messages: int) -> Clock:
     """Output messages and offsets in one Kafka transaction (KIP-447). No database."""
-    target, done, name = place.topic(), threading.Event(), uuid4().hex[:12]
+    target, done, group = place.new_target(), threading.Event(), new_name()
     clock = Clock(messages, done.set)
-    producers = []
+
+    def handle(producer: Producer, consumer: Consumer, some: list[Message]) -> None:
+        producer.begin_transaction()
+        clock.start()
+        for message in some:
+            producer.produce(target, message.value())
+        offsets = consumer.position(consumer.assignment())
+        producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), TIMEOUT)
+        producer.commit_transaction(TIMEOUT)
+        clock.count(some)
+
+    members = []
     for number in range(place.members):
-        settings = {"bootstrap.servers": place.servers, "transactional.id": f"bench-{name}-{number}", "linger.ms": 0}
-        producers.append(Producer(settings))
-        producers[-1].init_transactions(TIMEOUT)
-
-    def member(producer: Producer) -> None:
-        with closing(place.consumer(f"bench-{name}")) as consumer:
-            while not done.is_set():
-                some = polled(consumer, batch)
-                if not some:
-                    continue
-                producer.begin_transaction()
-                clock.start()
-                for message in some:
-                    producer.produce(target, message.value())
-                producer.send_offsets_to_transaction(
-                    consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT
-                )
-                producer.commit_transaction(TIMEOUT)
-                clock.count(some)
-
-    together([functools.partial(member, producer) for producer in producers], done.set)
+        producer = Producer({**place.servers.kafka, "transactional.id": f"{group}-{number}", "linger.ms": 0})
+        producer.init_transactions(TIMEOUT)
+        members.append(functools.partial(consumed, place, batch, done, group, functools.partial(handle, producer)))
+    together(members, done.set)
     return clock
 
 
 ALTERNATIVES: Final[dict[str, Callable[[Place, int, int], Clock]]] = {
     OURS: ours,
-    DECIDED: functools.partial(ours, acknowledge="decided"),
     POOL: ours_on_a_pool,
     DATABASE: database,
     KAFKA: kafka_only,
 }
 
 
-def new_topic(servers: str) -> str:
-    """A new topic."""
-    name = f"bench-{uuid4().hex[:12]}"
-    create_topic({"bootstrap.servers": servers}, name, PARTITIONS, timeout=TIMEOUT)
-    return name
-
-
-def fill(servers: str, topic: str, messages: int) -> None:
+def fill(kafka: Mapping[str, Any], topic: str, messages: int) -> None:
     """Produce the messages that are read, a record for each: the partition is its writer, the offset its number."""
     settings = {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000, "enable.idempotence": True}
-    producer = Producer({"bootstrap.servers": servers, **settings})
+    producer = Producer({**kafka, **settings})
     for number in range(messages):
         partition = number % PARTITIONS
         producer.produce(topic, record(partition, number // PARTITIONS), partition=partition)
@@ -334,20 +246,11 @@ def fill(servers: str, topic: str, messages: int) -> None:
         sys.exit("the messages could not be produced")
 
 
-def verify(
-    name: str, after: Mapping[int, int], rows: Iterable[tuple[int, str]], outputs: Iterable[bytes], *, messages: int
-) -> None:
+def verify(name: str, clock: Clock, rows: Iterable[tuple[int, str]], outputs: Iterable[bytes]) -> None:
     """Check that a row and an output message are there for each message, from the first of each partition on.
 
     There may be more than were counted, because each member commits another batch before it stops. Only "database, then
     offsets" may have written a row twice, after a rebalance.
-
-    Args:
-        name: The alternative.
-        after: For each partition, the offset after the messages that were counted.
-        rows: The numbers and texts of the rows.
-        outputs: The output messages.
-        messages: How many messages were to be processed.
 
     Raises:
         VerificationError: A row or an output message is lost, doubled, or altered.
@@ -357,14 +260,12 @@ def verify(
         texts.append(content.encode())
         if place_of(texts[-1])[1] != number:
             raise VerificationError(f"{name}: the row of {content!r} has the number {number}")
-    found: dict[str, list[bytes]] = {}
-    if name != KAFKA:
-        found["rows"] = list(set(texts)) if name == DATABASE else texts
+    found = {} if name == KAFKA else {"rows": list(set(texts)) if name == DATABASE else texts}
     if name != DATABASE:
         found["output messages"] = list(outputs)
     processed = Counter(place_of(content)[0] for content in next(iter(found.values())))
-    if processed.total() < messages or any(processed[partition] < offset for partition, offset in after.items()):
-        raise VerificationError(f"{name}: {dict(processed)} by partition, but {messages} messages, and {after} were counted")
+    if processed.total() < clock.messages or any(processed[each] < offset for each, offset in clock.after.items()):
+        raise VerificationError(f"{name}: {dict(processed)} by partition, but {clock.after} were counted")
     for what, contents in found.items():
         check_records(name, what, processed, contents)
 
@@ -372,67 +273,62 @@ def verify(
 def measure(place: Place, name: str, batch: int, messages: int) -> float:
     """Measure and verify an alternative once; returns messages per second."""
     clock = ALTERNATIVES[name](place, batch, messages)
-    verify(name, clock.after, place.rows(), () if name == DATABASE else place.outputs(), messages=messages)
+    with place.engine.begin() as connection:
+        rows = connection.execute(select(results.c.number, results.c.text)).all()
+        connection.execute(results.delete())
+    outputs = () if name == DATABASE else committed(place.servers.kafka, place.target)
+    verify(name, clock, rows, (message.value() or b"" for message in outputs))
     return clock.rate
 
 
-def table(place: Place, batch: int, rounds: int, *, whole: bool) -> None:
-    """Measure every alternative in each round and print medians; ratios are those of the rounds."""
-    messages = place.messages if whole else min(place.messages, MAX_MESSAGES.get(batch, place.messages))
+def report(place: Place, batch: int, messages: int, rounds: int) -> str:
+    """Measure every alternative in each round; medians, and ratios of the rounds."""
     names = list(ALTERNATIVES)
     for name in names:
         show_progress(f"batches of {batch:,}, warm-up: {name}")
         measure(place, name, batch, min(messages, WARM_UP_BATCHES * batch))
     found: dict[str, list[float]] = {name: [] for name in names}
-    place.batches.clear()
-    first = ProcessorTimes.now()
+    first = processor_times()
     for number in range(rounds):
-        for name in rotated(names, number):
+        for name in in_turns(names, number):
             found[name].append(measure(place, name, batch, messages))
             show_progress(f"batches of {batch:,}, round {number + 1}/{rounds}, {name}: {found[name][-1]:,.0f}/s")
-    around = Conditions.since(first)
+    load = Load.since(first)
+    lines = [
+        [name, f"{statistics.median(rates):,.0f}", with_range(Spread.of_ratios(rates, found[DATABASE]), 2)]
+        for name, rates in found.items()
+    ]
     members = "1 member" if place.members == 1 else f"{place.members} members"
-    print(f"\n### Batches of {batch:,}: {messages:,} messages, {members}\n")
-    print(f"| alternative | messages/s | ÷ {DATABASE} |\n|---|---|---|")
-    for name, rates in found.items():
-        print(f"| {name} | {statistics.median(rates):,.0f} | {with_range(Spread.of_ratios(rates, found[DATABASE]), 2)} |")
-    print(
-        f"\nMean batch of DualProcessor: {statistics.mean(place.batches):.0f}. "
-        f"Busy {around.busy:.0%}, stolen {around.stolen:.1%}, load average {around.load:.1f}. "
-        "Rows and output messages are compared with the messages after each measurement.",
-        flush=True,
-    )
+    title = f"\n### Batches of {batch:,}: {messages:,} messages, {members}"
+    shown = table(["alternative", "messages/s", f"÷ {DATABASE}"], lines)
+    return f"{title}\n\n{shown}\n\nBusy {load.busy:.0%}, stolen {load.stolen:.1%}. Rows and messages were compared each time."
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark with the command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--messages", type=count, default=1_000_000, help="messages per measurement; fewer for small batches")
-    parser.add_argument("--all", action="store_true", help="use as many messages with small batches")
-    parser.add_argument("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
-    parser.add_argument("--members", type=counts, default=[1], help="members of the consumer group, comma-separated")
-    parser.add_argument("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
-    parser.add_argument("--url", help="an existing PostgreSQL database; by default a server is started")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="an existing cluster; by default one broker is started")
-    parser.add_argument("--broker-warm-up", type=seconds, default=WARM_UP_SECONDS, help="see recipe.py")
-    parser.set_defaults(producer="auto")
-    chosen = parser.parse_args(given)
+def main() -> None:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--messages", type=count, default=1_000_000, help="messages per measurement; fewer for small batches")
+    add("--all", action="store_true", help="use as many messages with small batches")
+    add("--batches", type=counts, default=[1, 100, 1000], help="sizes of the batches, comma-separated")
+    add("--members", type=counts, default=[1], help="members of the consumer group, comma-separated")
+    add("--rounds", type=count, default=3, help="number of rounds; each measures every alternative in turn")
+    add_servers(parser)
+    chosen = parser.parse_args()
     with ExitStack() as opened:
-        found = opened.enter_context(services(chosen.url, chosen.kafka, {}, warm_up=chosen.broker_warm_up, config=JOINING))
-        around = surroundings(found, chosen, {})
-        print("\n\n".join([line(around), *warnings(around)]), flush=True)
-        servers = found.kafka["bootstrap.servers"]
+        found = opened.enter_context(servers(chosen.kafka, url=chosen.url, warm_up=chosen.broker_warm_up, config=JOINING))
+        print(heading(surroundings(found.cluster, found.url)), flush=True)
         engine = create_engine(found.url)
         opened.callback(engine.dispose)
         results.create(engine)
         opened.callback(results.drop, engine)
-        source = new_topic(servers)
+        source = found.make_topic(new_name(), PARTITIONS)
         # an alternative is counted when its members continue with the next batch, so each needs one more
-        fill(servers, source, chosen.messages + max(chosen.members) * max(chosen.batches))
+        fill(found.kafka, source, chosen.messages + max(chosen.members) * max(chosen.batches))
         for members in chosen.members:
-            place = Place(servers, engine, source, chosen.messages, members)
+            place = Place(found, engine, source, members)
             for batch in chosen.batches:
-                table(place, batch, chosen.rounds, whole=chosen.all)
+                most = chosen.messages if chosen.all else MAX_MESSAGES.get(batch, chosen.messages)
+                print(report(place, batch, min(chosen.messages, most), chosen.rounds), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,92 +1,116 @@
-"""The environment that a benchmark's figures depend on."""
+"""What the figures depend on: date, commit, versions, machine, servers, how busy the machine was; and progress."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
 import confluent_kafka
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+import psutil
+from sqlalchemy import create_engine, text
 
 import dualwrite
-import workload
 from dualwrite.kafka.native.compiled import is_compiled
-from machine import is_in_memory, processor_model
-from services import Services
+
+T = TypeVar("T")
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-OPTIONS: Final = "options"
 _SETTINGS: Final = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
 _PACKAGES: Final = ("psycopg", "SQLAlchemy", "confluent-kafka")
+_COUNTED_TWICE: Final = ("guest", "guest_nice")  # Linux includes them in user and nice
 
 
-def surroundings(servers: Services, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Date, versions, machine, servers and options."""
-    return without_database(servers.cluster, options, {"postgresql": _postgres(servers), **more})
+def show_progress(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def without_database(cluster: str, options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a benchmark that uses no database; `cluster` says what the Kafka cluster is."""
-    return without_servers(options, {"kafka": cluster, **more})
-
-
-def without_servers(options: argparse.Namespace, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a benchmark that uses no servers."""
+def surroundings(cluster: str, url: str | None = None, **more: object) -> dict[str, Any]:
+    """Date, versions, machine, and the servers; without a database for a benchmark that uses none."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "dualwrite": f"{dualwrite.__version__}, commit {commit(ROOT)}{', compiled' if is_compiled() else ''}",
+        "dualwrite": f"{dualwrite.__version__}, commit {_commit()}{', compiled' if is_compiled() else ''}",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "librdkafka": confluent_kafka.libversion()[0],
-        "machine": f"{os.cpu_count()} processors, {processor_model()}, {platform.machine()}, {platform.system()}",
+        "machine": f"{os.cpu_count()} processors, {_processor_model()}, {platform.machine()}, {platform.system()}",
         "load average before": os.getloadavg()[0],
-        **({"producer": options.producer} if "producer" in options else {}),
+        "kafka": cluster,
+        **({} if url is None else {"postgresql": _postgres(url)}),
         **more,
-        OPTIONS: {name: str(value) for name, value in vars(options).items()},
     }
 
 
-def commit(checkout: Path) -> str:
-    """The commit of a checkout, with `-dirty` if files are changed."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+def heading(around: dict[str, Any]) -> str:
+    """The surroundings in one line, with warnings if the figures mean less than they seem to."""
+    postgres = around.get("postgresql", {})
+    lines = ["; ".join(f"{name}: {value}" for name, value in around.items())]
+    if "off" in (postgres.get("fsync"), postgres.get("synchronous_commit")):
+        lines.append("WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable.")
+    return "\n\n".join(lines)
+
+
+def _commit() -> str:
+    """The commit of this checkout, with `-dirty` if files are changed."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  (the command above)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (see above)
     except (OSError, subprocess.CalledProcessError):  # no git, or not a checkout
         return "unknown"
-    return done.stdout.strip()
 
 
-def _postgres(servers: Services) -> dict[str, str]:
-    database = workload.engine(servers.url)
+def _processor_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        found = None
+    return found[1].strip() if found else platform.processor() or "unknown model"
+
+
+def _postgres(url: str) -> dict[str, str]:
+    database = create_engine(url)
     with database.connect() as connection:
-        postgres = {name: str(connection.scalar(text(f"SHOW {name}"))) for name in _SETTINGS}
-        try:
-            folder = str(connection.scalar(text("SHOW data_directory")))
-        except DBAPIError:  # only a superuser may see it
-            folder = None
+        found = {name: str(connection.scalar(text(f"SHOW {name}"))) for name in _SETTINGS}
     database.dispose()
-    if folder is not None and servers.owns_database and is_in_memory(Path(folder)):
-        postgres["data"] = "in memory"
-    return postgres
+    return found
 
 
-def line(around: Mapping[str, Any]) -> str:
-    """The surroundings in one line."""
-    return "; ".join(f"{name}: {value}" for name, value in around.items() if name != OPTIONS)
+@dataclass(frozen=True)
+class Load:
+    """The state of the machine during a measurement, as shares of all processors' time.
+
+    Args:
+        busy: What any process used; stolen time counts as used.
+        stolen: What a hypervisor gave to other guests.
+    """
+
+    busy: float
+    stolen: float
+
+    @classmethod
+    def since(cls, first: tuple[float, float, float]) -> Self:
+        """From `first`, which was `processor_times()`, until now."""
+        total, idle, stolen = (now - then for now, then in zip(processor_times(), first, strict=True))
+        return cls(1 - idle / (total or 1.0), stolen / (total or 1.0))
 
 
-def warnings(around: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons why the figures are less significant than they look."""
-    postgres = around["postgresql"]
-    if "off" in (postgres["fsync"], postgres["synchronous_commit"]):
-        yield "WARNING: this PostgreSQL does not wait for its disk, so its commits are not durable."
-    if "data" in postgres:
-        yield "WARNING: this PostgreSQL's files are in memory, so its commits are not durable; set TMPDIR to a folder on disk."
+def processor_times() -> tuple[float, float, float]:
+    """Seconds of all processors since the machine started: all, without work, given to other guests."""
+    times = psutil.cpu_times()._asdict()
+    total = sum(seconds for name, seconds in times.items() if name not in _COUNTED_TWICE)
+    return total, times["idle"] + times.get("iowait", 0.0), times.get("steal", 0.0)
+
+
+def in_turns(names: Sequence[T], by: int) -> Iterator[T]:
+    """All of them, starting with a different one each time, so that a slowdown of the machine affects all alike."""
+    for place in range(len(names)):
+        yield names[(place + by) % len(names)]

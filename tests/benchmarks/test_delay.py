@@ -1,4 +1,4 @@
-"""The benchmarks' delay proxy, compiled and in Python: it forwards bytes unaltered and not early, and ends and resets too."""
+"""The benchmarks' delay proxy: it forwards bytes unaltered and not early, and ends and resets too."""
 
 import shutil
 import socket
@@ -23,17 +23,10 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 @pytest.fixture
-def delay(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark_module("delay")
-
-
-@pytest.fixture(params=["compiled", "in Python"])
-def proxy(request: pytest.FixtureRequest, delay: ModuleType) -> Any:
-    proxy = delay.DelayProxy(compiled=request.param == "compiled")
-    if request.param == "compiled" and shutil.which("cc") is None:
-        pytest.skip(proxy.description)
-    assert proxy.description.startswith(request.param)
-    return proxy
+def proxy(benchmark_module: Callable[[str], ModuleType]) -> Any:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    return benchmark_module("delay").DelayProxy()
 
 
 @contextmanager
@@ -147,16 +140,3 @@ def test_a_server_that_refuses_connections_is_a_reset(proxy: Any) -> None:
 
     with proxy.forwarding({port: nobody}), pytest.raises(ConnectionResetError):
         read()
-
-
-@pytest.mark.slow
-def test_what_it_adds_is_measured_against_pings_without_it(delay: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay, "_PINGS", 8)
-
-    found, what = delay.what_is_added([0.0, ROUND_TRIP])
-
-    assert [each.asked for each in found] == [None, 0.0, ROUND_TRIP]
-    assert found[-1].lone.p50 >= ROUND_TRIP
-    assert found[-1].together.p50 >= ROUND_TRIP
-    assert what
-    assert "| 20 " in delay.added_table(found)
