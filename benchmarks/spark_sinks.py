@@ -65,12 +65,11 @@ class Sinks:
             "url": self._url.render_as_string(hide_password=False),
             "dbtable": TABLE,
             "topic": topic,
-            "value.format": "json",
             "transactionalIdPrefix": PREFIX,
             "producer": self._producer,
             **self._kafka,
         }
-        _keyed(frame).write.format(source).mode("append").options(**options).save()
+        _messages(frame).write.format(source).mode("append").options(**options).save()
 
     def _jdbc(self, frame: DataFrame) -> None:
         url = self._url
@@ -84,15 +83,12 @@ class Sinks:
         frame.write.format("jdbc").mode("append").options(**options).save()
 
     def _topic(self, frame: DataFrame, topic: str) -> None:
-        from pyspark.sql import functions  # noqa: PLC0415  (--help works without Spark)
-
-        value = functions.to_json(functions.struct(*frame.columns)).alias("value")
-        messages = _keyed(frame).select("key", value)
+        messages = _messages(frame).select("key", "value")
         messages.write.format("kafka").mode("append").options(**KAFKA_SETTINGS, **self._kafka, topic=topic).save()
 
 
-def _keyed(frame: DataFrame) -> DataFrame:
-    return frame.withColumn("key", frame["id"].cast("string"))
+def _messages(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr("*", "cast(id AS string) AS key", "to_json(struct(*)) AS value")
 
 
 def _timed(call: Callable[[], None]) -> float:

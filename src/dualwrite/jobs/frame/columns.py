@@ -14,7 +14,6 @@ from sqlalchemy.exc import NoSuchTableError
 from sqlalchemy.types import TypeEngine
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.frame.json_values import json_problem
 from dualwrite.jobs.frame.table_names import quoted_name, split_name
 from dualwrite.jobs.frame.types import MYSQL, fits, spark_type
 
@@ -154,8 +153,8 @@ def _column_problems(schema: pa.Schema, table: TargetTable) -> Iterator[str]:
             yield f"column {field.name}: the table has no column with this name{hint}"
         elif column.is_generated:
             yield f"column {field.name}: the database generates it; leave it out"
-        elif pa.types.is_nested(field.type) and (problem := json_problem(field.type)):
-            yield f"column {field.name}: {problem}"
+        elif pa.types.is_nested(field.type):
+            yield f"column {field.name}: a table can't store {field.type}; convert it in Spark, for instance by to_json"
         elif not fits(field.type, column.type, table.dialect):
             wanted = spark_type(column.type, table.dialect)
             yield f"column {field.name}: {field.type} does not fit {column.ddl or 'its type'}; cast it to {wanted}"

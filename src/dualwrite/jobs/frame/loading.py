@@ -16,7 +16,6 @@ from sqlalchemy import types as sql
 
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.jobs.frame.columns import TargetColumn
-from dualwrite.jobs.frame.json_values import json_texts
 from dualwrite.jobs.frame.mysql_session import STRICT, in_utc, sql_mode
 from dualwrite.jobs.frame.table_names import quoted_name
 from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
@@ -182,8 +181,6 @@ class CopyWriter(StagingWriter):
             )
         if is_binary(kind):
             return _hexadecimal
-        if pa.types.is_nested(kind):
-            return json_texts
         return lambda values: values
 
 
@@ -223,8 +220,6 @@ class StatementWriter(StagingWriter):
             return lambda values: _sqlite_decimals(values, column)
         if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
             return lambda values: values.cast(pa.string())
-        if pa.types.is_nested(kind):
-            return json_texts
         if pa.types.is_floating(kind):
             return lambda values: self._checked(values, column.name)
         return lambda values: values

@@ -6,14 +6,13 @@ sending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
-from dualwrite.jobs.frame.json_values import json_problem, json_values
 from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
 
 MESSAGE_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
@@ -33,14 +32,13 @@ class MessageEncoder:
     Args:
         schema: The schema of the record batches.
         topic: The topic of all messages; None uses the column `topic`.
-        value_columns: Columns that make the value, as one JSON object (see json_values); None uses the column `value`.
 
     Raises:
         ConfigurationError: The schema does not define messages; the text lists every problem.
     """
 
-    def __init__(self, schema: pa.Schema, *, topic: str | None = None, value_columns: Sequence[str] | None = None) -> None:
-        problems = [*_problems_of_source(schema, topic, value_columns), *_problems_of_types(schema, topic)]
+    def __init__(self, schema: pa.Schema, *, topic: str | None = None) -> None:
+        problems = [*_problems_of_source(schema, topic), *_problems_of_types(schema, topic)]
         if problems:
             raise ConfigurationError(
                 f"The frame can't be written to Kafka: {'; '.join(problems)}.",
@@ -48,7 +46,6 @@ class MessageEncoder:
                 next_step="select, rename or cast the columns, as for Spark's Kafka sink",
             )
         self._topic = topic
-        self._value_columns = None if value_columns is None else list(value_columns)
         self._columns = {name for name in MESSAGE_COLUMNS if name in schema.names} - ({"topic"} if topic is not None else set())
         self._rows = 0
 
@@ -97,7 +94,7 @@ class MessageEncoder:
 
     def _send_to(self, topic: str, batch: pa.RecordBatch, producer: TransactionalProducer) -> None:
         """Send all rows to one topic: in one call, unless rows differ in more than key and value."""
-        values = self._values(batch)
+        values = batch.column("value")
         keys = self._used("key", batch)
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
         partition = _only_value(partitions)
@@ -121,9 +118,6 @@ class MessageEncoder:
         for value, key, number, pairs, created in rows:
             send(topic, value, key=key, headers=pairs, partition=number, timestamp=created)
 
-    def _values(self, batch: pa.RecordBatch) -> pa.Array:
-        return batch.column("value") if self._value_columns is None else json_values(batch, self._value_columns)
-
     def _used(self, name: str, batch: pa.RecordBatch) -> pa.Array | None:
         """The column, or None if it is missing or all its values are null."""
         if name not in self._columns:
@@ -132,25 +126,14 @@ class MessageEncoder:
         return None if column.null_count == len(column) else column
 
 
-def _problems_of_source(schema: pa.Schema, topic: str | None, value_columns: Sequence[str] | None) -> Iterator[str]:
+def _problems_of_source(schema: pa.Schema, topic: str | None) -> Iterator[str]:
     """Columns that are missing or occur more than once."""
     names = schema.names
     yield from (f"there are {names.count(name)} columns named {name}" for name in MESSAGE_COLUMNS if names.count(name) > 1)
     if topic is None and "topic" not in names:
         yield "there is neither the option topic nor a column topic"
-    if value_columns is None:
-        if "value" not in names:
-            yield "the column value is missing (set value.format=json to make the value from other columns)"
-        return
-    if "value" in names:
-        yield "there is a column value, but value.columns also defines the value"
-    if not value_columns:
-        yield "value.columns is empty"
-    for name in value_columns:
-        if names.count(name) != 1:
-            yield f"value.columns has {name!r}, but there are {names.count(name)} columns with this name"
-        elif problem := json_problem(schema.field(name).type):
-            yield f"column {name!r} of value.columns: {problem}"
+    if "value" not in names:
+        yield "the column value is missing (to_json(struct(*)) AS value makes it from all columns)"
 
 
 def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 from sqlalchemy import Connection, Engine
@@ -17,8 +16,6 @@ from dualwrite.jobs.frame.table_names import quoted_name
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.stores.base import Claim
 
-ALL_COLUMNS: Final = "*"
-
 
 @dataclass(frozen=True)
 class FrameSettings:
@@ -29,15 +26,12 @@ class FrameSettings:
         topic: The topic of all messages, or None for the column `topic`.
         upsert_keys: Columns by which a row replaces an earlier one; empty for append.
         staging_schema: The schema of the staging table, or None for the table's own schema.
-        value_columns: Columns that make the message's value, as JSON; `("*",)` for all columns of the table's row; empty for
-            the column `value`.
     """
 
     dbtable: str
     topic: str | None = None
     upsert_keys: tuple[str, ...] = ()
     staging_schema: str | None = None
-    value_columns: tuple[str, ...] = ()
 
 
 class FrameSink:
@@ -55,8 +49,7 @@ class FrameSink:
     def __init__(self, settings: FrameSettings, schema: pa.Schema, target: TargetTable) -> None:
         self._settings, self._schema, self._target = settings, schema, target
         self._columns = [name for name in schema.names if name not in MESSAGE_COLUMNS]
-        value_columns = self._columns if settings.value_columns == (ALL_COLUMNS,) else list(settings.value_columns)
-        self._encoder = MessageEncoder(schema, topic=settings.topic, value_columns=value_columns or None)
+        self._encoder = MessageEncoder(schema, topic=settings.topic)
         compare(pa.schema([schema.field(name) for name in self._columns]), target, settings.upsert_keys)
         self._staging = StagingTable(target, self._columns, staging_schema=settings.staging_schema)
 

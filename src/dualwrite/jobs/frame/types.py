@@ -112,7 +112,7 @@ def _fits_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect: 
 
 
 def _fits_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
-    """Texts, bytes, dates and times, and nested types."""
+    """Texts, bytes, dates and times."""
     if is_text(kind):
         return spark_type(column, dialect).startswith("string")  # for other columns cast in Spark, which finds bad texts early
     if is_binary(kind):
@@ -129,8 +129,6 @@ def _fits_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> boo
         return isinstance(column, sql.Time) and not getattr(column, "timezone", False)
     if pa.types.is_duration(kind):
         return isinstance(column, postgresql.INTERVAL)
-    if pa.types.is_nested(kind):
-        return isinstance(column, sql.JSON) or (isinstance(column, sql.String) and not isinstance(column, sql.Enum))
     return False
 
 
