@@ -161,6 +161,7 @@ def test_the_script_creates_the_tables_in_the_schema(url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_row_that_is_locked_in_a_schema_names_its_holder(store: SqlStateStore) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)
