@@ -12,8 +12,7 @@ import dualwrite
 from crash.events import Events
 from dualwrite import DualWriter, Transaction
 from dualwrite.chunks.arrow import arrow_chunks
-from dualwrite.chunks.markers import JobPlan
-from dualwrite.chunks.registry import forget_job
+from dualwrite.chunks.markers import JobPlan, forget_job
 from dualwrite.chunks.write import PartitionReport, write_chunks
 from dualwrite.testing.topics import read_committed
 

@@ -17,8 +17,7 @@ from store_scene import STATE
 
 import dualwrite
 from dualwrite import Transaction, migration
-from dualwrite.chunks.markers import ChunkMarker
-from dualwrite.chunks.sql_markers import SqlChunkMarkers
+from dualwrite.chunks.markers import ChunkMarker, ChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
@@ -76,7 +75,7 @@ def use_everything(store: SqlStateStore) -> None:
     transaction = store.begin(claim)
     position, marker = Position("topic", 0, 5), ChunkMarker(0, 10, "digest")
     store.positions.move(transaction, "group", [Move(None, position)])
-    markers, whole = SqlChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
+    markers, whole = ChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
     markers.write(whole, "job", 0, marker)
     assert markers.read(whole, "job", 0) == {0: marker}
     transaction.record(STATE, generation=generation, transaction_number=1)

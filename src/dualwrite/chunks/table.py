@@ -6,11 +6,15 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, Table
 
-from dualwrite.chunks.markers import MAX_DIGEST_LENGTH, MAX_JOB_ID_LENGTH
 from dualwrite.stores.sql.column_types import UtcDateTime, Words
 from dualwrite.stores.sql.table import metadata
 
 CHUNK_TABLE_NAME: Final = "kafka_job_chunk"
+
+MAX_JOB_ID_LENGTH: Final = 200
+"""Maximum length of a job id, in characters."""
+
+_MAX_DIGEST_LENGTH: Final = 64
 
 chunk_table: Final = Table(
     CHUNK_TABLE_NAME,
@@ -19,7 +23,7 @@ chunk_table: Final = Table(
     Column("partition_number", Integer, primary_key=True, autoincrement=False),
     Column("chunk_number", Integer, primary_key=True, autoincrement=False),
     Column("row_count", BigInteger, nullable=False),
-    Column("digest", Words(MAX_DIGEST_LENGTH), nullable=False),
+    Column("digest", Words(_MAX_DIGEST_LENGTH), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
 """The row with partition -1 belongs to the job itself: its digest column has the job's plan, as JSON text."""

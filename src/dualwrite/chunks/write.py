@@ -21,7 +21,6 @@ from typing import Final, Generic, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPlan
-from dualwrite.chunks.registry import markers_of
 from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
 from dualwrite.logs import SubjectLogger
 from dualwrite.transaction import Transaction
@@ -84,7 +83,6 @@ def write_chunks(
     *,
     plan: JobPlan,
     partition: int,
-    markers: ChunkMarkers | None = None,
     attempts: int = DEFAULT_ATTEMPTS,
 ) -> PartitionReport:
     """Write those chunks of a partition that have not been committed yet, each in a transaction.
@@ -96,12 +94,12 @@ def write_chunks(
         fn: Writes one chunk; called with the transaction and the chunk's content.
         plan: How the job is divided into chunks.
         partition: Number of the partition, from 0.
-        markers: The markers to use instead of those of the writer's store.
         attempts: Maximum number of attempts for one chunk's transaction, after errors that leave nothing behind (conflicts).
 
     Raises:
         JobPlanChangedError: The job was divided differently before.
         ChunkChangedError: A committed chunk has other rows now, or no longer exists.
+        ConfigurationError: The writer's store is not a SQL database.
         UsageError: The plan has no partition with this number.
         FencedError: Another attempt of this partition has started since. What is committed stays, and that attempt skips it.
         DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
@@ -113,8 +111,7 @@ def write_chunks(
             transactional_id=writer.transactional_id,
             next_step="pass the frame's actual number of partitions",
         )
-    stored = markers_of(writer.store) if markers is None else markers
-    return _Attempt(writer, stored, plan, partition, attempts).run(chunks, fn)
+    return _Attempt(writer, ChunkMarkers(writer.store), plan, partition, attempts).run(chunks, fn)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ except ImportError as error:
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
-from dualwrite.chunks.registry import forget_job
+from dualwrite.chunks.markers import forget_job
 from dualwrite.spark.java import SparkSetupWarning, warn_without_java
 from dualwrite.spark.registration import register, write_batch
 

@@ -15,12 +15,11 @@ from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
 from dualwrite.chunks.arrow import arrow_chunks
-from dualwrite.chunks.markers import ChunkMarkers, JobPlan
+from dualwrite.chunks.markers import JobPlan
 from dualwrite.chunks.write import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.jobs.base import validate_prefix
 from dualwrite.logs import SubjectLogger
-from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 log = SubjectLogger(__name__)
 
 WriterFactory = Callable[[str], DualWriter]
-MarkersFactory = Callable[[TxnStateStore], ChunkMarkers]
 
 _COUNT_PROPERTY: Final = "dualwrite.partitions"
 _REPORT: Final = "partition int, rows bigint, chunks bigint, rows_before bigint, chunks_before bigint"
@@ -82,7 +80,6 @@ def write_partitions(
     partitions: int | None = ...,
     arrow: Literal[False] = ...,
     attempts: int = ...,
-    markers: MarkersFactory | None = ...,
 ) -> WriteReport: ...
 
 
@@ -98,7 +95,6 @@ def write_partitions(
     partitions: int | None = ...,
     arrow: Literal[True],
     attempts: int = ...,
-    markers: MarkersFactory | None = ...,
 ) -> WriteReport: ...
 
 
@@ -113,13 +109,12 @@ def write_partitions(
     partitions: int | None = None,
     arrow: bool = False,
     attempts: int = DEFAULT_ATTEMPTS,
-    markers: MarkersFactory | None = None,
 ) -> WriteReport:
-    """Write each partition of a DataFrame in its own transactions, to any store and Kafka, each chunk exactly once.
+    """Write each partition of a DataFrame in its own transactions, to a SQL database and Kafka, each chunk exactly once.
 
     A *chunk* is what one transaction writes: a whole partition, or `rows_per_transaction` rows of it. Every chunk is atomic,
     database and messages together. The frame as a whole is not: while the job runs, and after a failure, some chunks are
-    written and others are not. To write a frame all or nothing, to a SQL database, use the data source `dualwrite`. ::
+    written and others are not. To write a frame all or nothing, use the data source `dualwrite`. ::
 
         def writer(transactional_id):
             return dualwrite.connect("postgresql://db/shop", kafka="broker:9092", transactional_id=transactional_id)
@@ -165,14 +160,8 @@ def write_partitions(
     its chunk are available, so a slow frame does not keep a transaction open. The frame is evaluated once (by one `mapInArrow`
     whose small results are collected; this also works with Spark Connect, which has no `foreachPartition`).
 
-    **Markers** are one row (node, key) of some 150 bytes per chunk, and one per job: in the table `kafka_job_chunk`, in
-    ZooKeeper below `/kafka_job_chunk`, in RocksDB in a column family of that name. They remain until
-    `forget_job(store, job_id)`. ZooKeeper keeps all its data in memory, so use chunks as large as a request can be there
-    (jute.maxbuffer: 1 MB).
-
-    **RocksDB**: only one process can open the database, and Spark runs each task in its own process. Use one partition
-    (`df.repartition(1)`) or one task at a time (`local[1]`); otherwise tasks fail on the database's lock. The database is on
-    one machine, so the task must run there.
+    **Markers** are rows of some 150 bytes in the table `kafka_job_chunk`, one per chunk and one per job. They remain until
+    `forget_job(store, job_id)`.
 
     **Without two-phase commit on the broker**, a chunk's messages can be lost to a timeout after its database transaction has
     committed. The chunk's marker remains; opening the writer raises LostTransactionError until the loss is acknowledged.
@@ -191,7 +180,6 @@ def write_partitions(
             COPY accept columns.
         attempts: Maximum number of attempts for a chunk's transaction within the task, after errors that leave nothing behind
             (such as serialization failures).
-        markers: Returns the ChunkMarkers for a store that has no method `chunk_markers()`.
 
     Raises:
         ConfigurationError: An argument is not valid. Nothing was written, unless the message says otherwise.
@@ -214,7 +202,6 @@ def write_partitions(
         fn,
         None if arrow else df.schema,
         attempts,
-        markers,
     )
     with _counted(df.mapInArrow(task, _REPORT), partitions) as results:
         rows = results.collect()
@@ -243,7 +230,6 @@ class _Task:
     fn: Callable[[Transaction, Any], object]
     row_schema: StructType | None
     attempts: int
-    markers: MarkersFactory | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -259,7 +245,6 @@ class _Task:
                 self.fn,
                 plan=plan,
                 partition=partition,
-                markers=None if self.markers is None else self.markers(writer.store),
                 attempts=self.attempts,
             )
         yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
