@@ -17,10 +17,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from dualwrite.jobs import driver as committing
 from dualwrite.jobs.decision import JobDecision
-from dualwrite.jobs.frame.loading import StagingWriter
-from dualwrite.jobs.frame.messages import MessageEncoder
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.spark.frame import MessageEncoder
+from dualwrite.spark.loading import StagingWriter
 from dualwrite.spark.source import BatchWriter, DualWriteDataSource
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from dualwrite.errors import (
 )
 from dualwrite.jobs.base import TaskOutcome
 from dualwrite.jobs.completing import delete_staged
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import AttemptRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.recovery import recover_job
+from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import Recoverer

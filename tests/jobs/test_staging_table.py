@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError, UsageError
-from dualwrite.jobs.frame.columns import compare, table_columns
-from dualwrite.jobs.frame.staged_rows import StagedRows
-from dualwrite.jobs.frame.staging import StagingTable
-from dualwrite.jobs.frame.table_names import quoted_name
+from dualwrite.jobs.staged_rows import StagedRows, quoted_name
+from dualwrite.spark.columns import compare, table_columns
+from dualwrite.spark.staging import StagingTable
 from dualwrite.testing.postgres import PostgresServer
 
 MOMENT = datetime(2026, 1, 31, 12, 30, 15, 123456, UTC)

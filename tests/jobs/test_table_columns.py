@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.frame.columns import TargetTable, compare, split_name, table_columns
+from dualwrite.spark.columns import TargetTable, compare, split_name, table_columns
 
 UTC = pa.timestamp("us", "UTC")
 LOCAL = pa.timestamp("us")

@@ -24,9 +24,9 @@ from crash import events
 from crash.databases import Databases
 from crash.events import events_at
 from dualwrite import DualWriter, Transaction, UsageError
-from dualwrite.chunks.markers import forget_job
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError
+from dualwrite.spark.markers import forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures import zookeeper_client

@@ -17,11 +17,11 @@ from store_scene import STATE
 
 import dualwrite
 from dualwrite import Transaction, migration
-from dualwrite.chunks.markers import ChunkMarker, ChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url

@@ -19,10 +19,10 @@ from psycopg_pool import ConnectionPool
 from store_scene import ID, STATE, assert_nothing_is_checked_out, rows, user_metadata
 
 from dualwrite import Transaction, migration
-from dualwrite.chunks.markers import ChunkMarker, ChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ConfigurationError, FencedError, StoreError, TransactionControlError
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore

@@ -16,8 +16,8 @@ from typing import Final
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError, StoreUnavailableError
 from dualwrite.jobs.base import Prepared
 from dualwrite.jobs.context import OpenSite
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import AttemptRow
+from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import KafkaCheck
 from dualwrite.recovery.recoverer import describe_owner

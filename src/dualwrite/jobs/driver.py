@@ -20,9 +20,9 @@ from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.completing import complete, delete_staged, resolve_ids
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.job_rows import Marker
 from dualwrite.jobs.opening import open_run
+from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner

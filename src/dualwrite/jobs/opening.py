@@ -8,8 +8,8 @@ from dualwrite.failpoints import hit
 from dualwrite.jobs.base import JobRun
 from dualwrite.jobs.completing import cleanup
 from dualwrite.jobs.context import OpenSite
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.lease import Opening
+from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.recovery.clusters import check_cluster
 
 

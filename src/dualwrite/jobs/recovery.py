@@ -5,8 +5,8 @@ from __future__ import annotations
 from dualwrite.jobs.completing import cleanup
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import JobDecision
-from dualwrite.jobs.frame.staged_rows import StagedRows
 from dualwrite.jobs.lease import JobRow
+from dualwrite.jobs.staged_rows import StagedRows
 from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, RecoveryReport

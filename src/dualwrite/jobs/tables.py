@@ -1,4 +1,4 @@
-"""The tables of jobs: which job holds a prefix, which batches are committed, which ids tasks have used (revision 0003)."""
+"""The tables of jobs (revision 0003), and their rows, read and written within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Boolean, Column, Integer, Table
 
-from dualwrite.chunks.table import chunk_table
 from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.column_types import LongWords, UtcDateTime, Words
 from dualwrite.stores.sql.table import metadata
@@ -52,3 +51,22 @@ attempt_table: Final = Table(
     Column("beats", Integer, nullable=False),
 )
 """The transactional ids of task attempts; each row names the run and the task attempt that claimed the id last."""
+
+CHUNK_TABLE_NAME: Final = "kafka_job_chunk"
+
+MAX_JOB_ID_LENGTH: Final = 200
+"""Maximum length of a job id, in characters."""
+
+_MAX_DIGEST_LENGTH: Final = 64
+
+chunk_table: Final = Table(
+    CHUNK_TABLE_NAME,
+    metadata,
+    Column("job_id", Words(MAX_JOB_ID_LENGTH), primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("chunk_number", Integer, primary_key=True, autoincrement=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("digest", Words(_MAX_DIGEST_LENGTH), nullable=False),
+    Column("committed_at", UtcDateTime, nullable=False),
+)
+"""The row with partition -1 belongs to the job itself: its digest column has the job's plan, as JSON text."""

@@ -44,9 +44,8 @@ except ImportError as error:
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
-from dualwrite.chunks.markers import forget_job
-from dualwrite.spark.java import SparkSetupWarning, warn_without_java
-from dualwrite.spark.registration import register, write_batch
+from dualwrite.spark.markers import forget_job
+from dualwrite.spark.setup import SparkSetupWarning, register, warn_without_java, write_batch
 
 if TYPE_CHECKING:
     from dualwrite.spark.partitions import WriteReport, write_partitions

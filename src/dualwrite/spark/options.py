@@ -10,13 +10,13 @@ from typing import Any, Final, Self, TypeVar, cast, get_args
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from dualwrite.chunks.markers import validate_job_id
 from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.base import validate_prefix
 from dualwrite.jobs.context import DEFAULT_COMMIT_TIMEOUT, JobSite
-from dualwrite.jobs.frame.sink import FrameSettings
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
 from dualwrite.settings import ProducerName, Timeouts
+from dualwrite.spark.frame import FrameSettings
+from dualwrite.spark.markers import validate_job_id
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES
 
 T = TypeVar("T")

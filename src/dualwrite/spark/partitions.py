@@ -14,12 +14,11 @@ from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
-from dualwrite.chunks.arrow import arrow_chunks
-from dualwrite.chunks.markers import JobPlan
-from dualwrite.chunks.write import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.jobs.base import validate_prefix
 from dualwrite.logs import SubjectLogger
+from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, PartitionReport, arrow_chunks, write_chunks
+from dualwrite.spark.markers import JobPlan
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 

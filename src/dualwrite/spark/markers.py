@@ -15,9 +15,9 @@ from typing import Final, Self
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from dualwrite.chunks.table import CHUNK_TABLE_NAME, MAX_JOB_ID_LENGTH
-from dualwrite.chunks.table import chunk_table as t
 from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreCommitFailedError, StoredStateError
+from dualwrite.jobs.tables import CHUNK_TABLE_NAME, MAX_JOB_ID_LENGTH
+from dualwrite.jobs.tables import chunk_table as t
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
