@@ -11,9 +11,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.base import validate_prefix
 from dualwrite.jobs.context import DEFAULT_COMMIT_TIMEOUT, JobSite
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
+from dualwrite.jobs.rules import validate_prefix
 from dualwrite.settings import ProducerName, Timeouts
 from dualwrite.spark.frame import FrameSettings
 from dualwrite.spark.markers import validate_job_id
