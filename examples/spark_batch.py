@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col
+from pyspark.sql.functions import col, struct, to_json
 from sqlalchemy import Column, DateTime, Integer, MetaData, String, Table, create_engine, func, select
 
 import dualwrite
@@ -71,14 +71,13 @@ def options(settings: dualwrite.Settings, name: str) -> dict[str, str]:
         **{f"kafka.{key}": str(value) for key, value in settings.kafka.items()},
         "dbtable": name,
         "topic": name,
-        "value.format": "json",  # the whole row
         "transactionalIdPrefix": f"{name}-import",
     }
 
 
 def as_messages(flights: DataFrame) -> DataFrame:
-    """Use the aircraft, if it is known, as the message's key; all other columns make the table's row."""
-    return flights.withColumn("key", col("tailnum"))
+    """Add the message: the whole row as JSON, with the aircraft, if it is known, as its key."""
+    return flights.select("*", col("tailnum").alias("key"), to_json(struct("*")).alias("value"))
 
 
 def make_input(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite.cli import main
+from dualwrite.cli.tool_group import in_our_order
 from dualwrite.devcluster import DevCluster
 from dualwrite.recovery import recoverer
 from fixtures import json_pages
@@ -228,27 +229,32 @@ def test_find_hanging_in_a_missing_topic_or_broker(json_of: JsonOf, new_name: Ne
 # --- as with Apache's tool --------------------------------------------------------------------------------------------------
 
 
-def test_apaches_command_line(
-    opened: str, run: Run, trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_apaches_command_line(opened: str, run: Run, trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
     before = ("--bootstrap-server", trusting_broker.bootstrap_servers)
     assert opened in run(*before, "list", "--transactional-id-pattern", opened)[1]
     assert opened in run(*before, "--json", "describe", "--transactional-id", opened)[1]
     code, _, err = run("--yes", *before, "--without-database", "force-terminate", "no-such-id")
     assert (code, "does not know this transactional id" in err) == (1, True)
-    file = tmp_path / "client.properties"
-    file.write_text(f"# of Apache's tools\nbootstrap.servers = {trusting_broker.bootstrap_servers}\n", encoding="utf-8")
-    assert opened in run("--command-config", str(file), "list", "--state", "Ongoing")[1]
-    assert opened in run("list", f"--command-config={file}")[1]
     code, out, _ = run(*before, "list", "--pattern", opened, "--duration-filter", "3600000")
     assert (code, out) == (0, "No transactional id was found.\n")
     assert opened in run(*before, "list", "--pattern", opened, "--duration-filter", "-1")[1]
-    file.write_text("ssl.truststore.location=/etc/kafka/trust.jks\n", encoding="utf-8")
-    code, out, err = run(*before, "--command-config", str(file), "list")
-    assert (code, out) == (2, "")
-    assert "ssl.truststore.location of --command-config is a Java key store" in err
-    assert run("list", "--command-config", str(tmp_path / "missing"))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("--bootstrap-server x list --state y", "list --bootstrap-server x --state y"),
+        ("--bootstrap-server=x --json list", "list --bootstrap-server=x --json"),
+        ("list --kafka x", "list --kafka x"),
+        ("--kafka list describe id", "describe --kafka list id"),
+        ("--help", "--help"),
+        ("--kafka x unknown", "--kafka x unknown"),
+        ("", ""),
+    ],
+)
+def test_options_before_the_command(given: str, ours: str) -> None:
+    assert in_our_order(given.split(), {"list", "describe"}) == ours.split()
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,8 @@ import pyarrow as pa
 import dualwrite
 from crash.events import Events
 from dualwrite import DualWriter, Transaction
-from dualwrite.chunks.arrow import arrow_chunks
-from dualwrite.chunks.markers import JobPlan
-from dualwrite.chunks.registry import forget_job
-from dualwrite.chunks.write import PartitionReport, write_chunks
+from dualwrite.spark.chunks import PartitionReport, arrow_chunks, write_chunks
+from dualwrite.spark.markers import JobPlan, forget_job
 from dualwrite.testing.topics import read_committed
 
 Write = Callable[[Transaction, Any], object]

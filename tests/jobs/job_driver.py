@@ -12,9 +12,9 @@ from pathlib import Path
 
 from job_scene import NumberSink
 
-from dualwrite.jobs.base import JobRun, TaskOutcome
 from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.stores.sql import mysql, postgresql
 from dualwrite.testing.failpoints import FailpointError

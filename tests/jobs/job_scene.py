@@ -10,9 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dualwrite.jobs.base import JobRun, TaskOutcome
 from dualwrite.jobs.context import JobSite
 from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.stores.base import Claim

@@ -1,4 +1,4 @@
-"""A partition in chunks, on each kind of database: each chunk is written once, even if attempts fail, overlap or differ."""
+"""A partition in chunks, on each SQL database: each chunk is written once, even if attempts fail, overlap or differ."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import pytest
 import sqlalchemy as sa
 from chunk_scene import ChunkScene, WorkerDiedError
 
-from crash.databases import DATABASES, Databases
+from crash.databases import Databases
 from crash.events import events_at
 from dualwrite import FencedError, SqlStateStore, StateTableMissingError, Transaction, UsageError, migration
-from dualwrite.chunks.markers import JobPlan
-from dualwrite.chunks.registry import forget_job, markers_of
-from dualwrite.chunks.write import PartitionReport
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError, StoreCommitFailedError
+from dualwrite.spark.chunks import PartitionReport
+from dualwrite.spark.markers import JobPlan, forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
+SQL = ("sqlite", "postgresql", "mariadb")
 ROWS = list(range(35))
 MOMENTS = ["between two transactions", "within one"]
 DYING_POINTS = ["after_prepare", "before_db_commit", "after_db_commit", "after_kafka_commit"]
 
 
-@pytest.fixture(params=thinned(DATABASES, kept=["sqlite", "postgresql", "rocksdb", "zookeeper"], quick=["sqlite"]))
+@pytest.fixture(params=thinned(SQL, kept=["sqlite", "postgresql"], quick=["sqlite"]))
 def job(request: pytest.FixtureRequest, databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> ChunkScene:
-    """A job on each kind of database."""
+    """A job on each SQL database."""
     return scene_on(databases, request.param, broker, new_name)
 
 
@@ -145,8 +145,8 @@ def test_jobs_are_independent(job: ChunkScene, new_name: Callable[[str], str]) -
     ("job", "where"),
     # SQLite has one transaction at a time: within one, the later attempt waits for it
     thinned(
-        [(database, where) for database, where in product(DATABASES, MOMENTS) if (database, where) != ("sqlite", MOMENTS[1])],
-        kept=[*zip(DATABASES, cycle(MOMENTS))],
+        [(database, where) for database, where in product(SQL, MOMENTS) if (database, where) != ("sqlite", MOMENTS[1])],
+        kept=[*zip(SQL, cycle(MOMENTS))],
     ),
     indirect=["job"],
 )
@@ -262,8 +262,8 @@ def test_a_commit_without_an_answer(
 @pytest.mark.parametrize(
     ("job", "point"),
     thinned(
-        product(DATABASES, DYING_POINTS),
-        kept=[*zip(DATABASES, cycle(DYING_POINTS)), ("postgresql", "after_db_commit")],
+        product(SQL, DYING_POINTS),
+        kept=[*zip(SQL, cycle(DYING_POINTS)), ("postgresql", "after_db_commit")],
         quick=[("sqlite", "after_prepare")],
     ),
     indirect=["job"],
@@ -298,28 +298,6 @@ def test_psycopg_connections(on_postgres: ChunkScene) -> None:
     assert job.found() == (ROWS, ROWS)
 
 
-def test_a_typed_rocksdb(broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path) -> None:
-    from rocksdict import Rdict  # noqa: PLC0415  (one database, one import)
-
-    from dualwrite.stores.rocksdb import RocksDBStore  # noqa: PLC0415  (as above)
-
-    rdict = Rdict(str(tmp_path / "typed"))
-    store = RocksDBStore(rdict)
-    job = ChunkScene(events_at(f"sqlite:///{tmp_path}/unused.db"), broker.bootstrap_servers, new_name("job"), new_name("topic"))
-
-    def put(transaction: Transaction, rows: pa.Table) -> None:
-        for number in rows["n"].to_pylist():
-            transaction.db[number] = {"n": number}
-
-    assert job.attempt(ROWS, put, database=store).rows == 35
-    assert job.attempt(ROWS, put, database=store).rows_before == 35
-    assert forget_job(store, job.job_id) == 4
-    assert forget_job(store, job.job_id) == 0
-    assert [rdict[number]["n"] for number in ROWS] == ROWS
-    store.close()
-    rdict.close()
-
-
 def test_a_database_without_the_chunk_table(tmp_path: Path, broker: DevCluster, new_name: Callable[[str], str]) -> None:
     events = events_at(f"sqlite:///{tmp_path}/old.db")
     migration.upgrade(events.url)
@@ -332,18 +310,11 @@ def test_a_database_without_the_chunk_table(tmp_path: Path, broker: DevCluster, 
         job.attempt(ROWS)
 
 
-def test_a_third_party_store() -> None:
-    class Bare:
-        description = "bare://"
-
-    class Wrong(Bare):
-        def chunk_markers(self) -> str:
-            return "none"
-
-    with pytest.raises(ConfigurationError, match=r"Bare \(bare://\) does not support chunk markers.*chunk_markers\(\)"):
-        markers_of(Bare())  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="returned a str"):
-        markers_of(Wrong())  # type: ignore[arg-type]
+def test_another_kind_of_store_is_refused(databases: Databases, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    job = scene_on(databases, "rocksdb", broker, new_name)
+    with pytest.raises(ConfigurationError, match="needs a SQL database, but the store is rocksdb:"):
+        job.attempt(ROWS)
+    assert job.events.numbers(job.name) == []
 
 
 @pytest.mark.parametrize("job_id", ["", "x" * 201, "a\0b", "a\nb", 5])

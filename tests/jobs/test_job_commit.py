@@ -12,8 +12,8 @@ import pytest
 from job_scene import JobScene
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
-from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
+from dualwrite.jobs.rules import JobRow
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit
 from fixtures.tiers import thinned

@@ -14,7 +14,7 @@ from job_scene import JobScene
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BatchRefusedError, DualWriteError, ProducerFencedError, TransactionTimeoutError
-from dualwrite.jobs.base import TaskOutcome
+from dualwrite.jobs.rules import TaskOutcome
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import done, happened, limit

@@ -11,11 +11,11 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, InvalidMessageError
-from dualwrite.jobs.frame.messages import MessageEncoder
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
 from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.spark.frame import MessageEncoder
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT
 
@@ -114,13 +114,6 @@ def test_one_partition_for_all_rows(broker: DevCluster, topic: str, producer: An
     ]
 
 
-def test_a_value_made_of_columns(broker: DevCluster, topic: str, producer: Any) -> None:
-    batch = pa.record_batch({"key": pa.array(["k", "l"]), "n": pa.array([1, None]), "t": pa.array(['"', "b"])})
-    send(producer, batch, topic=topic, value_columns=["n", "t"])
-    found = {message.key(): message.value() for message in read_topic(broker.bootstrap_servers, topic)}
-    assert found == {b"k": b'{"n":1,"t":"\\""}', b"l": b'{"t":"b"}'}
-
-
 def test_no_rows_give_no_messages(producer: Any, topic: str) -> None:
     assert send(producer, pa.record_batch({"value": pa.array([], pa.string())}), topic=topic) == 0
 
@@ -168,21 +161,6 @@ def test_every_problem_is_in_one_error() -> None:
 
 def test_a_missing_topic_is_refused() -> None:
     assert "neither the option topic nor a column topic" in problems({"value": pa.string()})
-
-
-def test_two_sources_of_a_value_are_refused() -> None:
-    assert "also defines the value" in problems({"value": pa.string(), "a": pa.int8()}, topic="t", value_columns=["a"])
-    text = problems({"a": pa.duration("us")}, topic="t", value_columns=["a", "b"])
-    assert "'b', but there are 0 columns with this name" in text
-    assert "column 'a' of value.columns: duration[us] can't be written as JSON" in text
-    assert "value.columns is empty" in problems({"a": pa.int8()}, topic="t", value_columns=[])
-
-
-@pytest.mark.parametrize("name", ["variant", "geometry", "geography"])
-def test_a_value_of_a_type_with_an_internal_form_is_refused(name: str) -> None:
-    """As PySpark converts these types."""
-    kind = pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={name: "true"})])
-    assert f"a {name} arrives in Spark's internal form" in problems({"doc": kind}, topic="t", value_columns=["doc"])
 
 
 def test_a_duplicate_column() -> None:

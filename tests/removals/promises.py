@@ -486,14 +486,14 @@ PROMISES: Final = (
     ),
     Removal(
         "a batch that is committed for another query or table does not count as a job's own",
-        "jobs/lease.py",
+        "jobs/rules.py",
         "    if run.bound_to != bound_to:\n",
         "    if run.bound_to == ():\n",
         ("unit/test_job_rules.py::test_a_batch_that_is_committed_for_another_query",),
     ),
     Removal(
         "a batch before the newest comes from a checkpoint that was reset",
-        "jobs/lease.py",
+        "jobs/rules.py",
         "committed.newest > run.batch_id:",
         "committed.newest > run.batch_id and not committed.this:",
         ("unit/test_job_rules.py::test_an_outdated_batch",),

@@ -78,6 +78,7 @@ def _die_with_parent() -> None:
 def orders(spark: SparkSession, told: dict[str, Any]) -> DataFrame:
     columns = ("id", "concat('item ', id) as item", "id * 1.5D as price", "cast(id as string) as key")
     frame = spark.range(told["first"], told["last"], 1, told["partitions"]).selectExpr(*columns)
+    frame = frame.selectExpr("*", "to_json(struct(id, item, price)) as value")
     return frame.mapInArrow(failing(told["fails"]), frame.schema) if "fails" in told else frame
 
 

@@ -32,6 +32,10 @@ def await_end(query: StreamingQuery) -> None:
         raise TimeLimitError(f"the query has not ended within {LIMIT:.0f} s")
 
 
+def as_messages(orders: DataFrame) -> DataFrame:
+    return orders.selectExpr("*", "cast(id as string) as key", "to_json(struct(*)) as value")
+
+
 @dataclass
 class SparkScene:
     """One job, with its own prefix and topic.
@@ -79,7 +83,6 @@ class SparkScene:
             "dbtable": "orders",
             "kafka.bootstrap.servers": self.servers,
             "topic": self.name,
-            "value.format": "json",
             "transactionalIdPrefix": self.name,
             "leaseTimeout": "2",
             **self.more,
@@ -89,7 +92,7 @@ class SparkScene:
 
     def orders(self, ids: Iterable[int], partitions: int = 3) -> DataFrame:
         rows = [(number, f"item {number}", number * 1.5) for number in ids]
-        return self.spark.createDataFrame(rows, SCHEMA).selectExpr("*", "cast(id as string) as key").repartition(partitions)
+        return as_messages(self.spark.createDataFrame(rows, SCHEMA)).repartition(partitions)
 
     def write(self, frame: DataFrame, **options: str) -> None:
         frame.write.format("dualwrite").mode("append").options(**{**self.options, **options}).save()
@@ -103,7 +106,7 @@ class SparkScene:
 
     def stream(self, partitions: int = 3) -> DataFrame:
         files = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.input))
-        return files.selectExpr("*", "cast(id as string) as key").repartition(partitions)
+        return as_messages(files).repartition(partitions)
 
     def start(
         self, partitions: int = 3, each: Callable[[DataFrame, int], None] | None = None, **options: str

@@ -19,8 +19,12 @@ from spark.slow_sink import say
 
 def run(spark: SparkSession, settings: dict[str, Any]) -> None:
     files = spark.readStream.schema(settings["schema"]).option("maxFilesPerTrigger", 1).json(settings["input"])
-    orders = files.selectExpr("*", "cast(id as string) as key").repartition(settings["partitions"])
-    writer = orders.writeStream.option("checkpointLocation", settings["checkpoint"]).trigger(availableNow=True)
+    orders = files.selectExpr("*", "cast(id as string) as key", "to_json(struct(*)) as value")
+    writer = (
+        orders.repartition(settings["partitions"])
+        .writeStream.option("checkpointLocation", settings["checkpoint"])
+        .trigger(availableNow=True)
+    )
     writer.format("dualwrite").options(**settings["options"]).start().awaitTermination()
 
 

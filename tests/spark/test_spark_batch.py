@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +99,7 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
                array(named_struct('key', 'kind', 'value', CAST('order' AS binary))) AS headers,
                timestamp_millis({began} + id) AS timestamp
         FROM range(0, 10, 1, 2)""")
-    options = {name: text for name, text in scene.options.items() if name not in ("topic", "value.format")}
+    options = {name: text for name, text in scene.options.items() if name != "topic"}
     frame.write.format("dualwrite").mode("append").options(**options).save()
     for odd in (0, 1):
         messages = sorted(scene.messages(f"{scene.name}-{odd}"), key=lambda message: message.timestamp()[1])
@@ -112,16 +111,9 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
 
 
 @pytest.mark.slow
-def test_chosen_columns_make_the_value(scene: SparkScene) -> None:
-    scene.write(scene.orders([1]), **{"value.columns": "item, id"})
-    (message,) = scene.messages()
-    assert json.loads(message.value() or b"") == {"item": "item 1", "id": 1}
-
-
-@pytest.mark.slow
 def test_upsert(scene: SparkScene) -> None:
     scene.write(scene.orders(range(10)))
-    newer = scene.orders(range(5, 15)).selectExpr("id", "upper(item) AS item", "price", "key")
+    newer = scene.orders(range(5, 15)).selectExpr("id", "upper(item) AS item", "price", "key", "value")
     scene.write(newer, upsertKeys="id")
     assert scene.rows("SELECT id, item FROM orders ORDER BY id") == [
         (i, f"item {i}" if i < 5 else f"ITEM {i}") for i in range(15)
@@ -182,7 +174,7 @@ def test_a_row_that_the_table_refuses(scene: SparkScene) -> None:
 
 @pytest.mark.slow
 def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
-    frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key")
+    frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key", "value")
     told = refused(scene, frame)
     assert "column id: string does not fit bigint" in told
     assert "column colour: the table has no column with this name" in told
@@ -201,7 +193,6 @@ def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
         ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
         ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
         ({"numPartitions": "2"}, "The frame has more partitions than numPartitions allows (2)"),
-        ({"value.format": "xml"}, "value.format must be one of json, column, not 'xml'"),
     ],
 )
 def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expected: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pyspark import cloudpickle
 
 import dualwrite.spark
-from dualwrite.spark.java import java_problem, warn_without_java
+from dualwrite.spark.setup import java_problem, warn_without_java
 from spark.job import LIMIT
 from spark.session import NOT_OURS
 

@@ -164,34 +164,8 @@ def test_a_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> N
 # --- waiting --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_claim_names_a_lock_on_the_table(mariadb_store: SqlStateStore) -> None:
-    mariadb_store.check()
-    with mariadb_store.engine.connect() as connection:
-        connection.exec_driver_sql("LOCK TABLES kafka_transaction_state WRITE")
-        with pytest.raises(ClaimTimeoutError, match="locked the whole table"):
-            mariadb_store.claim(ID, "ours", timeout=0.3)
-        connection.exec_driver_sql("UNLOCK TABLES")
-    assert mariadb_store.claim(ID, "ours", timeout=LIMIT).fence == 1
-
-
-@pytest.mark.slow
-def test_a_claim_timeout_names_the_privilege_that_would_show_the_holder(
-    mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
-) -> None:
-    with weak_user(mariadb_server, mariadb_store) as url, SqlStateStore.from_url(url) as store:
-        transaction = recorded(mariadb_store, mariadb_claim)
-        with pytest.raises(ClaimTimeoutError) as caught:
-            store.claim(ID, "weak", timeout=0.3)
-        transaction.rollback()
-        assert caught.value.blocker is None
-        assert "PROCESS" in str(caught.value)
-        assert "GRANT PROCESS" in str(caught.value.next_step)
-        assert store.claim(ID, "weak", timeout=LIMIT).fence == 2
-
-
 @contextmanager
-def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str = "ALL ON test.*") -> Iterator[str]:
+def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str) -> Iterator[str]:
     with store.engine.begin() as connection:
         connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
         connection.exec_driver_sql(f"GRANT {rights} TO weak@'127.0.0.1'")

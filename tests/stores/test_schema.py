@@ -17,12 +17,11 @@ from store_scene import STATE
 
 import dualwrite
 from dualwrite import Transaction, migration
-from dualwrite.chunks.markers import ChunkMarker
-from dualwrite.chunks.sql_markers import SqlChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
 from dualwrite.jobs.tables import metadata
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
@@ -76,7 +75,7 @@ def use_everything(store: SqlStateStore) -> None:
     transaction = store.begin(claim)
     position, marker = Position("topic", 0, 5), ChunkMarker(0, 10, "digest")
     store.positions.move(transaction, "group", [Move(None, position)])
-    markers, whole = SqlChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
+    markers, whole = ChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
     markers.write(whole, "job", 0, marker)
     assert markers.read(whole, "job", 0) == {0: marker}
     transaction.record(STATE, generation=generation, transaction_number=1)
@@ -161,6 +160,7 @@ def test_the_script_creates_the_tables_in_the_schema(url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_row_that_is_locked_in_a_schema_names_its_holder(store: SqlStateStore) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT)
     transaction = store.begin(claim)

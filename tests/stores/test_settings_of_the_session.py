@@ -19,11 +19,10 @@ from psycopg_pool import ConnectionPool
 from store_scene import ID, STATE, assert_nothing_is_checked_out, rows, user_metadata
 
 from dualwrite import Transaction, migration
-from dualwrite.chunks.markers import ChunkMarker
-from dualwrite.chunks.sql_markers import SqlChunkMarkers
 from dualwrite.cli import main
 from dualwrite.errors import ConfigurationError, FencedError, StoreError, TransactionControlError
 from dualwrite.producer_kind import ProducerKind
+from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
@@ -95,7 +94,7 @@ def opened(store: SqlStateStore, elsewhere: SqlStateStore | None = None) -> Scen
 def assert_every_statement_reaches_our_tables(scene: Scene, settings: tuple[str, ...], record: str) -> None:
     store, others = scene.store, None if scene.elsewhere is None else scene.elsewhere.read(NAME)
     transaction = scene.block(settings)
-    markers, whole = SqlChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
+    markers, whole = ChunkMarkers(store), cast("Transaction", transaction)  # which has `session`, as it has
     store.positions.move(transaction, "group", [Move(None, POSITION)])
     store.positions.move(transaction, "group", [Move(POSITION, moved := Position("topic", 0, 6))])
     markers.write(whole, "job", 0, MARKER)
@@ -106,7 +105,7 @@ def assert_every_statement_reaches_our_tables(scene: Scene, settings: tuple[str,
         row = after.read_claimed(scene.claim)
         assert (row.prepared_state, row.transaction_number) == (STATE, 1)
         assert after.positions.read("group")[moved.key].offset == 6
-        assert SqlChunkMarkers(after).forget("job") == 1
+        assert ChunkMarkers(after).forget("job") == 1
     if scene.elsewhere is not None:
         assert scene.elsewhere.read(NAME) == others
         assert scene.elsewhere.positions.groups() == []

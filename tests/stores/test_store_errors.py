@@ -177,8 +177,8 @@ def test_an_engine_with_one_connection_for_all_threads(url: str, options: dict[s
     ("url", "package", "ours", "extra"),
     [
         ("postgresql://me:s3cret@db/x", "psycopg", ["postgresql"], "postgres"),
-        ("mysql://me:s3cret@db/x", "pymysql", ["mysql", "mysql_locks"], "mysql"),
-        ("mariadb://me:s3cret@db/x", "pymysql", ["mysql", "mysql_locks"], "mysql"),
+        ("mysql://me:s3cret@db/x", "pymysql", ["mysql"], "mysql"),
+        ("mariadb://me:s3cret@db/x", "pymysql", ["mysql"], "mysql"),
     ],
 )
 def test_a_missing_driver_names_the_extra(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import InvalidTransactionalIdError
-from dualwrite.jobs.base import MAX_PREFIX_LENGTH, AttemptId, validate_prefix
+from dualwrite.jobs.rules import MAX_PREFIX_LENGTH, AttemptId, validate_prefix
 
 PREFIXES = st.text(st.characters(codec="ascii", categories=["L", "N", "P"], exclude_characters="#~"), min_size=1, max_size=40)
 NUMBERS = st.integers(0, 2**31)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
-from dualwrite.jobs.base import JobRun
-from dualwrite.jobs.lease import Committed, JobRow, Opening, after_close, opened, with_given_up
+from dualwrite.jobs.rules import Committed, JobRow, JobRun, Opening, after_close, opened, with_given_up
 
 NONE = Committed(this=False, newest=None)
 STREAM = JobRun("orders", "query", 7, keeps_lease=True)

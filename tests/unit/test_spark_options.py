@@ -28,7 +28,7 @@ def test_the_required_options_are_enough() -> None:
     options = of()
     assert (options.prefix, options.job_id, options.batch_id, options.num_partitions) == ("orders", None, None, None)
     assert options.frame.topic == "orders"
-    assert options.frame.value_columns == options.frame.upsert_keys == ()
+    assert options.frame.upsert_keys == ()
     assert dict(options.site.kafka) == {"bootstrap.servers": "kafka:9092"}
     assert (options.site.producer, options.site.two_phase) == ("auto", None)
 
@@ -49,7 +49,6 @@ OTHERS = {
     "stagingSchema": "staging",
     "stateSchema": "ours",
     "topic": "others",
-    "value.columns": "id",
     "transactionalIdPrefix": "others",
     "jobId": "job",
     "batchId": "7",
@@ -65,9 +64,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "value.format"])  # which has one value
+@pytest.mark.parametrize("name", NAMES)
 def test_every_option_has_an_effect(name: str) -> None:
-    least = {**LEAST, "url": "postgresql+psycopg://me@db/shop", "value.format": "json"}
+    least = {**LEAST, "url": "postgresql+psycopg://me@db/shop"}
     if name == "batchId":
         least["jobId"] = "job"
     assert SinkOptions.of({**least, name: OTHERS[name]}) != SinkOptions.of(least)
@@ -75,14 +74,6 @@ def test_every_option_has_an_effect(name: str) -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in repr(of(**{"kafka.sasl.password": "s3cret", "password": "s3cret"}))
-
-
-@pytest.mark.parametrize(
-    ("columns", "expected"), [(None, ("*",)), ("id, item", ("id", "item"))], ids=["all of the row", "some columns"]
-)
-def test_a_value_of_columns(columns: str | None, expected: tuple[str, ...]) -> None:
-    more = {} if columns is None else {"value.columns": columns}
-    assert of(**{"value.format": "JSON", **more}).frame.value_columns == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +100,6 @@ def test_urls(url: str, user: str | None, password: str | None, expected: str) -
     [
         ({"url": "nonsense"}, "url can't be parsed"),
         ({"topics": "orders"}, "unknown option topics (did you mean topic?)"),
-        ({"value.columns": "id"}, "value.columns needs value.format=json"),
         ({"batchId": "-1"}, "batchId must be an integer of at least 0, not '-1'"),
         ({"batchId": "7"}, "batchId needs jobId"),
         ({"numPartitions": "0"}, "numPartitions must be an integer of at least 1, not '0'"),

@@ -13,7 +13,7 @@ from dualwrite.cli.json_documents import print_json, versioned
 from dualwrite.cli.options import say
 from dualwrite.cli.tables import show_table
 from dualwrite.cli.times import description_words, state_words
-from dualwrite.jobs.lease import JobRow
+from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.state import state_text
 from dualwrite.stores.base import LostTransaction

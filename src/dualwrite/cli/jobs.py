@@ -14,9 +14,9 @@ from dualwrite.cli.tables import show_table
 from dualwrite.cli.times import time_text
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.context import JobSite, OpenSite
-from dualwrite.jobs.lease import JobRow
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.recovery import plan_job, recover_job
+from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import IdPlan, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings

@@ -39,7 +39,7 @@ from dualwrite.cli.options import (
 from dualwrite.cli.printable import printable
 from dualwrite.cli.recovered import Entries, show_lost, show_report
 from dualwrite.errors import DualWriteError
-from dualwrite.jobs.lease import JobRow
+from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings

@@ -15,7 +15,7 @@ from dualwrite.cli.natural_order import in_natural_order
 from dualwrite.cli.options import store_for
 from dualwrite.cli.positions import Shown, groups_json, shown_of, with_kafka
 from dualwrite.errors import BrokerError
-from dualwrite.jobs.lease import JobRow
+from dualwrite.jobs.rules import JobRow
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes

@@ -1,7 +1,6 @@
 """The group of the commands that examine a cluster's transactions: exit codes, Apache's command line.
 
-Apache's `kafka-transactions.sh` has `--bootstrap-server` and `--command-config` before the command's name; here they may be on
-either side of it.
+Apache's `kafka-transactions.sh` has `--bootstrap-server` before the command's name; here options may be on either side of it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from typing import Any, Final
 import typer
 
 from dualwrite.cli.errors import error_text
-from dualwrite.cli.java_properties import settings_in_file
-from dualwrite.cli.json_documents import json_errors, show_error
 from dualwrite.cli.json_group import JSON, JsonGroup
 from dualwrite.errors import ConfigurationError, DualWriteError
 
 _FOUND: Final = 1
 _USAGE_ERROR: Final = 2
-_FILE: Final = "--command-config"
 
 
 class ToolGroup(JsonGroup):
@@ -27,13 +23,8 @@ class ToolGroup(JsonGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the group's arguments, or all of a command without subcommands."""
-        with json_errors(enabled=JSON in args):
-            try:
-                flags = {name for each in self.commands.values() for name in _flags(each)}
-                arguments = in_our_order(args, self.commands, flags) if self.commands else args
-            except ConfigurationError as error:
-                show_error(error)
-                raise typer.Exit(_USAGE_ERROR) from error
+        flags = {name for each in self.commands.values() for name in _flags(each)}
+        arguments = in_our_order(args, self.commands, flags) if self.commands else args
         return super().make_context(info_name, arguments, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
@@ -50,15 +41,12 @@ def _flags(command: Any) -> list[str]:
 
 
 def in_our_order(args: list[str], commands: Collection[str], flags: Collection[str] = (JSON,)) -> list[str]:
-    """The arguments with the command's name first, and the settings of `--command-config` as `--kafka-config`.
+    """The arguments with the command's name first.
 
     Args:
         args: The arguments after the group's name.
         commands: The names of the commands.
         flags: The options that have no value.
-
-    Raises:
-        ConfigurationError: The file of `--command-config` can't be read, or has a setting that is not supported.
     """
     at = 0
     while at < len(args) and args[at].startswith("-"):
@@ -67,25 +55,4 @@ def in_our_order(args: list[str], commands: Collection[str], flags: Collection[s
         at += 1 if "=" in args[at] or args[at] in flags else 2
     if at >= len(args) or args[at] not in commands:
         return args
-    settings, others = _without_file([*args[:at], *args[at + 1 :]])
-    return [args[at], *settings, *others]
-
-
-def _without_file(args: list[str]) -> tuple[list[str], list[str]]:
-    """The settings of `--command-config FILE`, as options, and the other arguments."""
-    settings: list[str] = []
-    others: list[str] = []
-    rest = iter(args)
-    for arg in rest:
-        name, is_joined, value = arg.partition("=")
-        if arg == "--":
-            others += [arg, *rest]
-        elif name != _FILE:
-            others.append(arg)
-        else:
-            path = value if is_joined else next(rest, None)
-            if not path:
-                raise ConfigurationError(f"{_FILE} needs a file.", next_step=f"{_FILE} client.properties")
-            for key, setting in settings_in_file(path).items():
-                settings += ["--kafka-config", f"{key}={setting}"]
-    return settings, others
+    return [args[at], *args[:at], *args[at + 1 :]]

@@ -14,7 +14,7 @@ from dualwrite.cli.tool_group import ToolGroup
 app = typer.Typer(
     cls=ToolGroup,
     no_args_is_help=True,
-    epilog="As with kafka-transactions.sh, options may precede the command, and --command-config FILE is accepted.",
+    epilog="As with kafka-transactions.sh, options may precede the command.",
 )
 for each in (transactions_reading, transactions_repairing, transactions_ending):
     app.registered_commands += each.app.registered_commands

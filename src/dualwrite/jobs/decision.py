@@ -12,8 +12,8 @@ from sqlalchemy import Connection, bindparam, delete, insert, update
 
 from dualwrite.delivery import delivery_text
 from dualwrite.errors import BatchRefusedError, DualWriteError, TransactionTimeoutError
-from dualwrite.jobs.base import JobRun, Prepared
-from dualwrite.jobs.job_rows import (
+from dualwrite.jobs.rules import Committed, JobRow, JobRun, Prepared, after_close, check_binding, closed, opened, with_given_up
+from dualwrite.jobs.tables import (
     LOCKED,
     AttemptRow,
     Marker,
@@ -24,7 +24,6 @@ from dualwrite.jobs.job_rows import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.lease import Committed, JobRow, after_close, check_binding, closed, opened, with_given_up
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
 from dualwrite.stores.sql import SqlStateStore

@@ -16,13 +16,12 @@ from dualwrite.errors import (
     StoreError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.jobs.base import JobRun, Prepared, TaskOutcome
-from dualwrite.jobs.completing import complete, delete_staged, resolve_ids
 from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
-from dualwrite.jobs.frame.staged_rows import StagedRows
-from dualwrite.jobs.job_rows import Marker
-from dualwrite.jobs.opening import open_run
+from dualwrite.jobs.recovery import complete, delete_staged, open_run, resolve_ids
+from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
+from dualwrite.jobs.staged_rows import StagedRows
+from dualwrite.jobs.tables import Marker
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from dualwrite.errors import PrefixLeasedError, StateTableMissingError
-from dualwrite.jobs.base import AttemptId, JobRun
-from dualwrite.jobs.job_rows import (
+from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
+from dualwrite.jobs.tables import (
     LOCKED,
     SHARED,
     AttemptRow,
@@ -31,7 +31,6 @@ from dualwrite.jobs.job_rows import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.lease import Committed, JobRow, Opening, closed, opened
 from dualwrite.jobs.tables import attempt_table as a
 from dualwrite.jobs.tables import batch_table as b
 from dualwrite.jobs.tables import job_table as j

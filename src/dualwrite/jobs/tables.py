@@ -1,15 +1,20 @@
-"""The tables of jobs: which job holds a prefix, which batches are committed, which ids tasks have used (revision 0003)."""
+"""The tables of jobs (revision 0003), and their rows, read and written within the caller's transaction."""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, Table
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Integer, Row, Table, bindparam, insert, select, update
 
-from dualwrite.chunks.table import chunk_table
+from dualwrite.jobs.rules import JobRow
 from dualwrite.stores.base import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.column_types import LongWords, UtcDateTime, Words
 from dualwrite.stores.sql.table import metadata
+from dualwrite.stores.sql.table import state_table as t
 
 __all__ = ["attempt_table", "batch_table", "chunk_table", "job_table", "metadata"]
 
@@ -52,3 +57,153 @@ attempt_table: Final = Table(
     Column("beats", Integer, nullable=False),
 )
 """The transactional ids of task attempts; each row names the run and the task attempt that claimed the id last."""
+
+CHUNK_TABLE_NAME: Final = "kafka_job_chunk"
+
+MAX_JOB_ID_LENGTH: Final = 200
+"""Maximum length of a job id, in characters."""
+
+_MAX_DIGEST_LENGTH: Final = 64
+
+chunk_table: Final = Table(
+    CHUNK_TABLE_NAME,
+    metadata,
+    Column("job_id", Words(MAX_JOB_ID_LENGTH), primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("chunk_number", Integer, primary_key=True, autoincrement=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("digest", Words(_MAX_DIGEST_LENGTH), nullable=False),
+    Column("committed_at", UtcDateTime, nullable=False),
+)
+"""The row with partition -1 belongs to the job itself: its digest column has the job's plan, as JSON text."""
+
+PLAIN: Final = select(job_table).where(job_table.c.prefix == bindparam("prefix"))
+SHARED: Final = PLAIN.with_for_update(read=True)
+"""Until the transaction ends, no run on the prefix can be opened, decided or closed."""
+LOCKED: Final = PLAIN.with_for_update()
+"""As SHARED; in addition, no task can claim an id."""
+
+_MARKER: Final = select(batch_table).where(
+    batch_table.c.job_id == bindparam("job"), batch_table.c.batch_id == bindparam("batch")
+)
+
+
+class Winner(NamedTuple):
+    """One Kafka transaction of a committed batch."""
+
+    transactional_id: str
+    generation: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A committed batch.
+
+    Args:
+        prefix: The prefix under which it was written.
+        token: The run that was committed.
+        row_count: How many rows it moved into the table.
+        winners: The transactions with its messages.
+        committed_at: When it was committed (UTC, aware; the driver's clock).
+        bound_to: What the job's name stood for; see JobRun.
+    """
+
+    prefix: str
+    token: str
+    row_count: int
+    winners: tuple[Winner, ...]
+    committed_at: datetime
+    bound_to: str = ""
+
+    @property
+    def document(self) -> str:
+        """The content of the column `winners`."""
+        return json.dumps({"bound_to": self.bound_to, "winners": self.winners})
+
+
+def read_job(connection: Connection, prefix: str, query: Any = PLAIN) -> JobRow | None:
+    """The row of a prefix, read with `PLAIN`, `SHARED` or `LOCKED`; None if there is no row."""
+    found = connection.execute(query, {"prefix": prefix}).one_or_none()
+    return None if found is None else job_row(found)
+
+
+def job_row(found: Row[Any]) -> JobRow:
+    """A stored row as a JobRow."""
+    columns = found._asdict()
+    columns["earlier_tokens"] = tuple(json.loads(columns["earlier_tokens"]))
+    return JobRow(**columns)
+
+
+def write_job(connection: Connection, row: JobRow, *, is_new: bool) -> None:
+    """Write the row of a prefix."""
+    values = {column.name: getattr(row, column.name) for column in job_table.c}
+    values["earlier_tokens"] = json.dumps(row.earlier_tokens)
+    connection.execute(
+        insert(job_table).values(values) if is_new else update(job_table).where(job_table.c.prefix == row.prefix).values(values)
+    )
+
+
+def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | None:
+    """The marker of a batch, or None if the batch is not committed."""
+    found = connection.execute(_MARKER, {"job": job_id, "batch": batch_id}).one_or_none()
+    if found is None:
+        return None
+    document = json.loads(found.winners)
+    winners = tuple(Winner(*entry) for entry in document["winners"])
+    return Marker(found.prefix, found.token, found.row_count, winners, found.committed_at, document["bound_to"])
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One transactional id of a job, with the run that claimed it last.
+
+    Args:
+        transactional_id: The logical id of the task attempt.
+        token: The run.
+        fence: The fencing token in the id's row.
+        is_resolved: Whether no transaction of the id is open.
+    """
+
+    transactional_id: str
+    token: str
+    fence: int
+    is_resolved: bool
+
+
+def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:
+    """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
+    query = select(
+        attempt_table.c.transactional_id, attempt_table.c.token, t.c.fence, t.c.generation, t.c.settled_generation
+    ).where(attempt_table.c.prefix == prefix, attempt_table.c.transactional_id == t.c.transactional_id)
+    if ids is not None:
+        query = query.where(attempt_table.c.transactional_id.in_(list(ids)))
+    rows = (
+        AttemptRow(row.transactional_id, row.token, row.fence, row.settled_generation >= row.generation)
+        for row in connection.execute(query)
+    )
+    return sorted(rows, key=lambda row: row.transactional_id)
+
+
+def left_behind(connection: Connection, row: JobRow) -> tuple[AttemptRow, ...]:
+    """The attempts of a prefix that belong to no open run: only cleanup and recovery claim them with their current tokens.
+
+    Call it while the job's row is locked, with the row as it will be written: a run that opens later may claim any of these
+    ids, but then with a new fencing token.
+    """
+    attempts = read_attempts(connection, row.prefix)
+    return tuple(attempt for attempt in attempts if not (row.is_open and attempt.token == row.token))
+
+
+def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, *, keep: Collection[str] = ()) -> None:
+    """Fence every id that a run's tasks have claimed, except those in `keep`: none of these tasks can continue.
+
+    Every such id was claimed with a shared lock on the job's row; the caller must hold the exclusive lock.
+    """
+    of_run = select(attempt_table.c.transactional_id).where(attempt_table.c.prefix == prefix, attempt_table.c.token == token)
+    losers = update(t).where(t.c.transactional_id.in_(of_run))
+    if keep:
+        losers = losers.where(t.c.transactional_id.not_in(sorted(keep)))
+    connection.execute(
+        losers.values(fence=t.c.fence + 1, owner=owner[:MAX_OWNER_LENGTH], claim_token="", updated_at=datetime.now(UTC))
+    )

@@ -20,11 +20,10 @@ from sqlalchemy import Connection
 
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
-from dualwrite.jobs.base import AttemptId, JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.context import OpenSite
-from dualwrite.jobs.lease import Opening
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.opening import open_run
+from dualwrite.jobs.recovery import open_run
+from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutcome
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.ownership import Ownership

@@ -19,7 +19,6 @@ a batch if and only if its rows are in the table.
 | `stateSchema` | the schema of dualwrite's own tables, where `db upgrade --schema` created them |
 | `kafka.bootstrap.servers`, `kafka.…` | Kafka's settings, in librdkafka's names |
 | `topic` | the topic of all messages; without it, the column `topic` |
-| `value.format` | `json` builds the value from columns: those in `value.columns`, or the whole row |
 | `transactionalIdPrefix` | the prefix of the tasks' transactional ids; only one job at a time holds it |
 | `jobId` | for a batch write: a name; a write with this name is done once, no matter how often you run it |
 | `batchId`, `queryId` | set by `write_batch`: the micro-batch, and the query that it belongs to |
@@ -45,9 +44,8 @@ except ImportError as error:
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
-from dualwrite.chunks.registry import forget_job
-from dualwrite.spark.java import SparkSetupWarning, warn_without_java
-from dualwrite.spark.registration import register, write_batch
+from dualwrite.spark.markers import forget_job
+from dualwrite.spark.setup import SparkSetupWarning, register, warn_without_java, write_batch
 
 if TYPE_CHECKING:
     from dualwrite.spark.partitions import WriteReport, write_partitions

@@ -10,13 +10,13 @@ from typing import Any, Final, Self, TypeVar, cast, get_args
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from dualwrite.chunks.markers import validate_job_id
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.base import validate_prefix
 from dualwrite.jobs.context import DEFAULT_COMMIT_TIMEOUT, JobSite
-from dualwrite.jobs.frame.sink import ALL_COLUMNS, FrameSettings
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
+from dualwrite.jobs.rules import validate_prefix
 from dualwrite.settings import ProducerName, Timeouts
+from dualwrite.spark.frame import FrameSettings
+from dualwrite.spark.markers import validate_job_id
 from dualwrite.stores.sql.dialects import SQL_URL_EXAMPLES
 
 T = TypeVar("T")
@@ -31,8 +31,6 @@ NAMES: Final = (
     "stagingSchema",
     "stateSchema",
     "topic",
-    "value.format",
-    "value.columns",
     "transactionalIdPrefix",
     "jobId",
     "batchId",
@@ -106,7 +104,6 @@ class SinkOptions:
         parse("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
         parse("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
         parse("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
-        parse("value_columns", lambda: _value_columns(reader))
         parse("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
         parse("batch_id", lambda: reader.integer("batchId", 0))
         parse("num_partitions", lambda: reader.integer("numPartitions", 1))
@@ -136,7 +133,6 @@ class SinkOptions:
                 topic=given.get("topic"),
                 upsert_keys=tuple(reader.names("upsertKeys")),
                 staging_schema=given.get("stagingschema"),
-                value_columns=read["value_columns"],
             ),
             prefix=read["prefix"],
             job_id=read["job_id"],
@@ -199,16 +195,6 @@ def _batch_without_job(given: Mapping[str, str]) -> Iterator[str]:
     """A job with batches keeps its prefix; under a random name it could never return, and nobody else could use the prefix."""
     if "batchid" in given and "jobid" not in given:
         yield "batchId needs jobId"
-
-
-def _value_columns(reader: _Reader) -> tuple[str, ...]:
-    kind = reader.one_of("value.format", ("json", "column"))
-    columns = tuple(reader.names("value.columns"))
-    if kind == "json":
-        return columns or (ALL_COLUMNS,)
-    if columns:
-        raise ConfigurationError("value.columns needs value.format=json")
-    return ()
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
-from dualwrite.chunks.arrow import arrow_chunks
-from dualwrite.chunks.markers import ChunkMarkers, JobPlan
-from dualwrite.chunks.write import DEFAULT_ATTEMPTS, Chunk, PartitionReport, write_chunks
 from dualwrite.errors import ConfigurationError, UsageError
-from dualwrite.jobs.base import validate_prefix
+from dualwrite.jobs.rules import validate_prefix
 from dualwrite.logs import SubjectLogger
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, PartitionReport, arrow_chunks, write_chunks
+from dualwrite.spark.markers import JobPlan
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 log = SubjectLogger(__name__)
 
 WriterFactory = Callable[[str], DualWriter]
-MarkersFactory = Callable[[TxnStateStore], ChunkMarkers]
 
 _COUNT_PROPERTY: Final = "dualwrite.partitions"
 _REPORT: Final = "partition int, rows bigint, chunks bigint, rows_before bigint, chunks_before bigint"
@@ -82,7 +79,6 @@ def write_partitions(
     partitions: int | None = ...,
     arrow: Literal[False] = ...,
     attempts: int = ...,
-    markers: MarkersFactory | None = ...,
 ) -> WriteReport: ...
 
 
@@ -98,7 +94,6 @@ def write_partitions(
     partitions: int | None = ...,
     arrow: Literal[True],
     attempts: int = ...,
-    markers: MarkersFactory | None = ...,
 ) -> WriteReport: ...
 
 
@@ -113,13 +108,12 @@ def write_partitions(
     partitions: int | None = None,
     arrow: bool = False,
     attempts: int = DEFAULT_ATTEMPTS,
-    markers: MarkersFactory | None = None,
 ) -> WriteReport:
-    """Write each partition of a DataFrame in its own transactions, to any store and Kafka, each chunk exactly once.
+    """Write each partition of a DataFrame in its own transactions, to a SQL database and Kafka, each chunk exactly once.
 
     A *chunk* is what one transaction writes: a whole partition, or `rows_per_transaction` rows of it. Every chunk is atomic,
     database and messages together. The frame as a whole is not: while the job runs, and after a failure, some chunks are
-    written and others are not. To write a frame all or nothing, to a SQL database, use the data source `dualwrite`. ::
+    written and others are not. To write a frame all or nothing, use the data source `dualwrite`. ::
 
         def writer(transactional_id):
             return dualwrite.connect("postgresql://db/shop", kafka="broker:9092", transactional_id=transactional_id)
@@ -131,51 +125,9 @@ def write_partitions(
         frame = frame.repartition(8, "id").sortWithinPartitions("id")
         write_partitions(frame, writer, write, job_id="orders-2026-11-21", prefix="orders", rows_per_transaction=5000)
 
-    **Running it again continues the job.** Each chunk leaves a marker (job id, partition, chunk) in its own database
-    transaction. A task that Spark retries, and a whole job that is run again with the same `job_id`, skip the chunks that have
-    a marker. This holds after any failure: an exception in `fn`, a killed worker, an unknown outcome (opening the writer
-    resolves it). A call with the `job_id` of a finished job writes nothing.
-
-    **The frame must be deterministic.** Each run must produce the same rows in the same partitions, and with
-    `rows_per_transaction` also in the same order; otherwise the order does not matter. A chunk's marker has a digest of its
-    rows. If a committed chunk has other rows on a later run, or does not occur, the task fails with ChunkChangedError before it
-    writes anything; other partitions may have written chunks by then. Deterministic frames are files or tables that no longer
-    change, with `repartition(n, unique_key)` and, for chunks of some rows, `sortWithinPartitions(unique_key)`. Not
-    deterministic are `rand`, `uuid`, `current_timestamp`, `limit` without an order, `repartition(n)` without a column, and a
-    JDBC query on a table that others write to. If it is costly or impossible to make a frame deterministic, write it to files
-    first.
-
-    The number of partitions must not change. It is recorded with the first chunk; a different number, or different
-    `rows_per_transaction`, raises JobPlanChangedError. Without a `repartition` by number, Spark chooses the number from the
-    cluster's size and statistics. It is queried from Spark before the tasks start. Spark Connect does not offer this: there the
-    number is recorded and compared only if you pass it as `partitions`.
-
-    **Transactional ids** are `<prefix>.<partition>`, the same for all attempts of a partition. Each is a row in the store and
-    an id at Kafka's coordinator, and both remain: so give recurring jobs one `prefix` and a new `job_id` each time. Two jobs
-    with the same prefix must not run at once, and a pool must not have it: its ids have the same form.
-
-    **Two attempts of a partition at once** (speculation, or the job run twice): the later attempt takes over the id when it
-    opens its writer, which it does after it has its first chunk's rows. The earlier attempt can no longer commit and fails with
-    FencedError at its next transaction. Spark counts this as a failure of the task, but does not restart it while the later
-    attempt is running, so the two don't fence each other repeatedly. If a partition is so slow that Spark speculates on it
-    repeatedly, it can lose `spark.task.maxFailures` attempts in this way, and then the job fails: leave `spark.speculation` off
-    (Spark's default), or keep chunks small, so that each attempt makes progress.
-
-    **Memory and time.** A task keeps up to two chunks' rows in memory, in Arrow's format. A transaction begins when all rows of
-    its chunk are available, so a slow frame does not keep a transaction open. The frame is evaluated once (by one `mapInArrow`
-    whose small results are collected; this also works with Spark Connect, which has no `foreachPartition`).
-
-    **Markers** are one row (node, key) of some 150 bytes per chunk, and one per job: in the table `kafka_job_chunk`, in
-    ZooKeeper below `/kafka_job_chunk`, in RocksDB in a column family of that name. They remain until
-    `forget_job(store, job_id)`. ZooKeeper keeps all its data in memory, so use chunks as large as a request can be there
-    (jute.maxbuffer: 1 MB).
-
-    **RocksDB**: only one process can open the database, and Spark runs each task in its own process. Use one partition
-    (`df.repartition(1)`) or one task at a time (`local[1]`); otherwise tasks fail on the database's lock. The database is on
-    one machine, so the task must run there.
-
-    **Without two-phase commit on the broker**, a chunk's messages can be lost to a timeout after its database transaction has
-    committed. The chunk's marker remains; opening the writer raises LostTransactionError until the loss is acknowledged.
+    Run it again with the same `job_id` to continue: committed chunks are skipped. The frame must be deterministic: each run
+    must have the same rows in the same partitions, and with `rows_per_transaction` in the same order. The guide describes what
+    this means, and what happens if two attempts run at once.
 
     Args:
         df: The frame; it must not be streaming (in `foreachBatch`, use write_batch, which has the marker that restarts need).
@@ -191,7 +143,6 @@ def write_partitions(
             COPY accept columns.
         attempts: Maximum number of attempts for a chunk's transaction within the task, after errors that leave nothing behind
             (such as serialization failures).
-        markers: Returns the ChunkMarkers for a store that has no method `chunk_markers()`.
 
     Raises:
         ConfigurationError: An argument is not valid. Nothing was written, unless the message says otherwise.
@@ -214,7 +165,6 @@ def write_partitions(
         fn,
         None if arrow else df.schema,
         attempts,
-        markers,
     )
     with _counted(df.mapInArrow(task, _REPORT), partitions) as results:
         rows = results.collect()
@@ -243,7 +193,6 @@ class _Task:
     fn: Callable[[Transaction, Any], object]
     row_schema: StructType | None
     attempts: int
-    markers: MarkersFactory | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -259,7 +208,6 @@ class _Task:
                 self.fn,
                 plan=plan,
                 partition=partition,
-                markers=None if self.markers is None else self.markers(writer.store),
                 attempts=self.attempts,
             )
         yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)

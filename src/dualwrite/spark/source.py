@@ -24,10 +24,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.base import JobRun, TaskOutcome
 from dualwrite.jobs.driver import JobCommitter
-from dualwrite.jobs.frame.sink import FrameSink
+from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
+from dualwrite.spark.frame import FrameSink
 from dualwrite.spark.options import SinkOptions, query_name
 from dualwrite.stores.sql import SqlStateStore
 

@@ -51,19 +51,6 @@ class Blocker:
     pid: int | None = None
 
 
-class BlockerHiddenError(Exception):
-    """The database does not show us who holds a lock.
-
-    Args:
-        why: Completes "its holder is not known: <why>".
-        next_step: What to do about it.
-    """
-
-    def __init__(self, why: str, next_step: str) -> None:
-        super().__init__(why)
-        self.next_step = next_step
-
-
 UNIT: Final = "dualwrite_unit"
 """The savepoint before a unit of a group."""
 
@@ -395,10 +382,9 @@ class StoreDialect(ABC):
         return None
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        """Who holds the lock on the row, or None if nobody does any more; called right after a wait for it timed out.
+        """Who holds the lock on the row, or None if that is not known; called right after a wait for it timed out.
 
         Raises:
-            BlockerHiddenError: Our database user may not see it.
             Exception: The query failed.
         """
         del transactional_id

@@ -19,7 +19,7 @@ from dualwrite.errors import (
     StoreUnavailableError,
 )
 from dualwrite.shell import shell_word
-from dualwrite.stores.sql.dialect import BlockerHiddenError, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.home import given_schema
 from dualwrite.stores.sql.table import TABLE_NAME, metadata
 
@@ -194,7 +194,6 @@ def locked_too_long(
 
     It names the id whose row is locked, and the blocker, if possible.
     """
-    hidden, next_step = "", "try again: the holder may have finished by now"
     transactional_id, blocker = ids[0], None
     try:
         for name in ids:
@@ -202,8 +201,6 @@ def locked_too_long(
             if blocker is not None:
                 transactional_id = name
                 break
-    except BlockerHiddenError as unknown:
-        blocker, hidden, next_step = None, f": {unknown}", unknown.next_step
     except Exception:  # noqa: BLE001  (the wait has failed already; failing to find its cause must not hide that)
         blocker = None
     return ClaimTimeoutError(
@@ -211,8 +208,8 @@ def locked_too_long(
         transactional_id=transactional_id,
         cause=f"the lock is held by {blocker.text}"
         if blocker
-        else f"its holder is not known{hidden} ({_sentence(driver_error(error))})",
-        next_step=blocker.next_step if blocker else next_step,
+        else f"its holder is not known ({_sentence(driver_error(error))})",
+        next_step=blocker.next_step if blocker else "try again: the holder may have finished by now",
         timeout=timeout,
         blocker=blocker.text if blocker else None,
         blocker_pid=blocker.pid if blocker else None,

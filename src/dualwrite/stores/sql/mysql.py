@@ -11,14 +11,13 @@ from pymysql import Connection as PyMySQLConnection
 from pymysql import Error as PyMySQLError
 from pymysql import InterfaceError
 from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
-from sqlalchemy import URL, Connection, Engine, bindparam, text
+from sqlalchemy import URL, Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
+from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect, driver_connection, driver_error
 from dualwrite.stores.sql.home import schema_of
 from dualwrite.stores.sql.mysql_durability import durability
-from dualwrite.stores.sql.mysql_locks import holder_of_row
 from dualwrite.stores.sql.session_effects import Routine
 from dualwrite.stores.sql.table import TABLE_NAME
 
@@ -257,10 +256,6 @@ class MysqlDialect(StoreDialect):
         if lost or isinstance(error, InterfaceError) or (sqlstate is not None and sqlstate.startswith(_LOST_CONNECTION)):
             return ErrorClass.CONNECTION
         return ErrorClass.OTHER
-
-    def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        """See StoreDialect."""
-        return holder_of_row(engine, transactional_id)
 
 
 class MariadbDialect(MysqlDialect):

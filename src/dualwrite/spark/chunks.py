@@ -6,24 +6,24 @@ transaction, so a later attempt sees which chunks are committed and skips them. 
 - Opening the writer claims the partition's transactional id and resolves what an earlier attempt left in doubt, including an
   unknown outcome. After that no earlier attempt can commit, so the markers read afterwards are complete.
 - Chunks are committed in order, so the chunks with a marker come first.
-- On a later run a committed chunk must have the same rows (its marker has their digest, see `digest`), and the job must be
+- On a later run a committed chunk must have the same rows (its marker has their digest, see `digest.py`), and the job must be
   divided as before (see JobPlan). Otherwise rows would be lost or duplicated: the attempt fails and writes nothing.
-
-This module does not need Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, TypeVar
 
+import pyarrow as pa
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
-from dualwrite.chunks.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPlan
-from dualwrite.chunks.registry import markers_of
 from dualwrite.errors import ChunkChangedError, DualWriteError, FencedError, JobPlanChangedError, UsageError
 from dualwrite.logs import SubjectLogger
+from dualwrite.spark.digest import table_digest
+from dualwrite.spark.markers import WHOLE_JOB, ChunkMarker, ChunkMarkers, JobPlan
 from dualwrite.transaction import Transaction
 from dualwrite.transactional import check_has_run, made_for_each_attempt, name_of
 from dualwrite.writer import DualWriter
@@ -84,7 +84,6 @@ def write_chunks(
     *,
     plan: JobPlan,
     partition: int,
-    markers: ChunkMarkers | None = None,
     attempts: int = DEFAULT_ATTEMPTS,
 ) -> PartitionReport:
     """Write those chunks of a partition that have not been committed yet, each in a transaction.
@@ -96,12 +95,12 @@ def write_chunks(
         fn: Writes one chunk; called with the transaction and the chunk's content.
         plan: How the job is divided into chunks.
         partition: Number of the partition, from 0.
-        markers: The markers to use instead of those of the writer's store.
         attempts: Maximum number of attempts for one chunk's transaction, after errors that leave nothing behind (conflicts).
 
     Raises:
         JobPlanChangedError: The job was divided differently before.
         ChunkChangedError: A committed chunk has other rows now, or no longer exists.
+        ConfigurationError: The writer's store is not a SQL database.
         UsageError: The plan has no partition with this number.
         FencedError: Another attempt of this partition has started since. What is committed stays, and that attempt skips it.
         DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
@@ -113,8 +112,7 @@ def write_chunks(
             transactional_id=writer.transactional_id,
             next_step="pass the frame's actual number of partitions",
         )
-    stored = markers_of(writer.store) if markers is None else markers
-    return _Attempt(writer, stored, plan, partition, attempts).run(chunks, fn)
+    return _Attempt(writer, ChunkMarkers(writer.store), plan, partition, attempts).run(chunks, fn)
 
 
 @dataclass(frozen=True)
@@ -226,3 +224,38 @@ class _Attempt:
 def _may_be_a_conflict(error: BaseException) -> bool:
     """Whether the error may come from another task recording the plan at the same time; a driver's own error may, too."""
     return error.retriable if isinstance(error, DualWriteError) else isinstance(error, Exception)
+
+
+def arrow_chunks(
+    batches: Iterable[pa.RecordBatch], rows_per_transaction: int | None, content: Callable[[pa.Table], T]
+) -> Iterator[Chunk[T]]:
+    """Chunks in the order of the batches; no chunk if there are no rows.
+
+    A chunk's rows stay in memory, in Arrow's format, until the next chunk is complete.
+
+    Args:
+        batches: The partition's batches, all with the same schema.
+        rows_per_transaction: Rows per chunk (the last chunk has the remainder), or None for a single chunk.
+        content: Converts a chunk's table to what the job's function receives; called only for chunks that must be written,
+            once for each attempt.
+    """
+    for table in cut(batches, rows_per_transaction):
+        yield Chunk(table.num_rows, table_digest(table), partial(content, table))
+
+
+def cut(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.Table]:
+    """Tables of `rows` rows, and one with the remainder; no data is copied."""
+    pieces: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        rest = batch
+        while rows is not None and count + rest.num_rows >= rows:
+            missing = rows - count
+            pieces.append(rest.slice(0, missing))
+            yield pa.Table.from_batches(pieces)
+            pieces, count, rest = [], 0, rest.slice(missing)
+        if rest.num_rows:
+            pieces.append(rest)
+            count += rest.num_rows
+    if pieces:
+        yield pa.Table.from_batches(pieces)

@@ -46,11 +46,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import ARRAY, TypeEngine, UserDefinedType
 
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError
-from dualwrite.jobs.frame.columns import TargetColumn, TargetTable
-from dualwrite.jobs.frame.loading import StagingWriter, staging_writer
-from dualwrite.jobs.frame.mysql_session import STRICT, ZEROS_KEPT, sql_mode
-from dualwrite.jobs.frame.staged_rows import FENCE_COLUMN, ID_COLUMN
-from dualwrite.jobs.frame.types import MYSQL
+from dualwrite.jobs.staged_rows import FENCE_COLUMN, ID_COLUMN
+from dualwrite.spark.columns import MYSQL, TargetColumn, TargetTable
+from dualwrite.spark.loading import STRICT, ZEROS_KEPT, StagingWriter, sql_mode, staging_writer
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.dialects import dialect_of
 from dualwrite.stores.sql.errors import ErrorMap

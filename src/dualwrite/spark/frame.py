@@ -1,20 +1,26 @@
-"""Converts rows to Kafka messages, from the columns of Spark's own Kafka sink: `key`, `value`, `topic`, `partition`, `headers`.
+"""The sink of a frame's rows: each makes a Kafka message and the row of a table.
 
-One more column, `timestamp`, which Spark's sink does not have, sets the message's create time; by default it is the time of
-sending.
+The columns of messages are those of Spark's own Kafka sink: `key`, `value`, `topic`, `partition`, `headers`. One more column,
+`timestamp`, which Spark's sink does not have, sets the message's create time; by default it is the time of sending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlalchemy import Connection, Engine
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
-from dualwrite.jobs.frame.json_values import json_problem, json_values
+from dualwrite.jobs.staged_rows import quoted_name
 from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
+from dualwrite.spark.columns import TargetTable, compare, table_columns
+from dualwrite.spark.loading import StagingWriter
+from dualwrite.spark.staging import StagingTable
+from dualwrite.stores.base import Claim
 
 MESSAGE_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
 """The columns of a frame that make the message; the others make the table's row."""
@@ -33,14 +39,13 @@ class MessageEncoder:
     Args:
         schema: The schema of the record batches.
         topic: The topic of all messages; None uses the column `topic`.
-        value_columns: Columns that make the value, as one JSON object (see json_values); None uses the column `value`.
 
     Raises:
         ConfigurationError: The schema does not define messages; the text lists every problem.
     """
 
-    def __init__(self, schema: pa.Schema, *, topic: str | None = None, value_columns: Sequence[str] | None = None) -> None:
-        problems = [*_problems_of_source(schema, topic, value_columns), *_problems_of_types(schema, topic)]
+    def __init__(self, schema: pa.Schema, *, topic: str | None = None) -> None:
+        problems = [*_problems_of_source(schema, topic), *_problems_of_types(schema, topic)]
         if problems:
             raise ConfigurationError(
                 f"The frame can't be written to Kafka: {'; '.join(problems)}.",
@@ -48,7 +53,6 @@ class MessageEncoder:
                 next_step="select, rename or cast the columns, as for Spark's Kafka sink",
             )
         self._topic = topic
-        self._value_columns = None if value_columns is None else list(value_columns)
         self._columns = {name for name in MESSAGE_COLUMNS if name in schema.names} - ({"topic"} if topic is not None else set())
         self._rows = 0
 
@@ -97,7 +101,7 @@ class MessageEncoder:
 
     def _send_to(self, topic: str, batch: pa.RecordBatch, producer: TransactionalProducer) -> None:
         """Send all rows to one topic: in one call, unless rows differ in more than key and value."""
-        values = self._values(batch)
+        values = batch.column("value")
         keys = self._used("key", batch)
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
         partition = _only_value(partitions)
@@ -121,9 +125,6 @@ class MessageEncoder:
         for value, key, number, pairs, created in rows:
             send(topic, value, key=key, headers=pairs, partition=number, timestamp=created)
 
-    def _values(self, batch: pa.RecordBatch) -> pa.Array:
-        return batch.column("value") if self._value_columns is None else json_values(batch, self._value_columns)
-
     def _used(self, name: str, batch: pa.RecordBatch) -> pa.Array | None:
         """The column, or None if it is missing or all its values are null."""
         if name not in self._columns:
@@ -132,25 +133,14 @@ class MessageEncoder:
         return None if column.null_count == len(column) else column
 
 
-def _problems_of_source(schema: pa.Schema, topic: str | None, value_columns: Sequence[str] | None) -> Iterator[str]:
+def _problems_of_source(schema: pa.Schema, topic: str | None) -> Iterator[str]:
     """Columns that are missing or occur more than once."""
     names = schema.names
     yield from (f"there are {names.count(name)} columns named {name}" for name in MESSAGE_COLUMNS if names.count(name) > 1)
     if topic is None and "topic" not in names:
         yield "there is neither the option topic nor a column topic"
-    if value_columns is None:
-        if "value" not in names:
-            yield "the column value is missing (set value.format=json to make the value from other columns)"
-        return
-    if "value" in names:
-        yield "there is a column value, but value.columns also defines the value"
-    if not value_columns:
-        yield "value.columns is empty"
-    for name in value_columns:
-        if names.count(name) != 1:
-            yield f"value.columns has {name!r}, but there are {names.count(name)} columns with this name"
-        elif problem := json_problem(schema.field(name).type):
-            yield f"column {name!r} of value.columns: {problem}"
+    if "value" not in names:
+        yield "the column value is missing (to_json(struct(*)) AS value makes it from all columns)"
 
 
 def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:
@@ -228,3 +218,74 @@ def _only_value(column: pa.Array | None) -> int | None:
         return None
     edges = pc.min_max(column).as_py()
     return edges["min"] if edges["min"] == edges["max"] else None
+
+
+@dataclass(frozen=True)
+class FrameSettings:
+    """Where and how a frame is written. It can be pickled.
+
+    Args:
+        dbtable: The table, `table` or `schema.table`.
+        topic: The topic of all messages, or None for the column `topic`.
+        upsert_keys: Columns by which a row replaces an earlier one; empty for append.
+        staging_schema: The schema of the staging table, or None for the table's own schema.
+    """
+
+    dbtable: str
+    topic: str | None = None
+    upsert_keys: tuple[str, ...] = ()
+    staging_schema: str | None = None
+
+
+class FrameSink:
+    """See `dualwrite.jobs.task.Sink` and `dualwrite.jobs.driver.Mover`. It can be pickled.
+
+    Args:
+        settings: Where and how the frame is written.
+        schema: The frame's columns.
+        target: The reflected table.
+
+    Raises:
+        ConfigurationError: The frame can't be written to the table or to Kafka; the text lists every problem.
+    """
+
+    def __init__(self, settings: FrameSettings, schema: pa.Schema, target: TargetTable) -> None:
+        self._settings, self._schema, self._target = settings, schema, target
+        self._columns = [name for name in schema.names if name not in MESSAGE_COLUMNS]
+        self._encoder = MessageEncoder(schema, topic=settings.topic)
+        compare(pa.schema([schema.field(name) for name in self._columns]), target, settings.upsert_keys)
+        self._staging = StagingTable(target, self._columns, staging_schema=settings.staging_schema)
+
+    @classmethod
+    def found(cls, engine: Engine, settings: FrameSettings, schema: pa.Schema) -> FrameSink:
+        """Reflect the table, compare it with the frame, and create the staging table if it is missing.
+
+        Raises:
+            ConfigurationError: The frame can't be written to the table or to Kafka, or the staging table can't be created.
+            StoreError: The database rejects a statement or can't be reached.
+        """
+        with engine.connect() as connection:
+            target = table_columns(connection, settings.dbtable)
+        sink = cls(settings, schema, target)
+        sink._staging.ensure(engine)
+        return sink
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._settings, self._schema, self._target)
+
+    @property
+    def staging_table(self) -> str:
+        """See Sink."""
+        return quoted_name(self._staging.name, self._staging.schema)
+
+    def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
+        """See Sink."""
+        return self._encoder.send(batch, producer)
+
+    def loader(self, connection: Connection, claim: Claim) -> StagingWriter:
+        """See Sink."""
+        return self._staging.writer(connection, claim.transactional_id, claim.fence)
+
+    def move(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> int:
+        """See Mover."""
+        return self._staging.move(connection, keys, upsert_keys=self._settings.upsert_keys)

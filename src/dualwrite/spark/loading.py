@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -13,13 +13,11 @@ import pyarrow.compute as pc
 from pyarrow import csv
 from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy import types as sql
+from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import StoreError, UsageError
-from dualwrite.jobs.frame.columns import TargetColumn
-from dualwrite.jobs.frame.json_values import json_texts
-from dualwrite.jobs.frame.mysql_session import STRICT, in_utc, sql_mode
-from dualwrite.jobs.frame.table_names import quoted_name
-from dualwrite.jobs.frame.types import MYSQL, is_binary, plain
+from dualwrite.jobs.staged_rows import quoted_name
+from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, plain
 
 _ROWS_PER_STATEMENT: Final = 1000
 _SQLITE_DIGITS: Final = 15
@@ -27,6 +25,10 @@ _SQLITE_DIGITS: Final = 15
 _CSV: Final = csv.WriteOptions(include_header=False, batch_size=1 << 16)
 
 _Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
+STRICT: Final = "STRICT_ALL_TABLES"
+"""Refuse a value that does not fit: otherwise the server shortens texts, and replaces numbers by the nearest that fits."""
+ZEROS_KEPT: Final = "NO_AUTO_VALUE_ON_ZERO"
+"""Keep a 0 in an AUTO_INCREMENT column: by default it is replaced by the next number."""
 
 
 class StagingWriter(ABC):
@@ -182,8 +184,6 @@ class CopyWriter(StagingWriter):
             )
         if is_binary(kind):
             return _hexadecimal
-        if pa.types.is_nested(kind):
-            return json_texts
         return lambda values: values
 
 
@@ -223,8 +223,6 @@ class StatementWriter(StagingWriter):
             return lambda values: _sqlite_decimals(values, column)
         if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
             return lambda values: values.cast(pa.string())
-        if pa.types.is_nested(kind):
-            return json_texts
         if pa.types.is_floating(kind):
             return lambda values: self._checked(values, column.name)
         return lambda values: values
@@ -284,3 +282,32 @@ def _hexadecimal(column: pa.Array) -> pa.Array:
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
     texts = pa.StringArray.from_buffers(len(column), offsets.buffers()[1], pa.py_buffer(digits))
     return pc.if_else(column.is_valid(), _joined("\\x", texts), pa.scalar(None, pa.string()))
+
+
+@contextmanager
+def sql_mode(connection: Connection, *modes: str) -> Iterator[None]:
+    """Add modes to the session's `sql_mode` for the `with` block."""
+    with _setting(connection, "sql_mode", lambda before: ",".join(dict.fromkeys([*filter(None, before.split(",")), *modes]))):
+        yield
+
+
+@contextmanager
+def in_utc(connection: Connection) -> Iterator[None]:
+    """Set the session's time zone to UTC for the `with` block: the server reads the text of a TIMESTAMP in that time zone."""
+    with _setting(connection, "time_zone", lambda _: "+00:00"):
+        yield
+
+
+@contextmanager
+def _setting(connection: Connection, name: str, wanted: Callable[[str], str]) -> Iterator[None]:
+    before: str = connection.exec_driver_sql(f"SELECT @@SESSION.{name}").scalar_one()
+    value = wanted(before)
+    if value == before:
+        yield
+        return
+    connection.exec_driver_sql(f"SET SESSION {name} = %s", (value,))
+    try:
+        yield
+    finally:
+        with suppress(DBAPIError):  # the settings of a broken connection are gone anyway
+            connection.exec_driver_sql(f"SET SESSION {name} = %s", (before,))

@@ -1,29 +1,39 @@
-"""The contract of chunk markers, which record the committed chunks of a job.
+"""Chunk markers, which record the committed chunks of a job: rows of `kafka_job_chunk`.
 
-A marker is written in the database transaction of its chunk, so it exists if and only if the chunk's rows do. Where it is
-stored depends on the store: a table for SQL, a column family for RocksDB, nodes for ZooKeeper. To support a store of your own,
-give it a method `chunk_markers()` that returns your implementation of ChunkMarkers; it runs in the tasks' processes.
+A marker is written in the database transaction of its chunk, so it exists if and only if the chunk's rows do.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Self
 
-from dualwrite.errors import ConfigurationError, StoreCommitFailedError, StoredStateError
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreCommitFailedError, StoredStateError
+from dualwrite.jobs.tables import CHUNK_TABLE_NAME, MAX_JOB_ID_LENGTH
+from dualwrite.jobs.tables import chunk_table as t
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.transaction import Transaction
 
 WHOLE_JOB: Final = -1
 """The partition number of the one marker that belongs to the job itself and stores its plan."""
 
-MAX_JOB_ID_LENGTH: Final = 200
-"""Maximum length of a job id, in characters."""
-
-MAX_DIGEST_LENGTH: Final = 64
-"""Maximum length of a marker's digest, in characters."""
+_ANY: Final = select(t).where(t.c.job_id == "").limit(1)
+_READ: Final = select(t.c.chunk_number, t.c.row_count, t.c.digest).where(
+    t.c.job_id == bindparam("job_id"), t.c.partition_number == bindparam("partition")
+)
+_WRITE: Final = insert(t)
+_OF_JOB: Final = t.c.job_id == bindparam("job")
+_COUNT: Final = select(func.count()).select_from(t).where(_OF_JOB, t.c.partition_number >= 0)
+_DELETE: Final = delete(t).where(_OF_JOB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class ChunkMarker:
     Args:
         number: The chunk's number within its partition, from 0.
         rows: How many rows it has.
-        digest: A digest of these rows, at most MAX_DIGEST_LENGTH characters.
+        digest: A digest of these rows, at most 64 characters.
     """
 
     number: int
@@ -116,23 +126,46 @@ def validate_job_id(job_id: str) -> str:
     return job_id
 
 
-class ChunkMarkers(ABC):
-    """Stores and reads the markers in one store. `transaction` always belongs to a writer on that store.
+class ChunkMarkers:
+    """Stores and reads the markers in one database. `transaction` always belongs to a writer on it.
 
-    The database's errors are passed on unchanged, as they would be for a statement in the user's block.
+    The statements run on the connection of `tx.session`, which every SQL store has. The database's errors are passed on
+    unchanged, as they would be for a statement in the user's block.
+
+    Args:
+        store: The store.
+
+    Raises:
+        ConfigurationError: The store is not a SQL database.
     """
 
-    def prepare(self) -> None:  # noqa: B027  (there may be nothing to prepare)
-        """Create what the first marker needs, if it is missing.
+    def __init__(self, store: TxnStateStore) -> None:
+        if not isinstance(store, SqlStateStore):
+            raise ConfigurationError(
+                f"A job in chunks needs a SQL database, but the store is {store.description}.",
+                cause="the markers that make it idempotent are rows of a table",
+                next_step="use PostgreSQL, MariaDB, MySQL or SQLite",
+            )
+        self._store = store
 
-        Called before the first transaction of each task attempt, by several attempts at once.
+    def prepare(self) -> None:
+        """Check that the table exists, before the first transaction of a task attempt.
 
         Raises:
-            StateTableMissingError: What is missing has to be created beforehand (`dualwrite db upgrade`).
+            StateTableMissingError: It does not; `dualwrite db upgrade` creates it.
             StoreUnavailableError: The database can't be reached.
         """
+        try:
+            self._store.short_transactions.query(
+                lambda connection: connection.execute(_ANY).first(), "checking the table of chunk markers"
+            )
+        except StateTableMissingError as error:
+            raise StateTableMissingError(
+                f"The table {CHUNK_TABLE_NAME} in {self._store.description} is missing or out of date.",
+                cause="the database was last upgraded for an earlier release",
+                next_step=error.next_step,
+            ) from error
 
-    @abstractmethod
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
         """The markers of a partition by chunk number, including all that were committed before the writer claimed its id.
 
@@ -141,18 +174,32 @@ class ChunkMarkers(ABC):
             job_id: The job.
             partition: Number of the partition, or WHOLE_JOB.
         """
+        with _own_statements(transaction) as connection:
+            found = connection.execute(_READ, {"job_id": job_id, "partition": partition}).all()
+        return {row.chunk_number: ChunkMarker(row.chunk_number, row.row_count, row.digest) for row in found}
 
-    @abstractmethod
     def write(self, transaction: Transaction, job_id: str, partition: int, marker: ChunkMarker) -> None:
         """Add a marker as part of the transaction.
 
-        If any writer has already committed a marker with this number, the transaction must fail: here (`committed_meanwhile`)
-        or in its commit, with StoreCommitFailedError.
+        Raises:
+            StoreCommitFailedError: Another writer has committed a marker with this number: the primary key rejects it.
         """
+        row = {
+            "job_id": job_id,
+            "partition_number": partition,
+            "chunk_number": marker.number,
+            "row_count": marker.rows,
+            "digest": marker.digest,
+            "committed_at": datetime.now(UTC),
+        }
+        try:
+            with _own_statements(transaction) as connection:
+                connection.execute(_WRITE, row)
+        except IntegrityError as error:
+            raise _committed_meanwhile(job_id, partition, marker) from error
 
-    @abstractmethod
     def forget(self, job_id: str) -> int:
-        """Remove all markers of a job, in separate transactions. Idempotent.
+        """Remove all markers of a job, in a separate transaction. Idempotent.
 
         Returns:
             How many chunks had a marker.
@@ -160,9 +207,43 @@ class ChunkMarkers(ABC):
         Raises:
             StoreError: The database's own errors, translated.
         """
+        counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
+
+        def work(connection: Connection) -> None:
+            nonlocal counted
+            counted = max(counted, connection.execute(_COUNT, {"job": job_id}).scalar_one())
+            connection.execute(_DELETE, {"job": job_id})
+
+        self._store.short_transactions.run(work, "forgetting a job")
+        return counted
 
 
-def committed_meanwhile(job_id: str, partition: int, marker: ChunkMarker) -> StoreCommitFailedError:
+def forget_job(store: TxnStateStore, job_id: str) -> int:
+    """Remove the markers of a job that will not run again.
+
+    Afterwards a run with the same id writes everything again. Call it while the job is not running.
+
+    Args:
+        store: The database; `writer.store`, or `dualwrite.store_from_url(url)`.
+        job_id: The job.
+
+    Returns:
+        How many chunks had a marker.
+
+    Raises:
+        ConfigurationError: The id is not valid, or the store is not a SQL database.
+        StoreError: The database's own errors, translated.
+    """
+    return ChunkMarkers(store).forget(validate_job_id(job_id))
+
+
+def _own_statements(transaction: Transaction) -> AbstractContextManager[Connection]:
+    connection = transaction.session.connection()
+    assert isinstance(connection, GuardedConnection)
+    return connection.own_statements()
+
+
+def _committed_meanwhile(job_id: str, partition: int, marker: ChunkMarker) -> StoreCommitFailedError:
     """The error for a marker that exists already: another attempt has written the chunk, and our transaction is rolled back.
 
     Retriable: on the next attempt the check of the fencing token shows whether the id was taken over.

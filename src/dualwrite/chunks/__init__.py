@@ -1,1 +1,0 @@
-"""Jobs whose partitions commit independently, chunk by chunk; each chunk is committed once, however often the job runs."""
