@@ -1,4 +1,4 @@
-"""The table `kafka_job_chunk`: one row per committed chunk of a job, and one per job (alembic revision 0003)."""
+"""The table `kafka_job_chunk`: one row per committed chunk of a job, and one per job."""
 
 from __future__ import annotations
 

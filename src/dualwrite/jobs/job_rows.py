@@ -109,13 +109,13 @@ class AttemptRow:
 
 def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:
     """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
-    query = select(a.c.transactional_id, a.c.token, t.c.fence, t.c.generation, t.c.settled_generation).where(
+    query = select(a.c.transactional_id, a.c.token, t.c.fence, t.c.generation, t.c.resolved_generation).where(
         a.c.prefix == prefix, a.c.transactional_id == t.c.transactional_id
     )
     if ids is not None:
         query = query.where(a.c.transactional_id.in_(list(ids)))
     rows = (
-        AttemptRow(row.transactional_id, row.token, row.fence, row.settled_generation >= row.generation)
+        AttemptRow(row.transactional_id, row.token, row.fence, row.resolved_generation >= row.generation)
         for row in connection.execute(query)
     )
     return sorted(rows, key=lambda row: row.transactional_id)

@@ -1,4 +1,4 @@
-"""The tables of jobs: which job holds a prefix, which batches are committed, which ids tasks have used (revision 0003)."""
+"""The tables of jobs: which job holds a prefix, which batches are committed, which ids tasks have used."""
 
 from __future__ import annotations
 
