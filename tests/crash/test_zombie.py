@@ -185,7 +185,7 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     scene = databases.scene(database, broker)
     crash_writer(scene, left)
     expected = LEFT[left]
-    zombie = scene.write(50, 1, f"{point}=stop")
+    zombie = scene.write(50, 1, f"{point}#1=stop")  # each lane reaches it, before what they ask for next is sent together
     zombie.wait_until_stopped()
     scene.write_here(100)
     assert scene.agree() == [*expected, 100]

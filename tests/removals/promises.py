@@ -282,9 +282,31 @@ PROMISES: Final = (
     Removal(
         "the lanes of an id are listed after lane 0 is claimed",  # in the same transaction
         "stores/sql/claim.py",
-        "            ids += [name for name in further if name in found]\n",
+        "            ids += further\n",
         "",
-        ("conformance/test_store_conformance.py::TestSqlite::test_all_lanes_are_claimed",),
+        ("stores/test_lane_claims.py::test_a_claimant_with_fewer_lanes_claims_them_all",),
+    ),
+    Removal(
+        "the list of lanes is not older than the claim of lane 0",
+        "stores/sql/row_statements.py",
+        "    .order_by(t.c.transactional_id)\n    .with_for_update()\n",
+        "    .order_by(t.c.transactional_id)\n",
+        ("stores/test_mariadb_connections.py::test_statement_based_binary_logging",),
+    ),
+    Removal(
+        "lane 0 is checked before each further lane is claimed",  # in a store that claims lane by lane
+        "stores/base.py",
+        "            self.read_claimed(first)\n",
+        "",
+        ("rocksdb/test_rocksdb_claims.py::test_an_opening_that_is_overtaken_claims_no_further_lane",),
+    ),
+    Removal(
+        "a pool opens several writers side by side",
+        "pool/upkeep.py",
+        "at_once=_AT_ONCE",
+        "at_once=1",
+        ("pool/test_side_by_side.py::test_several_writers_are_opened_side_by_side_and_one_of_them_is_refused",),
+        hangs=True,
     ),
     Removal(
         "lanes and coordinator share a connection to each broker",

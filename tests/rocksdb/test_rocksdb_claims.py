@@ -12,8 +12,9 @@ from rocksdb_scene import ID, STATE, recorded, stored
 
 from dualwrite.errors import ClaimTimeoutError, FencedError
 from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.base import Claim, Resolution
+from dualwrite.stores.base import Claim, Resolution, StateRow
 from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, happened
 
 # --- transactions of the same id ------------------------------------------------------------------------------------------
@@ -121,3 +122,22 @@ def test_a_rollback_by_another_thread_while_record_waits(store: RocksDBStore, cl
             waiting.result(timeout=LIMIT)
     assert store.claim(ID, "tests", timeout=0).fence == 2
     assert stored(store) == b"1"
+
+
+# --- lane by lane ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["path"], indirect=True)
+def test_an_opening_that_is_overtaken_claims_no_further_lane(store: RocksDBStore, rival: RocksDBStore) -> None:
+    lanes = [ID, f"{ID}~1", f"{ID}~2"]
+    theirs: list[StateRow] = []
+
+    def overtake() -> None:
+        theirs.extend(rival.claim_lanes(lanes, "theirs", timeout=LIMIT, cluster_id="c").rows)
+
+    with (
+        failpoints.armed("recover_after_claim", failpoints.only_at(1, overtake)),
+        pytest.raises(FencedError),
+    ):
+        store.claim_lanes(lanes, "ours", timeout=LIMIT, cluster_id="c")
+    assert rival.read_claimed_rows([row.claim for row in theirs]) == tuple(theirs)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_topic
 from fixtures.job_evidence import open_at_kafka, staged_rows, unresolved
-from fixtures.pace import TimeLimitError, limit
+from fixtures.pace import TimeLimitError, limit, until
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -64,7 +64,13 @@ class SparkScene:
         self.failpoints.unlink(missing_ok=True)
         for query in self.spark.streams.active:
             query.stop()
+        until(lambda: not self._a_task_runs, "the end of the tasks that Spark has stopped", seconds=LIMIT)
         self.store.close()
+
+    @property
+    def _a_task_runs(self) -> bool:
+        """Spark stops tasks without waiting for them; in the emptied database of the next test they would not be refused."""
+        return bool(self.spark.sparkContext._jsc.sc().taskScheduler().isExecutorBusy("driver"))
 
     @property
     def options(self) -> dict[str, str]:

@@ -20,6 +20,13 @@ def lanes_of(name: str, count: int) -> list[str]:
     return [name, *(f"{name}~{number}" for number in range(1, count))]
 
 
+def test_a_claimant_with_fewer_lanes_claims_them_all(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:
+    lanes = lanes_of(new_name("id"), 3)
+    store.claim_lanes(lanes, "ours", timeout=LIMIT, cluster_id="c")
+    claimed = rival.claim_lanes(lanes[:1], "theirs", timeout=LIMIT, cluster_id="c").rows
+    assert {row.transactional_id: row.fence for row in claimed} == dict.fromkeys(lanes, 2)
+
+
 @pytest.mark.slow
 def test_the_last_of_several_claimants_has_every_lane(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:
     """Whatever their numbers of lanes are, the owner of lane 0 owns every row, also those that another one has just created."""

@@ -38,8 +38,9 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.table import TABLE_NAME, state_table
 from dualwrite.testing.mariadb import MariaDBServer
-from fixtures.pace import LIMIT, done, happened
+from fixtures.pace import LIMIT, done, happened, until
 
 # --- engines of the user --------------------------------------------------------------------------------------------------
 
@@ -352,12 +353,22 @@ def test_a_short_transaction_waits_only_for_its_own_rows(mariadb_store: SqlState
 
 @pytest.mark.slow
 def test_statement_based_binary_logging() -> None:
-    """It refuses writes of READ COMMITTED transactions (error 1665)."""
+    """It refuses writes of READ COMMITTED transactions (error 1665). With REPEATABLE READ the lanes' list must not be older."""
+    waiting = "SELECT count(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
     with MariaDBServer(settings={"log-bin": "log", "server-id": "1", "binlog-format": "STATEMENT"}) as server:
         migration.upgrade(server.url)
-        with SqlStateStore.from_url(server.url) as store:
+        with SqlStateStore.from_url(server.url) as store, ThreadPoolExecutor(1) as thread:
             assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
             assert store.claim(ID, "ours", timeout=LIMIT).fence == 2
+            with store.engine.begin() as connection:
+                connection.exec_driver_sql(f"SELECT 1 FROM {TABLE_NAME} WHERE transactional_id = '{ID}' FOR UPDATE")
+                claiming = thread.submit(store.claim_lanes, [ID], "theirs", timeout=LIMIT, cluster_id="c")
+                until(lambda: store.short_transactions.query(lambda other: other.exec_driver_sql(waiting).scalar(), "waiting"))
+                copied = [sa.literal(f"{ID}~1"), *(column for column in state_table.c if column.name != "transactional_id")]
+                connection.execute(
+                    insert(state_table).from_select([column.name for column in state_table.c], sa.select(*copied))
+                )
+            assert [row.transactional_id for row in done(claiming).rows] == [ID, f"{ID}~1"]
 
 
 def test_a_long_transaction_paused_with_locks(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:

@@ -162,3 +162,4 @@ class Scaler:
         with self._lock:
             self._refused_until = time.monotonic() + _QUIET
             self._scaling.limit(min(self._limit, len(self._writers)))
+        self.on_changed()  # others may have been opened

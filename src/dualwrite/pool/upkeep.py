@@ -28,6 +28,9 @@ log = SubjectLogger(__name__)
 _TRIES: Final = 5
 """How many ids are tried for one writer if other processes claim them or have locked their rows."""
 
+_AT_ONCE: Final = 4
+"""How many writers the thread opens side by side: each waits for some 20 round trips."""
+
 _FIRST_RETRY: Final = 0.1
 """The pause after a writer could not be replaced, as a fraction of the search interval; doubled after each failure."""
 
@@ -83,7 +86,7 @@ class Upkeep:
             before, self.wanted = self.wanted, size
             self._least = size
             try:
-                self._fill()
+                self._fill(at_once=1)  # in this thread, which may be interrupted
                 while len(self._writers) > size:
                     self._close(self._writers.remove_one(deadline))
             except BaseException:
@@ -95,12 +98,39 @@ class Upkeep:
         self.wanted = size
         self._woken.set()
 
-    def _fill(self) -> None:
-        while len(self._writers) < self.wanted and not self._stopping.is_set():
-            writer = self._opened()
-            self._writers.add(writer)
-            if self._stopping.is_set():  # the pool may have closed its writers before this one was added
-                self._writers.close_one(writer)
+    def _fill(self, *, at_once: int) -> None:
+        while (missing := self.wanted - len(self._writers)) > 0 and not self._stopping.is_set():
+            if (count := min(missing, at_once)) == 1:
+                self._open_one()
+            else:
+                self._open_side_by_side(count)
+
+    def _open_one(self) -> None:
+        writer = self._opened()
+        self._writers.add(writer)
+        if self._stopping.is_set():  # the pool may have closed its writers before this one was added
+            self._writers.close_one(writer)
+
+    def _open_side_by_side(self, count: int) -> None:
+        """Open writers in threads of their own; after an error, which is raised then, those that were opened stay."""
+        errors: list[Exception] = []
+
+        def open_one() -> None:
+            try:
+                self._open_one()
+            except Exception as error:  # noqa: BLE001  (raised in the calling thread)
+                errors.append(error)
+
+        name = f"dualwrite opening {self._prefix}"
+        threads = [threading.Thread(target=open_one, name=name, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for error in errors[1:]:
+            log.info("a writer could not be opened, either: %s", error, exc_info=if_unexpected(error), prefix=self._prefix)
+        if errors:
+            raise errors[0]
 
     def _opened(self) -> DualWriter[Any]:
         """Open a writer on the next id, or on another one if that id is in use without a lease or its row is locked."""
@@ -200,7 +230,7 @@ class Upkeep:
         missing = self.wanted - len(self._writers)
         try:
             with self._sizing:
-                self._fill()
+                self._fill(at_once=_AT_ONCE)
         except Exception as error:  # whatever it was: this thread must keep running
             if len(self._writers) >= self._least and not self._stopping.is_set():
                 self.wanted = len(self._writers)

@@ -57,7 +57,7 @@ class Lanes:
     it claims it on condition that the fencing token is still its own, which never creates a row. If B did not find a row
     because it was forgotten, forgetting it has raised its fencing token. It does not matter which of them has more lanes: the
     rows count, not the number that B is configured with. That is also why an interrupted opening must be repeated from step 1,
-    not lane by lane.
+    not lane by lane. The model in tests/model/lanes_model.py explores all of this.
 
     If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and claims no lane
     of B. In a store that claims lane by lane, A checks lane 0 before each further claim. Only if it was paused between that

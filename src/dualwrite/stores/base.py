@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
+from dualwrite.failpoints import hit
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.identity import StoreIdentity, copied, moved
 from dualwrite.stores.leases import LeaseStore
@@ -311,6 +312,7 @@ class TxnStateStore(ABC):
         first = claim(lanes[0], expected_fence)
         claims = [first]
         for lane in (*lanes[1:], *further_lanes(self.list(lanes[0] + LANE_MARK), lanes)):
+            hit("recover_after_claim")
             self.read_claimed(first)
             claims.append(claim(lane))
         return ClaimedLanes(self.read_claimed_rows(claims))

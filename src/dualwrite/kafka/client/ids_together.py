@@ -36,7 +36,10 @@ FOREIGN_PRODUCER_ID: Final = 2**63 - 2
 """A producer id that no producer has: brokers allocate ids in blocks, starting from 0."""
 
 _JUST: Final = 1.0
-"""Seconds after which a description no longer shows which leaders a transaction needs (rule FB)."""
+"""Seconds after which a description no longer shows which partitions a transaction has (rule FB); their leaders are asked now.
+
+A prepared transaction gets no more partitions; one that is to be aborted may, from an owner that was paused.
+"""
 
 
 def described_together(network: Network, ids: Sequence[str], deadline: Deadline) -> dict[str, TransactionDescription | None]:

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.column_types import Words, decoded
+from dualwrite.stores.sql.column_types import Words
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.errors import address
 from dualwrite.stores.sql.home import full_name, own_connection
@@ -29,6 +29,7 @@ from dualwrite.stores.sql.postgresql_merged import (
     is_idle,
     raw_connection,
 )
+from dualwrite.stores.sql.postgresql_routines import routines
 from dualwrite.stores.sql.postgresql_schemas import schemas_as_connected, schemas_in_search_path
 from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
 from dualwrite.stores.sql.session_effects import Routine
@@ -100,67 +101,6 @@ _WHEREABOUTS: Final[ColumnElement[str]] = literal_column(
     "WHERE d.datname = pg_catalog.current_database())",
     Words,
 )
-_ROUTINES: Final = text(
-    r"""
-    WITH RECURSIVE named(names) AS (SELECT CAST(:names AS text[])),
-    -- the tables and views, what is read through views, and what is written through partitions and foreign keys;
-    -- objects of PostgreSQL itself have an oid below 16384
-    reached(oid) AS (
-        SELECT c.oid FROM pg_catalog.pg_class c, named WHERE pg_catalog.lower(c.relname) = ANY(names) AND c.oid >= 16384
-        UNION
-        SELECT n.oid FROM reached r CROSS JOIN LATERAL (
-            SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = r.oid
-            UNION ALL SELECT k.conrelid FROM pg_catalog.pg_constraint k
-                WHERE k.confrelid = r.oid AND NOT (k.confdeltype IN ('a', 'r') AND k.confupdtype IN ('a', 'r'))
-            UNION ALL SELECT CAST(m.relation[1] AS oid) FROM pg_catalog.pg_rewrite w,
-                pg_catalog.regexp_matches(CAST(w.ev_action AS text), '[:]relid (\d+)', 'g') m(relation)
-                WHERE w.ev_class = r.oid
-        ) n(oid) WHERE n.oid >= 16384
-    ),
-    -- expressions as PostgreSQL stores them
-    expressions(tree) AS (
-        SELECT pg_catalog.concat(w.ev_qual, w.ev_action) FROM pg_catalog.pg_rewrite w JOIN reached r ON r.oid = w.ev_class
-        UNION ALL SELECT CAST(d.adbin AS text) FROM pg_catalog.pg_attrdef d JOIN reached r ON r.oid = d.adrelid
-        UNION ALL SELECT pg_catalog.concat(o.polqual, o.polwithcheck) FROM pg_catalog.pg_policy o
-            JOIN reached r ON r.oid = o.polrelid
-        UNION ALL SELECT pg_catalog.concat(x.indexprs, x.indpred) FROM pg_catalog.pg_index x
-            JOIN reached r ON r.oid = x.indrelid
-        UNION ALL SELECT CAST(g.tgqual AS text) FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid
-        UNION ALL SELECT CAST(k.conbin AS text) FROM pg_catalog.pg_constraint k WHERE k.contype = 'c' AND (
-            k.conrelid IN (SELECT oid FROM reached)
-            OR k.contypid IN (SELECT a.atttypid FROM pg_catalog.pg_attribute a JOIN reached r ON r.oid = a.attrelid)
-            OR k.contypid IN (SELECT t.oid FROM pg_catalog.pg_type t, named WHERE pg_catalog.lower(t.typname) = ANY(names)))
-        UNION ALL SELECT CAST(p.proargdefaults AS text) FROM pg_catalog.pg_proc p, named
-            WHERE pg_catalog.lower(p.proname) = ANY(names)
-    ),
-    called(oid) AS (
-        SELECT CAST(m.function[2] AS oid) FROM expressions e,
-            pg_catalog.regexp_matches(e.tree, '[:](funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') m(function)
-        UNION SELECT p.oid FROM pg_catalog.pg_proc p, named WHERE pg_catalog.lower(p.proname) = ANY(names) AND p.oid >= 16384
-        UNION SELECT g.tgfoid FROM pg_catalog.pg_trigger g JOIN reached r ON r.oid = g.tgrelid WHERE NOT g.tgisinternal
-        UNION SELECT v.evtfoid FROM pg_catalog.pg_event_trigger v, named
-            WHERE names && ARRAY['create', 'alter', 'drop', 'comment', 'grant', 'revoke', 'refresh', 'import', 'security',
-                'into']
-        -- the statement does not name these: few databases have one that is not written in C
-        UNION SELECT s.castfunc FROM pg_catalog.pg_cast s WHERE s.castfunc >= 16384
-        UNION SELECT CAST(o.oprcode AS oid) FROM pg_catalog.pg_operator o WHERE o.oprcode >= 16384
-    ),
-    and_aggregated(oid) AS (
-        SELECT oid FROM called
-        UNION SELECT f.oid FROM pg_catalog.pg_aggregate a JOIN called c ON c.oid = a.aggfnoid,
-            pg_catalog.unnest(ARRAY[CAST(a.aggtransfn AS oid), a.aggfinalfn, a.aggcombinefn]) f(oid)
-    )
-    -- functions written in C, and most of PostgreSQL's own, leave nothing behind; the other ones of PostgreSQL are calls
-    -- of their names in SQL
-    SELECT CASE l.lanname WHEN 'internal' THEN pg_catalog.regexp_replace(p.prosrc, '_by_name$|_int[48]+$', '') || '()'
-        ELSE p.prosrc END,
-        CASE l.lanname WHEN 'internal' THEN 'sql' ELSE l.lanname END, p.oid
-    FROM pg_catalog.pg_proc p JOIN and_aggregated c ON c.oid = p.oid JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-    WHERE l.lanname NOT IN ('internal', 'c') OR (l.lanname = 'internal' AND p.prosrc ~
-        '^(set_config_by_name$|setseed$|pg_(try_)?advisory_lock_|(query|cursor|table|schema|database)_to_xml|ts_(stat|rewrite))')
-    """
-)
-_BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
 _REPORTED: Final = (
     b"TimeZone",
     b"DateStyle",
@@ -333,12 +273,7 @@ class PostgresqlDialect(StoreDialect):
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         """See StoreDialect."""
-        found = connection.execute(_ROUTINES, {"names": list(names)}).all()
-        return [
-            # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
-            Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
-            for source, language, oid in found
-        ]
+        return routines(connection, names)
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         """See StoreDialect."""

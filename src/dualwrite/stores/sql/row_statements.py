@@ -37,6 +37,12 @@ _SINGLE_ROW: Final = select(literal_column("1").label("one")).subquery("single_r
 _WRITE_ALL: Final = update(t).where(t.c.transactional_id == bindparam("id"))
 _INSERT: Final = insert(t)
 _LIST: Final = select(t.c.transactional_id).where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+_LOCK_LISTED: Final = (
+    select(t)
+    .where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
+    .order_by(t.c.transactional_id)
+    .with_for_update()
+)
 _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
@@ -88,6 +94,15 @@ def lock_rows(connection: Connection, ids: Collection[str]) -> LockedRows:
     found = connection.execute(_LOCK_ALL, {"ids": list(ids)}).mappings().all()
     identity = _identity_in(found[0]["this_store"]) if found else None
     return LockedRows({row.transactional_id: row for row in map(state_row, found)}, identity)
+
+
+def lock_listed(connection: Connection, prefix: str) -> dict[str, StateRow]:
+    """Lock the rows that `list_ids` would list, by their ids.
+
+    Reading with locks shows what is committed when the statement begins, even in an older snapshot (MySQL, REPEATABLE READ).
+    """
+    found = connection.execute(_LOCK_LISTED, prefix_parameters(prefix)).mappings()
+    return {row.transactional_id: row for row in map(state_row, found)}
 
 
 def read_rows(connection: Connection, ids: Collection[str]) -> dict[str, StateRow]:
