@@ -115,13 +115,13 @@ class Decisions:
         found: dict[str, Decided] = {}
         rows: dict[str, tuple[StateRow, int]] = {}
         for kafka_id in kafka_ids:
-            named = TransactionalId.of_kafka(kafka_id)
+            named = TransactionalId.of_kafka(kafka_id) or TransactionalId.of_row(kafka_id)
             try:
-                row = None if named is None else self._read(named.row)
+                row = self._read(named.row)
             except DualWriteError as error:
                 found[kafka_id] = Decided(None, None, None, NOT_READ, error)
                 continue
-            if named is None or row is None:
+            if row is None:
                 found[kafka_id] = Decided(None, None, None, NOT_OURS)
             elif row.kafka_id(named.generation) != kafka_id:
                 found[kafka_id] = Decided(None, None, None, OTHER_DATABASE)

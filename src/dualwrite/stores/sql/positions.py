@@ -103,11 +103,12 @@ class SqlPositions(Positions):
 
     def groups(self, prefix: str = "") -> list[str]:
         """See Positions."""
-        parameters = prefix_parameters(prefix)
         return sorted(
-            self._short.query(lambda connection: connection.scalars(_GROUPS, parameters).all(), "listing the groups with positions")
+            self._short.query(
+                lambda connection: connection.scalars(_GROUPS, prefix_parameters(prefix)).all(),
+                "listing the groups with positions",
+            )
         )
-
 
 
 def _move(execute: Execute, group_id: str, one: Move) -> None:
