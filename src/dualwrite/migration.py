@@ -1,4 +1,4 @@
-"""Creates and migrates the table `kafka_transaction_state`, using alembic with a separate version table.
+"""Creates and migrates the tables of dualwrite, using alembic with a separate version table.
 
 Either independently of the application's migrations (`upgrade`, or `dualwrite db upgrade`), or inside the application's own
 chain of alembic migrations, with one call in a revision::
@@ -7,10 +7,10 @@ chain of alembic migrations, with one call in a revision::
     from dualwrite.migration import downgrade_state_table, upgrade_state_table
 
     def upgrade() -> None:
-        upgrade_state_table(op, "0007")
+        upgrade_state_table(op, "0001")
 
     def downgrade() -> None:
-        downgrade_state_table(op, "base", from_revision="0007")
+        downgrade_state_table(op, "base", from_revision="0001")
 
 Either way the table's revision is stored in `kafka_transaction_state_version`, so the two may be mixed: steps that have already
 run are skipped. The scripts are in the repository's folder `migrations`, and in a wheel in `dualwrite/_migrations`.

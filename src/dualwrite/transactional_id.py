@@ -23,26 +23,25 @@ LANE_MARK: Final = "~"
 RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
 
 _ROW = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
-_KAFKA = re.compile(r"([^#]+?)(?:#([1-9][0-9]*)|#([0-9a-f]+)\.(0|[1-9][0-9]*))?", re.ASCII)
+_KAFKA = re.compile(r"([^#]+)#([0-9a-f]+)\.([1-9][0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionalId:
     """A logical id, one lane of it, and, for the form that Kafka sees, a generation of that lane.
 
-    The store's part separates databases that use the same logical id on one cluster (rule ST). Generations that were acquired
-    before revision 0005 don't have it: the row's id alone for generation 0, `<row id>#<generation>` for later ones.
+    The store's part separates databases that use the same logical id on one cluster (rule ST).
 
     Args:
         logical: The user's id.
         lane: The number of the lane.
-        generation: The generation; None for the row's form.
-        store_id: The store's id; empty in the older form, and in the row's.
+        generation: The generation, from 1; 0 for the row's form.
+        store_id: The store's id; empty in the row's form.
     """
 
     logical: str
     lane: int = 0
-    generation: int | None = None
+    generation: int = 0
     store_id: str = ""
 
     @classmethod
@@ -53,14 +52,11 @@ class TransactionalId:
 
     @classmethod
     def of_kafka(cls, text: str) -> Self | None:
-        """Parse an id that Kafka shows; None if it is not in this form, such as `<id>#probe`."""
+        """Parse an id that Kafka shows; None if it is not in this form."""
         found = _KAFKA.fullmatch(text)
-        if found is None:
-            return None
-        row, older, store_id, newer = found.groups()
-        return cls.of_row(row).at(int(newer or older or 0), store_id or "")
+        return None if found is None else cls.of_row(found[1]).at(int(found[3]), found[2])
 
-    def at(self, generation: int, store_id: str = "") -> Self:
+    def at(self, generation: int, store_id: str) -> Self:
         """A generation of the lane, as Kafka sees it."""
         return replace(self, generation=generation, store_id=store_id)
 
@@ -71,9 +67,7 @@ class TransactionalId:
 
     def __str__(self) -> str:
         """The row's id, or, with a generation, the id as Kafka sees it."""
-        if self.store_id:
-            return f"{self.row}{GENERATION_MARK}{self.store_id}.{self.generation}"
-        return f"{self.row}{GENERATION_MARK}{self.generation}" if self.generation else self.row
+        return f"{self.row}{GENERATION_MARK}{self.store_id}.{self.generation}" if self.generation else self.row
 
 
 def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:

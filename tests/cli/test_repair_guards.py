@@ -267,20 +267,6 @@ def test_an_unreachable_database_is_waived(crashed: Crash, run: Run, json_of: Js
     assert state_of(json_of, left.kafka_id) != "Ongoing"
 
 
-def test_an_id_of_an_older_release_needs_its_database(
-    trusting_broker: DevCluster, topic: str, run: Run, other_url: str, new_name: NewName
-) -> None:
-    name = f"{new_name('id')}#3"
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    for database in ((), ("--url", other_url)):
-        code, _, err = run("force-terminate", name, "--yes", *database)
-        assert code == 1
-        assert "This id belongs to a dualwrite writer" in err
-        assert "--without-database" in err
-    assert run("force-terminate", name, "--yes", "--without-database")[0] == 0
-    del producer
-
-
 def test_the_prompt_warns_that_no_database_was_checked(
     trusting_broker: DevCluster, topic: str, run: Run, other_url: str, new_name: NewName
 ) -> None:

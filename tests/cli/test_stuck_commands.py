@@ -14,7 +14,6 @@ from confluent_kafka import Consumer
 from rich.console import Console
 
 from cli.conftest import Crashed, JsonOf, NewName, Run
-from dualwrite import migration
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.cli import watch
 from dualwrite.cli.stuck import Look
@@ -102,13 +101,6 @@ def test_stuck_shows_a_groups_position_in_the_database(
     assert [one["groups"] for one in found["stuck"]] == [
         [{"group_id": group, "offset": 0, "is_stored": True, "has_no_position": False}]
     ]
-
-
-def test_stuck_with_a_database_of_an_earlier_release(opened: str, called: Run, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/older.db"
-    migration.upgrade(url, "0004")
-    arguments = ("stuck", "--group", opened, "--longer-than", "0", "--url", url)
-    assert "There is no consumer group" in called(*arguments)[2]
 
 
 def test_stuck_without_the_database(

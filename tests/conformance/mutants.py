@@ -125,7 +125,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ),
     ),
     "the generation of a state is not stored": ((_RECORD, _RECORD.replace("generation=generation", "generation=0")),),
-    "recording a state drops the store's id": ((_RECORD, f"{_REPLACE}({_RECORD}, store_id='', named_from=None)"),),
+    "recording a state drops the store's id": ((_RECORD, f"{_REPLACE}({_RECORD}, store_id='')"),),
     "record writes the row that it has read": (
         (
             "        self._record = lambda row: ",
@@ -155,7 +155,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     ),
     "a claim clears the state": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, prepared_state=None)\n"),),
     "a claim drops the delivery": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, delivery=None)\n"),),
-    "a claim drops the store's id": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, store_id='', named_from=None)\n"),),
+    "a claim drops the store's id": ((_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, store_id='')\n"),),
     "a claim does not revive a tombstone": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, forgotten=bool(before and before.forgotten))\n"),
     ),
@@ -208,13 +208,11 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "a resolution drops the cluster": (
         (_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVE.removeprefix('lambda row: ')}, cluster_id=resolution.cluster_id or '')"),
     ),
-    "a resolution drops the store's id": ((_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVED}, store_id='', named_from=None)"),),
+    "a resolution drops the store's id": ((_RESOLVE, f"lambda row: {_REPLACE}({_RESOLVED}, store_id='')"),),
     "acknowledge drops the cluster": (
         (_ACKNOWLEDGE, f"lambda row: row and {_REPLACE}(rows.acknowledged(row, only), cluster_id='')"),
     ),
-    "forget drops the store's id": (
-        (_FORGET, f"lambda row: row and {_REPLACE}(rows.forgotten(row), store_id='', named_from=None)"),
-    ),
+    "forget drops the store's id": ((_FORGET, f"lambda row: row and {_REPLACE}(rows.forgotten(row), store_id='')"),),
     "a generation with an unverified entry is reused": (
         (_ACQUIRE, f"lambda row: {_REPLACE}({_ACQUIRE_BLIND.removeprefix('lambda row: ')}, lost=row.lost)"),
     ),

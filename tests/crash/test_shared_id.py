@@ -26,13 +26,10 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity, examine
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.copies import keep_store_id, new_store_id
 from dualwrite.state import TransactionStatus
-from dualwrite.stores.sql.table import state_table
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.transactional_id import TransactionalId
 from fixtures.pace import LIMIT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
@@ -122,52 +119,6 @@ def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, br
         row = scene.row()
         assert len(row.kafka_id(row.generation)) > 255
     assert scene.recover()["error"] is None
-
-
-# --- an id from an older release ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def older(databases: Databases, broker: DevCluster) -> Scene:
-    """A row that an older release wrote and that must be recovered: prepared on `<id>#1`, committed in the database."""
-    scene = databases.scene("sqlite", broker)
-    kafka_id = str(TransactionalId(scene.transactional_id).at(1))
-    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id, two_phase=True)
-    producer.init_transactions(timeout=LIMIT)
-    producer.begin_transaction()
-    producer.send(scene.topic, "1")
-    state = producer.prepare_transaction(timeout=LIMIT)
-    producer.close()
-    with dualwrite.SqlStateStore(scene.engine) as store:
-        claim = store.claim(scene.transactional_id, "older", timeout=LIMIT)
-        with scene.engine.begin() as connection:
-            kind = ProducerKind.NATIVE_TWO_PHASE.value
-            connection.execute(state_table.update().values(generation=1, settled_generation=-1, generation_kind=kind))
-        transaction = store.begin(claim)
-        scene.events.write(transaction.handle, scene.transactional_id, 1)
-        transaction.record(state, generation=1, transaction_number=1)
-        transaction.commit()
-    return scene
-
-
-@native
-def test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_updated(older: Scene) -> None:
-    assert older.recover()["outcomes"] == ["NOTHING", "COMMITTED"]  # generation 0, whose id is the bare one; generation 1
-    assert older.agree() == [1]
-    older.write_here(2)
-    row = older.row()
-    assert row.kafka_id(1) == f"{older.transactional_id}#1"
-    assert (row.generation, row.named_from) == (2, 2)
-    assert row.kafka_id(2) == f"{older.transactional_id}#{row.store_id}.2"
-    older.write(3, 1, "after_db_commit=kill").killed()
-    assert "COMMITTED" in older.recover()["outcomes"]
-    assert older.agree() == [1, 2, 3]
-
-
-@native
-def test_opening_on_a_row_of_an_older_release(older: Scene) -> None:
-    older.write_here(2)
-    assert older.agree() == [1, 2]
 
 
 # --- copies -------------------------------------------------------------------------------------------------------------------

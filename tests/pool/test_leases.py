@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -361,7 +362,9 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
 
 def test_a_database_without_the_lease_table(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path / 'older.db'}"
-    migration.upgrade(url, "0005")
+    migration.upgrade(url)
+    with sqlite3.connect(tmp_path / "older.db") as connection:
+        connection.execute("DROP TABLE kafka_transaction_lease")
     with pytest.raises(StateTableMissingError, match=r"kafka_transaction_lease.*missing(.|\n)*db upgrade"):
         dualwrite.create_pool(url, kafka="nowhere:1", prefix="shop")
 

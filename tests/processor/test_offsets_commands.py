@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from dualwrite import migration
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import PositionMovedError
@@ -103,13 +101,6 @@ def test_status(stored: str, url: str, broker: DevCluster, capsys: pytest.Captur
     (one,) = json.loads(status("--json")[1])["groups"]
     assert (one["group"], one["topics"], one["partitions"], one["behind"]) == ("billing", [stored], 1, None)
     assert json.loads(status("--json", "--prefix", "other")[1])["groups"] == []
-
-
-def test_status_of_a_database_of_an_earlier_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    older = f"sqlite:///{tmp_path}/older.db"
-    migration.upgrade(older, "0006")
-    assert main(["status", "--url", older]) == 0
-    assert "consumer group" not in capsys.readouterr().out
 
 
 def test_list_shows_a_recreated_topic(stored: str, run: Run, broker: DevCluster) -> None:

@@ -222,16 +222,9 @@ PROTOCOL: Final = (
     Removal(
         "ST the id at Kafka names the database",
         "stores/state_row.py",
-        "is_named = self.named_from is not None and generation >= self.named_from",
-        "is_named = False",
+        "at(generation, self.store_id)",
+        "at(generation, '0')",
         ("crash/test_shared_id.py::test_opening_an_id_in_another_database_aborts_nothing",),
-    ),
-    Removal(
-        "ST rows of an older release are resolved under their old ids",
-        "stores/state_row.py",
-        "is_named = self.named_from is not None and generation >= self.named_from",
-        "is_named = True",
-        ("crash/test_shared_id.py::test_a_row_of_an_older_release_is_resolved_under_its_old_id_and_updated",),
     ),
     Removal(
         "QN our statements name the schema of our tables",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from store_scene import ID, user_metadata
 from typer.testing import CliRunner
 
@@ -29,6 +32,30 @@ TABLES = {*metadata.tables, VERSION_TABLE_NAME}
 @pytest.fixture
 def empty_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     return new_database(request.param)
+
+
+LATER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+
+def upgrade():
+    op.add_column("kafka_transaction_state", sa.Column("later", sa.Integer))
+
+def downgrade():
+    \"\"\"Drop what came later.\"\"\"
+    op.drop_column("kafka_transaction_state", "later")
+"""
+
+
+@pytest.fixture
+def two_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release with a second revision, which there is none of yet."""
+    folder = tmp_path / "scripts"
+    shutil.copytree(migration.scripts_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "versions" / "0002_later.py").write_text(LATER)
+    monkeypatch.setattr(migration, "scripts_folder", lambda: folder)
 
 
 each = pytest.mark.parametrize("empty_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -97,10 +124,11 @@ def test_upgrades_at_once(empty_url: str) -> None:
 
 @pytest.mark.parametrize("empty_url", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("given", ["a URL", "an engine"])
+@pytest.mark.usefixtures("two_revisions")
 def test_an_upgrade_waits_for_a_lock_only_for_so_long(empty_url: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it waits, all writers wait behind it."""
     monkeypatch.setattr(migration, "_LOCK_TIMEOUT", 1.0)
-    migration.upgrade(empty_url, "0004")
+    migration.upgrade(empty_url, "0001")
     engine = sa.create_engine(empty_url)
     with engine.connect() as reader:
         reader.execute(sa.text("SELECT * FROM kafka_transaction_state")).all()
@@ -148,13 +176,41 @@ def test_an_unknown_revision(sqlite_url: str) -> None:
             call(sqlite_url, "")
 
 
-@pytest.mark.parametrize("at", ["base", "0003"])
+@pytest.mark.usefixtures("two_revisions")
+@pytest.mark.parametrize("at", ["base", "0001"])
 def test_a_downgrade_to_a_newer_revision(sqlite_url: str, at: str) -> None:
     migration.downgrade(sqlite_url, at)
     for call in (migration.downgrade, migration.undone_by):
-        with pytest.raises(ConfigurationError, match="0005 is not a valid downgrade target"):
-            call(sqlite_url, "0005")
+        with pytest.raises(ConfigurationError, match="0002 is not a valid downgrade target"):
+            call(sqlite_url, "0002")
     assert migration.undone_by(sqlite_url, at) == {}
+
+
+@each
+@pytest.mark.usefixtures("two_revisions")
+def test_the_steps_of_a_chain_of_the_user(empty_url: str) -> None:
+    """Steps that have run, in the chain or by `dualwrite db upgrade`, are skipped; a script has those after `from_revision`."""
+    engine = sa.create_engine(empty_url)
+
+    def run(step: Callable[..., None], *arguments: str, **options: str) -> str | None:
+        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)) as op:
+            step(op, *arguments, **options)
+        return migration.current(empty_url)
+
+    assert run(migration.upgrade_state_table, "0001") == "0001"
+    assert run(migration.upgrade_state_table, "0002", from_revision="0001") == "0002"
+    assert run(migration.upgrade_state_table, "0001") == "0002", "an upgrade never downgrades"
+    assert run(migration.downgrade_state_table, "0001", from_revision="0002") == "0001"
+    migration.upgrade(empty_url)
+    assert run(migration.upgrade_state_table, "0002", from_revision="0001") == "0002"
+    assert run(migration.downgrade_state_table, "base", from_revision="0001") is None
+    script = io.StringIO()
+    offline = MigrationContext.configure(dialect=engine.dialect, opts={"as_sql": True, "output_buffer": script})
+    with Operations.context(offline) as op:
+        migration.upgrade_state_table(op, "0002", from_revision="0001")
+    assert "later" in script.getvalue()
+    assert "CREATE TABLE" not in script.getvalue()
+    engine.dispose()
 
 
 def test_an_unreachable_database_server() -> None:
@@ -172,26 +228,28 @@ def test_the_db_command(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert output("current") == "none (newest: 0007)\n"
-    assert output("upgrade") == "Upgraded from nothing to 0007.\n"
-    assert output("upgrade", "--url", url) == "Already at revision 0007.\n"
-    assert output("current", "--url", url) == "0007 (newest: 0007)\n"
+    assert output("current") == "none (newest: 0001)\n"
+    assert output("upgrade") == "Upgraded from nothing to 0001.\n"
+    assert output("upgrade", "--url", url) == "Already at revision 0001.\n"
+    assert output("current", "--url", url) == "0001 (newest: 0001)\n"
     assert "CREATE TABLE" in output("sql")
-    assert output("downgrade", "--revision", "0007") == "Already at revision 0007.\n"
+    assert output("downgrade", "--revision", "0001") == "Already at revision 0001.\n"
     assert "dropped" in output("downgrade", "--revision", "base", "--yes")
     assert run(db.app, ["current"], env={"DUALWRITE_DATABASE_URL": ""}).exit_code == 2
     result = run(db.app, ["downgrade", "--url", url, "--revision", "0005"])
     assert isinstance(result.exception, ConfigurationError), "which the command line prints without a traceback"
 
 
-@pytest.mark.parametrize(("revision", "undone"), [("base", 7), ("-7", 7), ("0001-1", 7), ("0001", 6), ("-1", 1)], ids=str)
+@pytest.mark.usefixtures("two_revisions")
+@pytest.mark.parametrize(("revision", "undone"), [("base", 2), ("-2", 2), ("0001-1", 2), ("0001", 1), ("-1", 1)], ids=str)
 def test_downgrade_asks_and_names_what_it_drops(sqlite_url: str, revision: str, undone: int) -> None:
+    migration.upgrade(sqlite_url)
     arguments = ["downgrade", "--url", sqlite_url, "--revision", revision]
     refused = CliRunner().invoke(db.app, arguments)
     assert refused.exit_code == 2
-    assert "0007: Drop every position of consumer groups" in refused.output
-    assert ("0001: Drop the table" in refused.output) == (undone == 7)
+    assert "0002: Drop what came later." in refused.output
+    assert ("0001: Drop every table" in refused.output) == (undone == 2)
     assert refused.output.count(": Drop") == undone
-    assert migration.current(sqlite_url) == "0007"
+    assert migration.current(sqlite_url) == "0002"
     assert CliRunner().invoke(db.app, [*arguments, "--yes"]).exit_code == 0
-    assert migration.current(sqlite_url) == (None if undone == 7 else f"000{7 - undone}")
+    assert migration.current(sqlite_url) == (None if undone == 2 else "0001")

@@ -330,7 +330,7 @@ def test_a_search_path_that_an_earlier_block_has_left_on_a_connection(tenant_url
 
 def test_an_upgrade_finds_the_tables_behind_a_schema_that_was_created_later(new_database: Callable[[str], str]) -> None:
     url = new_database("postgresql")
-    migration.upgrade(url, "0001")
+    migration.upgrade(url)
     engine = sa.create_engine(url, connect_args={"options": "-c search_path=later,public"})
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE SCHEMA later")

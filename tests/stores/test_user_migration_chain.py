@@ -66,7 +66,7 @@ class Project:
 
 
 def make_project(folder: Path, url: str) -> Project:
-    """Three revisions: the user's table, and ours in two steps."""
+    """Three revisions: the user's table, ours, and one more of the user."""
     alembic_command.make_project(folder, url)
     project = Project(folder, url)
     create = 'op.create_table("orders", sa.Column("id", sa.Integer, primary_key=True))'
@@ -74,15 +74,10 @@ def make_project(folder: Path, url: str) -> Project:
     project.revision(
         "b",
         "a",
-        'upgrade_state_table(op, "0001"); op.add_column("orders", sa.Column("item", sa.String(9)))',
-        'op.drop_column("orders", "item"); downgrade_state_table(op, "base", from_revision="0001")',
+        f'upgrade_state_table(op, "{NEWEST}"); op.add_column("orders", sa.Column("item", sa.String(9)))',
+        f'op.drop_column("orders", "item"); downgrade_state_table(op, "base", from_revision="{NEWEST}")',
     )
-    project.revision(
-        "c",
-        "b",
-        f'upgrade_state_table(op, "{NEWEST}", from_revision="0001")',
-        f'downgrade_state_table(op, "0001", from_revision="{NEWEST}")',
-    )
+    project.revision("c", "b", 'op.add_column("orders", sa.Column("price", sa.Integer))', 'op.drop_column("orders", "price")')
     return project
 
 
@@ -102,9 +97,8 @@ def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Project) -
     assert project.tables() == OURS | {"orders", "alembic_version"}
     assert migration.current(project.url) == NEWEST
     assert_it_works(project.url)
-    project.alembic("downgrade", "b")
-    assert migration.current(project.url) == "0001"
-    with SqlStateStore.from_url(project.url) as store, pytest.raises(StateTableMissingError, match="older"):
+    project.alembic("downgrade", "a")
+    with SqlStateStore.from_url(project.url) as store, pytest.raises(StateTableMissingError, match="missing"):
         store.check()
     project.alembic("upgrade", "head")
     project.alembic("downgrade", "base")
@@ -117,10 +111,9 @@ def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Project) -
 def test_the_db_commands_see_what_the_chain_has_done(project: Project) -> None:
     project.alembic("upgrade", "b")
     invoke = CliRunner().invoke
-    assert invoke(db.app, ["current", "--url", project.url]).output == f"0001 (newest: {NEWEST})\n"
-    assert invoke(db.app, ["upgrade", "--url", project.url]).output == f"Upgraded from 0001 to {NEWEST}.\n"
+    assert invoke(db.app, ["current", "--url", project.url]).output == f"{NEWEST} (newest: {NEWEST})\n"
     assert invoke(db.app, ["upgrade", "--url", project.url]).output == f"Already at revision {NEWEST}.\n"
-    project.alembic("upgrade", "head")  # the third revision then has nothing to do
+    project.alembic("upgrade", "head")
     assert "c (head)" in project.alembic("current").stdout
     assert_it_works(project.url)
 
@@ -128,7 +121,6 @@ def test_the_db_commands_see_what_the_chain_has_done(project: Project) -> None:
 def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Project) -> None:
     migration.upgrade(project.url)
     project.alembic("upgrade", "b")
-    assert migration.current(project.url) == NEWEST  # an upgrade never downgrades
     project.alembic("upgrade", "head")
     assert_it_works(project.url)
     migration.downgrade(project.url, "base")
@@ -137,7 +129,7 @@ def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Project) -> None:
 
 
 def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Project) -> None:
-    project.revision("d", "a", 'upgrade_state_table(op, "0002"); op.execute("SELECT * FROM nowhere")', "pass")
+    project.revision("d", "a", 'upgrade_state_table(op, "0001"); op.execute("SELECT * FROM nowhere")', "pass")
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0
     assert "nowhere" in failed.stderr
@@ -157,16 +149,6 @@ def test_offline_sql_from_the_first_revision(project: Project) -> None:
     run_script(project.url, script)
     assert migration.current(project.url) is None
     assert "kafka_transaction_state" not in project.tables()
-
-
-def test_offline_sql_of_a_range_of_revisions(project: Project) -> None:
-    project.alembic("upgrade", "b")
-    script = project.alembic("upgrade", "b:head", "--sql").stdout
-    assert not re.search(r"CREATE TABLE (IF NOT EXISTS )?kafka_transaction_state \(", script)
-    assert "ADD COLUMN generation_kind" in script
-    run_script(project.url, script)
-    assert migration.current(project.url) == NEWEST
-    assert_it_works(project.url)
 
 
 def run_script(url: str, script: str) -> None:

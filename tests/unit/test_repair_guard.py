@@ -31,7 +31,6 @@ ROW = StateRow(
     owner="writer",
     updated_at=datetime(2026, 1, 1, tzinfo=UTC),
     store_id="0123456789ab",
-    named_from=1,
 )
 OLDER = replace(ROW, prepared_state=PreparedTxnState(7, 2))
 UNREACHABLE = StoreUnavailableError("The database is gone.")
@@ -53,7 +52,7 @@ def one(description: TransactionDescription | None = OPEN, name: str = ID) -> De
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("shop", False), ("shop~1", False), ("shop#3", True), (ID, True), ("shop~1#0123456789ab.0", True), ("shop#probe", False)],
+    [("shop", False), ("shop~1", False), ("shop#3", False), (ID, True), ("shop~1#0123456789ab.1", True), ("shop#probe", False)],
 )
 def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
     assert is_made_by_dualwrite(name) is expected

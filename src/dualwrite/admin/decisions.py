@@ -102,7 +102,7 @@ class Decisions:
             row = self._read(named.row)
         except DualWriteError:
             return names
-        if row is None or row.kafka_id(named.generation or 0) != given:
+        if row is None or row.kafka_id(named.generation) != given:
             return names
         return list(dict.fromkeys([given, *map(row.kafka_id, row.generations_to_recover)]))
 
@@ -115,19 +115,19 @@ class Decisions:
         found: dict[str, Decided] = {}
         rows: dict[str, tuple[StateRow, int]] = {}
         for kafka_id in kafka_ids:
-            named = TransactionalId.of_kafka(kafka_id)
+            named = TransactionalId.of_kafka(kafka_id) or TransactionalId.of_row(kafka_id)
             try:
-                row = None if named is None else self._read(named.row)
+                row = self._read(named.row)
             except DualWriteError as error:
                 found[kafka_id] = Decided(None, None, None, NOT_READ, error)
                 continue
-            if named is None or row is None:
+            if row is None:
                 found[kafka_id] = Decided(None, None, None, NOT_OURS)
-            elif row.kafka_id(named.generation or 0) != kafka_id:
+            elif row.kafka_id(named.generation) != kafka_id:
                 found[kafka_id] = Decided(None, None, None, OTHER_DATABASE)
             else:
-                found[kafka_id] = Decided(row, named.generation or 0, None, RESOLVED)  # in the order of the ids
-                rows[kafka_id] = row, named.generation or 0
+                found[kafka_id] = Decided(row, named.generation, None, RESOLVED)  # in the order of the ids
+                rows[kafka_id] = row, named.generation
         names = dict.fromkeys(row.transactional_id for row, _ in rows.values())
         plans = {plan.transactional_id: plan for plan in self._recoverer.plan_lanes(names).ids}
         for kafka_id, (row, generation) in rows.items():
@@ -144,10 +144,7 @@ class Decisions:
         Raises:
             StoreError: They can't be read.
         """
-        try:
-            stored = {} if self._store.positions is None else self._store.positions.read(group)
-        except StateTableMissingError:  # created by a release without positions
-            return {}
+        stored = {} if self._store.positions is None else self._store.positions.read(group)
         return {key: one.offset for key, one in stored.items()}
 
     def committed(self, producer_id: int, epoch: int) -> StateRow | None:

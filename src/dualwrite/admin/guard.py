@@ -22,12 +22,8 @@ _WAIVE: Final = "add --without-database"
 
 
 def is_made_by_dualwrite(transactional_id: str) -> bool:
-    """Whether an id, as Kafka sees it, has the form of a dualwrite writer's id.
-
-    Before revision 0005, the first generation of an id had the user's id alone, which can't be distinguished from other ids.
-    """
-    named = TransactionalId.of_kafka(transactional_id)
-    return named is not None and bool(named.store_id or named.generation)
+    """Whether an id, as Kafka sees it, has the form of a dualwrite writer's id."""
+    return TransactionalId.of_kafka(transactional_id) is not None
 
 
 def is_open(one: DescribedTransaction) -> bool:

@@ -13,7 +13,6 @@ from dualwrite.cli.natural_order import in_natural_order
 from dualwrite.cli.options import refuse
 from dualwrite.cli.tables import show_table
 from dualwrite.cli.times import time_text
-from dualwrite.errors import StateTableMissingError
 from dualwrite.kafka.inspect.topic_metadata import topic_ids
 from dualwrite.kafka.librdkafka.idle_group import IdleGroup
 from dualwrite.settings import Settings
@@ -136,11 +135,8 @@ def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, P
 
 
 def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
-    """The positions of the groups whose id starts with `prefix`; empty if the store has no positions, or no table for them."""
-    try:
-        return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
-    except StateTableMissingError:
-        return []
+    """The positions of the groups whose id starts with `prefix`; empty if the store has no positions."""
+    return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
 
 
 def show_groups(found: Iterable[Shown]) -> None:

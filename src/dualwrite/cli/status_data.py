@@ -151,9 +151,7 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
         listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
     found = [(one.kafka_transactional_id, TransactionalId.of_kafka(one.kafka_transactional_id)) for one in listed]
     return [
-        text
-        for text, named in found
-        if named is not None and named.logical in logical_ids and named.store_id not in ("", *stores)
+        text for text, named in found if named is not None and named.logical in logical_ids and named.store_id not in stores
     ]
 
 

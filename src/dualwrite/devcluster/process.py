@@ -34,7 +34,7 @@ class BrokerProcess:
     create_time: float
     """Seconds since the epoch, as psutil reports it. For a running process it changes when the system clock is set."""
     boot_id: str | None = None
-    """The boot of the machine in which it was started; None if unknown (not Linux, or recorded by an older release)."""
+    """The boot of the machine in which it was started; None if unknown (not Linux)."""
     start_ticks: int | None = None
     """Clock ticks from that boot to its start, which never change; None if unknown."""
 

@@ -116,7 +116,7 @@ class ClusterSettings:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Restore from the cluster's record."""
         security = Security.from_json(data["security"]) if data["security"] else None
-        options = data.get("java_options")  # missing in records of older releases
+        options = data["java_options"]
         return cls(**{**data, "security": security, "java_options": None if options is None else tuple(options)})
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
-from dualwrite.errors import PrefixLeasedError, StateTableMissingError
+from dualwrite.errors import PrefixLeasedError
 from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
 from dualwrite.jobs.tables import (
     LOCKED,
@@ -250,11 +250,8 @@ class JobLedger:
         return self._short.query(lambda connection: read_job(connection, prefix), "reading a job's row")
 
     def jobs(self) -> list[JobRow]:
-        """The rows of all prefixes, sorted by prefix; empty if the database has no tables for jobs yet."""
-        try:
-            found = self._short.query(lambda connection: connection.execute(select(j)).all(), "listing jobs")
-        except StateTableMissingError:
-            return []
+        """The rows of all prefixes, sorted by prefix."""
+        found = self._short.query(lambda connection: connection.execute(select(j)).all(), "listing jobs")
         return sorted(map(job_row, found), key=lambda row: row.prefix)
 
     def attempts(self, prefix: str, ids: Collection[str] | None = None) -> list[AttemptRow]:
@@ -268,12 +265,9 @@ class JobLedger:
     def attempt_fences(self) -> dict[str, int | None]:
         """The fencing token of each id that a task has used; None for an id that a task of an open run is using.
 
-        A task that claims its id later raises the fencing token. Empty if the database has no tables for jobs yet.
+        A task that claims its id later raises the fencing token.
         """
-        try:
-            found = self._short.query(lambda connection: connection.execute(_FENCES).all(), "listing the ids of tasks")
-        except StateTableMissingError:
-            return {}
+        found = self._short.query(lambda connection: connection.execute(_FENCES).all(), "listing the ids of tasks")
         return {row.transactional_id: None if row.is_open else row.fence for row in found}
 
     def _ids(self, query: Select[tuple[str]]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The tables of jobs (revision 0003), and their rows, read and written within the caller's transaction."""
+"""The tables of jobs, and their rows, read and written within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ class AttemptRow:
 def read_attempts(connection: Connection, prefix: str, *, ids: Collection[str] | None = None) -> list[AttemptRow]:
     """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
     query = select(
-        attempt_table.c.transactional_id, attempt_table.c.token, t.c.fence, t.c.generation, t.c.settled_generation
+        attempt_table.c.transactional_id, attempt_table.c.token, t.c.fence, t.c.generation, t.c.resolved_generation
     ).where(attempt_table.c.prefix == prefix, attempt_table.c.transactional_id == t.c.transactional_id)
     if ids is not None:
         query = query.where(attempt_table.c.transactional_id.in_(list(ids)))
     rows = (
-        AttemptRow(row.transactional_id, row.token, row.fence, row.settled_generation >= row.generation)
+        AttemptRow(row.transactional_id, row.token, row.fence, row.resolved_generation >= row.generation)
         for row in connection.execute(query)
     )
     return sorted(rows, key=lambda row: row.transactional_id)

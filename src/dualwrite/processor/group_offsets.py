@@ -15,7 +15,6 @@ from dualwrite.errors import (
     ConfigurationError,
     PositionMovedError,
     ProducerFencedError,
-    StateTableMissingError,
 )
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.inspect.topic_metadata import TopicMetadata
@@ -62,10 +61,7 @@ class GroupProgress(Progress):
         Raises:
             ConfigurationError: The group has positions in the database; its offsets at Kafka are only for monitoring tools.
         """
-        try:
-            found = {} if self._stored is None else self._stored.read(self._group)
-        except StateTableMissingError:
-            return
+        found = {} if self._stored is None else self._stored.read(self._group)
         there = sorted(position for position in found.values() if position.topic in self._topics)
         if there:
             raise ConfigurationError(

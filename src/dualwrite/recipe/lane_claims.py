@@ -13,7 +13,6 @@ from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import Acquiring, ClaimedLanes, StateRow, TxnStateStore
 from dualwrite.stores.rows import new_token, on_cluster
-from dualwrite.transactional_id import TransactionalId
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _needed(ids: Sequence[str], rows: Mapping[str, StateRow]) -> list[str]:
         for row_id in (*ids, *(found for found in rows if found not in ids)):
             row = rows.get(row_id)
             if row is None:
-                yield str(TransactionalId.of_row(row_id).at(0))
+                yield row_id
             else:
                 yield from map(row.kafka_id, row.generations_to_recover or (row.generation,))
 

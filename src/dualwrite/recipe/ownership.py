@@ -126,14 +126,13 @@ class Ownership:
         Raises: as for `TxnStateStore.claim`.
         """
         self._intended = self._intended or new_token()
-        token = {"token": self._intended} if self._store.recognizes_claims else {}
         with self._database.call(DATABASE, may_wait=True):  # for the row's lock
             claim = self._store.claim(
                 self._id,
                 describe_owner("writer"),
                 timeout=self._timeouts.claim,
                 expected_fence=self.claim.fence,
-                **token,
+                token=self._intended,
             )
         self._intended = None
         self._has_claimed(claim)

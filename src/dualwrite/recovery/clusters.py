@@ -1,9 +1,7 @@
 """Which Kafka cluster an id is on (rule CL), checked before anything is claimed; and moving an id to another cluster.
 
 Recovery on the wrong cluster would not find the prepared transactions, and would report them as lost. So the row stores Kafka's
-`cluster.id`, written when a generation is acquired. A row from an older release has none: the first opening that acquires a
-generation sets it. Until then the wrong cluster loses nothing: a transaction that can't be found is kept as UNVERIFIED, and is
-committed as soon as recovery runs on the right cluster (rule UC).
+`cluster.id`, written when a generation is acquired.
 """
 
 from __future__ import annotations

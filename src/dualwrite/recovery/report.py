@@ -188,9 +188,7 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
         f"Transaction {lost.state} was committed by the database; Kafka no longer knows its outcome{more}.{text}",
         transactional_id=transactional_id,
         cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can no longer be "
-        "read (retention, or no permission to read the topic); or recovery ran on the wrong cluster, which is not detected "
-        "for a row written by an older release",
-        next_step="recover on the right cluster, which still commits it; or look for its messages in the topic, and if "
-        f"they are missing, {acknowledge}",
+        "read (retention, or no permission to read the topic)",
+        next_step=f"look for its messages in the topic, and if they are missing, {acknowledge}",
         **facts,
     )

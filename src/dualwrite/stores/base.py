@@ -186,12 +186,6 @@ class TxnStateStore(ABC):
             else:
                 self.set_identity(StoreIdentity(kept.store_id, found), expected=kept)
 
-    recognizes_claims: ClassVar[bool] = False
-    """Whether `claim` has the parameter `token`; a store from before it existed has not.
-
-    Without it, a writer is fenced by its own claim if that claim got no answer until the timeout, and has to be opened again.
-    """
-
     @abstractmethod
     def claim(
         self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
@@ -249,7 +243,7 @@ class TxnStateStore(ABC):
             reuse: Continue with the newest generation if the row's `generation_kind` is `kind` and that kind can take over an
                 id: then only `resolved_generation` is lowered below it. Otherwise, and without `reuse`, `generation` is raised
                 by one; also if the newest has an UNVERIFIED entry (rule UG) or is not named by this store's id (rule ST). The
-                row's `store_id` and `named_from` say which ids at Kafka the generations have.
+                row's `store_id` says which ids at Kafka the generations have.
             cluster_id: Kafka's `cluster.id`, which the row keeps from now on (rule CL); empty: unchanged.
 
         Raises:
@@ -308,13 +302,12 @@ class TxnStateStore(ABC):
             FencedError, ClaimTimeoutError: As for `claim`. The lanes before that one may be claimed.
         """
         del acquiring
-        owned = {"token": token} if self.recognizes_claims else {}
 
         def claim(lane: str, expected: int | None = None) -> Claim:
             row = self.read(lane)
             if row is not None:
                 on_cluster(row, cluster_id)
-            return self.claim(lane, owner, timeout=timeout, expected_fence=expected, **owned)
+            return self.claim(lane, owner, timeout=timeout, expected_fence=expected, token=token)
 
         first = claim(lanes[0], expected_fence)
         claims = [first]

@@ -24,14 +24,13 @@ def document(row: StateRow) -> str:
             "prepared_transaction_state": state_text(row.prepared_state),
             "prepared_generation": row.prepared_generation,
             "delivery": delivery_text(row.delivery),
-            "settled_generation": row.resolved_generation,
+            "resolved_generation": row.resolved_generation,
             "transaction_number": row.transaction_number,
             "lost": [_lost_object(entry) for entry in row.lost],
             "owner": row.owner,
             "claim_token": row.claim_token,
             "cluster_id": row.cluster_id,
             "store_id": row.store_id,
-            "named_from": row.named_from,
             "updated_at": row.updated_at.astimezone(UTC).isoformat(),
             "forgotten": row.forgotten,
         },
@@ -40,7 +39,7 @@ def document(row: StateRow) -> str:
 
 
 def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
-    """The row from a text made by `document`; older releases wrote no `cluster_id`, `store_id` and `named_from`.
+    """The row from a text made by `document`.
 
     Fields that a newer release may have added are ignored.
 
@@ -56,7 +55,7 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             generation=_whole_number(found["generation"]),
             prepared_state=PreparedTxnState.parse(found["prepared_transaction_state"]),
             prepared_generation=_whole_number(found["prepared_generation"]),
-            resolved_generation=_whole_number(found["settled_generation"]),
+            resolved_generation=_whole_number(found["resolved_generation"]),
             transaction_number=_whole_number(found["transaction_number"]),
             lost=tuple(_lost_entry(entry) for entry in found["lost"]),
             owner=str(found["owner"]),
@@ -64,10 +63,9 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             forgotten=bool(found["forgotten"]),
             generation_kind=ProducerKind(found["generation_kind"]),
             claim_token=str(found["claim_token"]),
-            delivery=Delivery.parse(found.get("delivery", "")),  # missing in rows of releases before 0.2
-            cluster_id=str(found.get("cluster_id", "")),
-            store_id=str(found.get("store_id", "")),
-            named_from=None if found.get("named_from") is None else _whole_number(found["named_from"]),
+            delivery=Delivery.parse(found["delivery"]),
+            cluster_id=str(found["cluster_id"]),
+            store_id=str(found["store_id"]),
         )
     except (ValueError, TypeError, KeyError, StoredStateError) as error:
         shown = text if isinstance(text, str) else repr(text)
@@ -120,8 +118,8 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
     if state is None:
         raise ValueError("an entry without a state")
     recorded_at = datetime.fromisoformat(entry["recorded_at"])
-    delivery = Delivery.parse(entry.get("delivery", ""))  # missing in entries of releases before 0.2
-    producer = ProducerKind(entry["producer"]) if entry.get("producer") else None  # as above
+    delivery = Delivery.parse(entry["delivery"])
+    producer = ProducerKind(entry["producer"]) if entry["producer"] else None
     return LostTransaction(
         LostKind(entry["kind"]),
         state,
@@ -129,7 +127,7 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
         recorded_at,
         delivery,
         producer,
-        cluster_id=str(entry.get("cluster_id", "")),
+        cluster_id=str(entry["cluster_id"]),
     )
 
 

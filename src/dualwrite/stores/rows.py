@@ -48,7 +48,7 @@ def claimed(
             generation=0,
             prepared_state=None,
             prepared_generation=0,
-            resolved_generation=0,  # generation 0 is never acquired: its Kafka id is the plain logical id, and may be in use
+            resolved_generation=0,
             transaction_number=0,
             lost=(),
             owner=owner,
@@ -172,8 +172,8 @@ def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id:
     if cluster_id:
         row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
     has_unverified = any(entry.generation == row.generation for entry in row.unverified)  # rule UG
-    if row.named_from is None or row.store_id != store_id:  # rule ST
-        row = changed(row, store_id=store_id, named_from=row.generation + 1)
+    if row.store_id != store_id:  # rule ST
+        row = changed(row, store_id=store_id)
     elif reuse and kind.takes_over and row.generation_kind is kind and not has_unverified:
         return changed(row, resolved_generation=min(row.resolved_generation, row.generation - 1))
     return changed(row, generation=row.generation + 1, generation_kind=kind)

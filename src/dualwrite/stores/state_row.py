@@ -52,8 +52,7 @@ class LostTransaction:
         recorded_at: When recovery found it (UTC, aware).
         delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
         producer: Which kind of producer had prepared it; None if that is not known.
-        cluster_id: The Kafka cluster that the row named when it was recorded: `delivery` is about that one's log. Empty if the
-            row named none, and in entries of older releases.
+        cluster_id: The Kafka cluster that the row named when it was recorded: `delivery` is about that one's log.
     """
 
     kind: LostKind
@@ -72,12 +71,12 @@ class StateRow:
     Args:
         transactional_id: The logical id.
         fence: The fencing token: number of the newest claim.
-        generation: The newest generation acquired (0: the logical id itself).
+        generation: The newest generation acquired; 0 in a new row.
         generation_kind: Which kind of producer it was acquired for.
         prepared_state: The state S that the last recorded transaction committed, or None.
         prepared_generation: The generation that S belongs to; has no meaning while S is None.
-        delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, if the transaction has no
-            messages, and if an older release stored S.
+        delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, and if the transaction has no
+            messages.
         resolved_generation: No transaction is open on any generation up to this one; 0 in a new row.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
@@ -86,9 +85,9 @@ class StateRow:
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
         cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if no generation was acquired yet
-            or the id was forgotten since, and in a row that was last written by a release before revision 0005.
-        store_id: Identifies the database in the ids that Kafka sees, from the generation `named_from` on (rule ST).
-        named_from: The first generation whose Kafka id contains the store's id; None if there is none.
+            or the id was forgotten since.
+        store_id: Identifies the database in the ids that Kafka sees (rule ST); empty if no generation was acquired yet. After
+            the database got a new id it is still the old one, until the next generation is acquired.
         claim_token: Unique to the newest claim: by it the claim is recognized if its COMMIT got no response.
     """
 
@@ -108,7 +107,6 @@ class StateRow:
     delivery: Delivery | None = None
     cluster_id: str = ""
     store_id: str = ""
-    named_from: int | None = None
 
     @property
     def claim(self) -> Claim:
@@ -116,9 +114,8 @@ class StateRow:
         return Claim(self.transactional_id, self.fence, self.owner)
 
     def kafka_id(self, generation: int) -> str:
-        """The id that Kafka sees for a generation."""
-        is_named = self.named_from is not None and generation >= self.named_from
-        return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id if is_named else ""))
+        """The id that Kafka sees for a generation; for generation 0, which is never acquired, the row's id."""
+        return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id))
 
     def kind_of(self, generation: int) -> ProducerKind | None:
         """Which kind of producer a generation was acquired for; None for one before the newest, whose kind is not kept."""

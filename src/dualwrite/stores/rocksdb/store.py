@@ -58,7 +58,6 @@ class RocksDBStore(TxnStateStore):
     """
 
     undoes_units = True
-    recognizes_claims = True
 
     def __init__(
         self,

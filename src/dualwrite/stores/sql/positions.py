@@ -9,11 +9,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from dualwrite.errors import PositionMovedError, StateTableMissingError, StoreError
+from dualwrite.errors import PositionMovedError, StoreError
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
-from dualwrite.stores.sql.table import POSITION_TABLE_NAME, begins_with_prefix, prefix_parameters
+from dualwrite.stores.sql.table import begins_with_prefix, prefix_parameters
 from dualwrite.stores.sql.table import position_table as t
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.transaction import StoreTransaction
@@ -41,20 +41,18 @@ class SqlPositions(Positions):
 
     Args:
         short: Runs our own transactions.
-        description: The database's address, for errors.
     """
 
-    def __init__(self, short: ShortTransactions, description: str) -> None:
+    def __init__(self, short: ShortTransactions) -> None:
         self._short = short
-        self._description = description
 
     def prepare(self) -> None:
         """See Positions; `dualwrite db upgrade` creates the table."""
-        self._query(lambda connection: connection.execute(_CHECK_TABLE).first(), "looking for positions")
+        self._short.query(lambda connection: connection.execute(_CHECK_TABLE).first(), "looking for positions")
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
         """See Positions."""
-        found = self._query(
+        found = self._short.query(
             lambda connection: connection.execute(_READ, {"group": group_id}).all(), "reading the positions of a group"
         )
         return {position.key: position for position in map(_position, found)}
@@ -105,20 +103,12 @@ class SqlPositions(Positions):
 
     def groups(self, prefix: str = "") -> list[str]:
         """See Positions."""
-        parameters = prefix_parameters(prefix)
         return sorted(
-            self._query(lambda connection: connection.scalars(_GROUPS, parameters).all(), "listing the groups with positions")
+            self._short.query(
+                lambda connection: connection.scalars(_GROUPS, prefix_parameters(prefix)).all(),
+                "listing the groups with positions",
+            )
         )
-
-    def _query(self, work: Callable[[Connection], Any], doing: str) -> Any:
-        try:
-            return self._short.query(work, doing)
-        except StateTableMissingError as error:
-            raise StateTableMissingError(
-                f"The table {POSITION_TABLE_NAME} in {self._description} is missing or out of date.",
-                cause="the database was last upgraded for an earlier release",
-                next_step=error.next_step,
-            ) from error
 
 
 def _move(execute: Execute, group_id: str, one: Move) -> None:

@@ -92,7 +92,6 @@ class SqlStateStore(TxnStateStore):
     """
 
     undoes_units = True
-    recognizes_claims = True
     units_need_savepoints = True
 
     def __init__(
@@ -236,7 +235,7 @@ class SqlStateStore(TxnStateStore):
     @property
     def positions(self) -> Positions:
         """See TxnStateStore."""
-        return SqlPositions(self._short, self.description)
+        return SqlPositions(self._short)
 
     def durability(self) -> Mapping[str, str]:
         """See TxnStateStore."""

@@ -36,7 +36,7 @@ state_table: Final = Table(
     Column("prepared_transaction_state", Words(64), nullable=False, server_default=""),
     Column("prepared_generation", Integer, nullable=False, server_default="0"),
     Column("delivery", LongWords(), nullable=True),
-    Column("settled_generation", Integer, nullable=False, server_default="-1"),
+    Column("resolved_generation", Integer, nullable=False, server_default="0"),
     Column("transaction_number", BigInteger, nullable=False, server_default="0"),
     Column("lost", LongWords(is_medium=True), nullable=False),
     Column("owner", Words(MAX_OWNER_LENGTH), nullable=False, server_default=""),
@@ -45,7 +45,6 @@ state_table: Final = Table(
     Column("forgotten", Boolean, nullable=False),
     Column("cluster_id", Words(255), nullable=False, server_default=""),
     Column("store_id", Words(32), nullable=False, server_default=""),
-    Column("named_from", Integer),
     Column("generation_kind", Words(16), nullable=False, server_default=ProducerKind.LIBRDKAFKA.value),
 )
 
@@ -110,7 +109,7 @@ def state_row(columns: RowMapping) -> StateRow:
         generation=columns["generation"],
         prepared_state=_prepared_state(transactional_id, columns["prepared_transaction_state"]),
         prepared_generation=columns["prepared_generation"],
-        resolved_generation=columns["settled_generation"],
+        resolved_generation=columns["resolved_generation"],
         transaction_number=columns["transaction_number"],
         lost=parse_lost(transactional_id, columns["lost"]),
         owner=columns["owner"],
@@ -121,7 +120,6 @@ def state_row(columns: RowMapping) -> StateRow:
         delivery=_delivery(transactional_id, columns["delivery"]),
         cluster_id=columns["cluster_id"],
         store_id=columns["store_id"],
-        named_from=columns["named_from"],
     )
 
 
@@ -133,7 +131,7 @@ def columns_of(row: StateRow) -> dict[str, Any]:
         "prepared_transaction_state": state_text(row.prepared_state),
         "prepared_generation": row.prepared_generation,
         "delivery": delivery_text(row.delivery),
-        "settled_generation": row.resolved_generation,
+        "resolved_generation": row.resolved_generation,
         "transaction_number": row.transaction_number,
         "lost": lost_text(row.lost),
         "owner": row.owner,
@@ -143,7 +141,6 @@ def columns_of(row: StateRow) -> dict[str, Any]:
         "generation_kind": row.generation_kind.value,
         "cluster_id": row.cluster_id,
         "store_id": row.store_id,
-        "named_from": row.named_from,
     }
 
 

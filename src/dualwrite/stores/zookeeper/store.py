@@ -67,7 +67,6 @@ class ZooKeeperStore(TxnStateStore):
     """
 
     undoes_units = True
-    recognizes_claims = True
 
     def __init__(
         self,

@@ -6,8 +6,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
-import pytest
-
 from dualwrite.errors import FencedError
 from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH, Claim, Resolution
@@ -173,8 +171,6 @@ class ClaimConformance:
     def test_a_repeated_claim_is_recognized_by_its_token(self, scene: StoreScene) -> None:
         """`token`: the newest claim is the caller's own if it has this token; a claim in between is another's."""
         store, name = scene.new_store(), scene.new_id()
-        if not store.recognizes_claims:
-            pytest.skip("this store does not recognize a repeated claim (`recognizes_claims`)")
         first = scene.claim(store, name)
         claim = partial(store.claim, name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="ours")  # noqa: S106
         made = claim()

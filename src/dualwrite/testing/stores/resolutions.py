@@ -242,15 +242,15 @@ class GenerationConformance:
         """Rule ST: `identity`, which the first `acquire_generation` creates at the latest, is the same for every store."""
         store, name = scene.new_store(), scene.new_id()
         claim = scene.claim(store, name)
-        expect_row(store, name, "the row of a first claim", store_id="", named_from=None)
+        expect_row(store, name, "the row of a first claim", store_id="")
         store.acquire_generation(claim, _NATIVE)
         identity = scene.new_store().identity()
         assert identity is not None, "identity() after acquire_generation()"
         assert identity == store.identity()
-        expect_row(store, name, "after a generation", store_id=identity.store_id, named_from=1)
+        expect_row(store, name, "after a generation", store_id=identity.store_id)
         assert store.read_claimed(claim).kafka_id(1) == f"{name}#{identity.store_id}.1"
         store.acquire_generation(claim, _LIBRDKAFKA)
-        expect_row(store, name, "after another", store_id=identity.store_id, named_from=1, generation=2)
+        expect_row(store, name, "after another", store_id=identity.store_id, generation=2)
         assert name in store.list()
         assert store.list("#") == [], "the database's identity is listed as an id"
         scene.new_store().check_original()
@@ -271,7 +271,7 @@ class GenerationConformance:
             "a generation with another store id was reused"
         )
         assert store.acquire_generation(claim, _NATIVE, reuse=True) == acquired + 1
-        expect_row(store, name, "after it", store_id=after.store_id, named_from=acquired + 1)
+        expect_row(store, name, "after it", store_id=after.store_id)
 
     def test_the_lost_entries_of_a_copy_are_cleared(self, scene: StoreScene) -> None:
         """`Resolution.clear_lost`."""
