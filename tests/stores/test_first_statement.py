@@ -66,15 +66,15 @@ def test_a_transaction_takes_as_many_round_trips_as_it_has_statements_and_one_mo
     store: SqlStateStore, claim: Claim, postgres_proxy: TcpProxy
 ) -> None:
     for number in (2, 3):
-        before = postgres_proxy.round_trips
+        before = postgres_proxy.exchanges
         transaction = store.begin_soon(claim)
-        assert postgres_proxy.round_trips == before
+        assert postgres_proxy.exchanges == before
         assert not transaction.is_fence_checked
         write(transaction, number)
         assert transaction.is_fence_checked
-        assert postgres_proxy.round_trips == before + 1
+        assert postgres_proxy.exchanges == before + 1
         commit(transaction, number)
-        assert postgres_proxy.round_trips == before + 2
+        assert postgres_proxy.exchanges == before + 2
     assert rows(store.engine) == 2
 
 
@@ -95,25 +95,25 @@ def test_units_with_a_savepoint_each_take_a_round_trip_each(
         with pytest.raises(IntegrityError) as caught:
             write(transaction, 1)
         transaction.undo_unit(caught.value)
-    before = postgres_proxy.round_trips
+    before = postgres_proxy.exchanges
     for number in (1, 2, 3):
         transaction.begin_unit()
         write(transaction, number)
         transaction.end_unit()
-    assert postgres_proxy.round_trips == before + 3
+    assert postgres_proxy.exchanges == before + 3
     transaction.begin_unit()
     transaction.end_unit()  # it has executed nothing
     commit(transaction, 2)
-    assert postgres_proxy.round_trips == before + 4
+    assert postgres_proxy.exchanges == before + 4
     assert rows(proxied_store.engine) == 3
 
 
 def test_the_check_alone(store: SqlStateStore, claim: Claim, postgres_proxy: TcpProxy) -> None:
-    transaction, before = store.begin_soon(claim), postgres_proxy.round_trips
+    transaction, before = store.begin_soon(claim), postgres_proxy.exchanges
     transaction.check_fence()
     transaction.check_fence()
     assert transaction.is_fence_checked
-    assert postgres_proxy.round_trips == before + 1
+    assert postgres_proxy.exchanges == before + 1
     transaction.rollback()
 
 
@@ -491,10 +491,10 @@ def test_every_use_of_a_psycopg_connection_begins_the_transaction(store: SqlStat
 def test_the_first_statement_of_a_session(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
     claim = first_claim(proxied_store)
     commit(proxied_store.begin(claim), 1)
-    before = postgres_proxy.round_trips
+    before = postgres_proxy.exchanges
     transaction = proxied_store.begin_soon(claim)
     transaction.session.add(Order(id=1, item="chair"))
     transaction.before_commit()
     commit(transaction, 2)
-    assert postgres_proxy.round_trips == before + 2
+    assert postgres_proxy.exchanges == before + 2
     assert rows(proxied_store.engine, Order) == 1

@@ -45,9 +45,9 @@ class RoundTrips:
     def counted(self) -> Iterator[list[int]]:
         """The list has one number after the block."""
         counted: list[int] = []
-        before = self._proxy.round_trips + self._to_kafka
+        before = self._proxy.exchanges + self._to_kafka
         yield counted
-        counted.append(self._proxy.round_trips + self._to_kafka - before)
+        counted.append(self._proxy.exchanges + self._to_kafka - before)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Link:
         # Clear while a hook acts on what was just forwarded, so that the server's answer to it can't overtake the action.
         self._answers_may_pass = threading.Event()
         self._answers_may_pass.set()
-        self._last: Direction = "server_to_client"
+        self._has_answered = True
 
     def cut(self) -> None:
         """Close both sides."""
@@ -110,8 +110,9 @@ class Link:
                 chunk = source.recv(_CHUNK)
                 if not chunk:
                     break
-                self._count(direction)
                 if direction == "client_to_server":
+                    self._proxy.exchanges += self._has_answered
+                    self._has_answered = False
                     # A pattern may be split over two chunks; a hook ignores what passed before it was set.
                     if hooks != self._proxy.hooks_set:
                         seen, hooks = b"", self._proxy.hooks_set
@@ -130,15 +131,11 @@ class Link:
                 else:
                     self._act(self._proxy.answered(self), "answered")
                     self._answers_may_pass.wait()
+                    self._has_answered = True
                     self._forward(chunk, direction, target)
         if self._open.is_set():  # else it was cut already, and a shutdown here would turn an RST into a FIN
             self.cut()
         source.close()
-
-    def _count(self, direction: Direction) -> None:
-        if direction == "client_to_server" and self._last != direction:
-            self._proxy.round_trips += 1
-        self._last = direction
 
     def _forward(self, chunk: bytes, direction: Direction, target: socket.socket) -> None:
         self._flowing[direction].wait()
@@ -170,11 +167,10 @@ class TcpProxy:
 
     Attributes:
         port: The port on which the proxy listens, on the loopback interface.
-        round_trips: How often a client has sent something first, or after the server has answered it.
+        exchanges: How many times a client has sent something after an answer, or first: the round trips, if it waits for all.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.round_trips = 0
         self._target = (host, port)
         self._hooks: list[_Hook] = []
         self._links: list[Link] = []
@@ -183,6 +179,7 @@ class TcpProxy:
         self._listener: socket.socket | None = None
         self.threads: list[threading.Thread] = []
         self.hooks_set = 0
+        self.exchanges = 0
         self.port = 0
 
     # --- faults -----------------------------------------------------------------------------------------------------------
