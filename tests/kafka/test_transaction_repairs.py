@@ -34,7 +34,11 @@ VERSIONS = ["4.2.2", "3.9.1"]
 PRODUCER_ID = 4_000_000
 
 
-@pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
+on_each_release = pytest.mark.parametrize("trusting", VERSIONS, indirect=True)
+"""For tests of requests that the releases treat differently; the other ones run on the older release with `-m soak`."""
+
+
+@pytest.fixture(scope="module", params=thinned(VERSIONS, kept=VERSIONS[:1], quick=VERSIONS[:1]))
 def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     """Of each release; the older one has no EndTxn v5."""
     with started(kafka_version=request.param, config=TRUSTING) as cluster:
@@ -60,6 +64,7 @@ def found(examined: Examined | None) -> Examined:
 
 
 @pytest.mark.slow
+@on_each_release
 def test_a_hanging_transaction_is_aborted_and_consumers_continue(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -336,6 +341,7 @@ def test_an_unknown_id(admin: TransactionAdmin, new_name: NewName) -> None:
 
 
 @pytest.mark.slow
+@on_each_release
 def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
 ) -> None:
