@@ -27,6 +27,7 @@ from fixtures.broker import TRUSTING, read_values, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.tables import table
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -193,7 +194,7 @@ def test_a_transaction_that_its_coordinator_committed_last_needs_force(status: T
     assert examined.refusal(force=True) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "epoch", "producer_id"),
     [
         (TransactionStatus.ONGOING, 4, 7),  # the next transaction
@@ -244,7 +245,7 @@ def test_a_transaction_unknown_to_coordinators_needs_force(reason: Reason) -> No
     assert examined.refusal(force=True) is None
 
 
-@pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_conclusive])
+@table("reason", [reason for reason in Reason if not reason.is_conclusive])
 def test_an_undecided_transaction_needs_force(reason: Reason) -> None:
     examined = Examined(OPENED, HangingTransaction(OPENED, reason), None)
     assert "not certain" in str(examined.refusal())

@@ -26,6 +26,7 @@ from dualwrite.stores.sql.table import metadata
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 from fixtures.store_calls import every_call
+from fixtures.tables import table
 
 EVERY_CALL = every_call(ID)
 
@@ -109,7 +110,7 @@ def test_check_passes_on_a_valid_table(store: SqlStateStore) -> None:
 # --- addresses ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "shown"),
     [
         ("postgresql://me:s3cret@db/x", "postgresql+psycopg://me:***@db/x"),
@@ -125,7 +126,7 @@ def test_the_description_hides_passwords(url: str, shown: str) -> None:
         assert store.description == shown
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         "",
@@ -150,7 +151,7 @@ def test_urls_of_unknown_stores(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "options", "expected"),
     [
         ("sqlite://", {}, r"SingletonThreadPool .*use a file"),
