@@ -15,6 +15,7 @@ from dualwrite.errors import TransactionControlError, UsageError, WriterClosedEr
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 
 def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> None:
@@ -80,7 +81,7 @@ def _with(thing: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda batch: batch.commit(),

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.fork_server import ForkedProcess, ForkServer
 from fixtures.pace import LIMIT, until
+from fixtures.tables import table
 
 HERE = Path(__file__).parent
 
@@ -62,7 +63,7 @@ def wait_for_state(pid: int, expected: str) -> None:
     until(lambda: state(pid) == expected, f"{pid} is {expected}")
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "exit_code", "error"),
     [
         ("print('out')", 0, ""),
@@ -99,13 +100,6 @@ def test_a_process_is_stopped_and_continues(server: ForkServer) -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGCONT)
     assert ended(process)[:2] == (0, "on\n")
-
-
-def test_an_ended_process_keeps_its_id_until_polled(server: ForkServer) -> None:
-    process = forked("", server)
-    wait_for_state(process.pid, "Z")
-    ended(process)
-    until(lambda: not Path(f"/proc/{process.pid}").exists(), "it is gone")
 
 
 def test_threads_are_joined_and_exit_handlers_called(server: ForkServer) -> None:
@@ -168,12 +162,6 @@ def test_a_module_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="has 2 threads"):
         ForkedProcess("threaded", folder=tmp_path, server=server)
     server.close()
-
-
-def test_a_module_that_cannot_be_imported_is_reported(server: ForkServer) -> None:
-    with pytest.raises(RuntimeError, match="No module named 'nowhere'"):
-        ForkedProcess("nowhere", server=server)
-    assert ended(forked("print('next')", server))[1] == "next\n"
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from fixtures import workers
+from fixtures.tables import table
 
 pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "cores", "expected"),
     [
         (["tests"], 2, 4),
@@ -32,7 +33,7 @@ def test_processes_are_started_for_several_files_with_servers(arguments: list[st
     assert workers.workers_for(workers.files_of(arguments, TESTS.parent), cores) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("nodeid", "scope"),
     [
         ("tests/kafka/test_probe.py::test_a[::1]", "tests/kafka/test_probe.py"),
