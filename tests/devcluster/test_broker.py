@@ -88,7 +88,7 @@ def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: a killed one
 def test_a_restarted_broker_is_ready_with_its_address(cluster: DevCluster) -> None:
     before = cluster.status()
     cluster.restart(1)

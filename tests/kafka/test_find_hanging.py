@@ -222,7 +222,7 @@ def documented_columns() -> set[str]:
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: its view of producers and hanging transactions
 def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: TransactionAdmin) -> None:
     listed = {
         (row["TransactionalId"], int(row["Coordinator"]), int(row["ProducerId"]), row["TransactionState"])
