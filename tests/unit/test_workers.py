@@ -33,19 +33,6 @@ def test_processes_are_started_for_several_files_with_servers(arguments: list[st
     assert workers.workers_for(workers.files_of(arguments, TESTS.parent), cores) == expected
 
 
-@table(
-    ("nodeid", "scope"),
-    [
-        ("tests/kafka/test_probe.py::test_a[::1]", "tests/kafka/test_probe.py"),
-        ("tests/spark/test_spark_batch.py::test_a", "spark"),
-        ("tests/cli/test_help.py::test_a", "cli"),
-        ("tests/examples/test_examples.py::test_a", "tests/examples/test_examples.py"),
-    ],
-)
-def test_a_file_stays_together_and_so_do_some_folders(nodeid: str, scope: str) -> None:
-    assert workers.scope_of(nodeid) == scope
-
-
 def test_the_longest_files_come_first_and_a_file_stays_as_it_was(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nmarkers = slow")
     for folder, text in {
