@@ -52,7 +52,7 @@ def move_the_leader(cluster: DevCluster, scene: Scene) -> Callable[[], None]:
     thinned(
         product(PRODUCERS, ["1", "3"], [kill_leader, kill_coordinator, move_the_leader], MOMENTS),
         kept=[  # starting a broker takes long: one of each trouble
-            ("librdkafka", "1", kill_leader, "prepared"),
+            ("native", "1", kill_leader, "prepared"),
             ("native", "3", kill_coordinator, "committed by the database"),
             ("native", "3", move_the_leader, "in the middle of the transaction"),
         ],

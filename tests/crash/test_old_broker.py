@@ -26,9 +26,7 @@ DYING = ["recover_after_decision", "recover_after_end_txn", "recover_after_resol
         product(["after_prepare", "before_db_commit", "after_db_commit"], DYING),
         kept=[
             ("after_prepare", "recover_after_decision"),
-            ("before_db_commit", "recover_after_resolution"),
             ("after_db_commit", "recover_after_end_txn"),
-            ("after_db_commit", "recover_after_resolution"),
         ],
     ),
 )

@@ -617,7 +617,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_br
     ("producer", "point"),
     thinned(
         product(PRODUCERS, PREPARED),
-        kept=[("native", "after_prepare"), ("librdkafka", "before_kafka_commit")],
+        kept=[("native", "after_prepare")],
     ),
     indirect=["producer"],
 )

@@ -132,7 +132,15 @@ OPENING = [*RECOVERY_POINTS, *OPENING_POINTS]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "point"),
-    thinned(product(LEFT, OPENING), kept=[*product(["after_db_commit"], OPENING), ("after_prepare", "recover_after_describe")]),
+    thinned(  # each step on PostgreSQL: test_zombie
+        product(LEFT, OPENING),
+        kept=[
+            ("after_prepare", "recover_after_describe"),
+            ("after_db_commit", "recover_after_claim"),
+            ("after_db_commit", "recover_after_resolution"),
+            ("after_db_commit", "before_take_over"),
+        ],
+    ),
 )
 def test_a_writer_paused_while_it_opens_is_fenced(scene: Scene, left: str, point: str) -> None:
     crash_writer(scene, left)

@@ -105,7 +105,7 @@ def test_naive_runs_without_the_recipe_and_reports_what_it_found(kafka: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("pool", thinned([False, True], kept=[True]))
 def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str, Any], *, pool: bool) -> None:
     verdict = run_demo(Options(departures=1, kills=2, workers=2, kafka=kafka, pool=pool))
     assert verdict.all_agree, verdict.to_json()
@@ -278,7 +278,7 @@ class InterruptedAfterTheFirstKill(Silent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("pool", thinned([False, True], kept=[True]))
 def test_ctrl_c_after_a_kill_leaves_nothing_in_the_users_database(
     kafka: dict[str, Any], postgres_url: str, *, pool: bool
 ) -> None:

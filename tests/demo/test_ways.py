@@ -25,6 +25,7 @@ from dualwrite.demo.worker import encoded
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DeliveryError, FencedError, InDoubtTransactionError
 from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
 
 WAYS = ("writer", "naive", "pool")
 
@@ -83,7 +84,7 @@ def test_a_stale_position_writes_nothing(kafka: dict[str, Any], tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, kept=["writer", "naive"]))
 def test_the_commit_of_a_dead_process_arrives_late(kafka: dict[str, Any], postgres_url: str, tmp_path: Path, way: str) -> None:
     """The worker has read the position when a transaction with its next three flights is still open, and then commits."""
     flights = list(read_flights(200))

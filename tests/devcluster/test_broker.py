@@ -88,7 +88,7 @@ def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: a killed one
 def test_a_restarted_broker_is_ready_with_its_address(cluster: DevCluster) -> None:
     before = cluster.status()
     cluster.restart(1)
@@ -155,7 +155,7 @@ def test_an_older_kafka_starts_without_the_newer_properties() -> None:
         assert highest[22] < 6
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # all tests do this where no Java is installed
 def test_the_bundled_java_runs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin-without-java")
     monkeypatch.delenv("JAVA_HOME", raising=False)

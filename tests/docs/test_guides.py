@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite import failpoints
+from fixtures.tables import table
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
@@ -24,6 +25,6 @@ def test_the_options_of_spark_are_those_of_its_docstring() -> None:
     assert set(NAMES) <= set(told)
 
 
-@pytest.mark.parametrize("point", failpoints.NAMES)
+@table("point", failpoints.NAMES)
 def test_every_failpoint_is_documented(point: str) -> None:
     assert f"`{point}`" in (GUIDES / "testing.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.tables import table
 
 PAGES = sorted(pages.DOCS.rglob("*.md"))
 
@@ -63,17 +64,17 @@ def address(kind: str, request: pytest.FixtureRequest) -> str:
     return url.replace("+psycopg", "") if kind == "libpq" else url
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@table("page", PAGES, ids=name_of)
 def test_the_python_of_a_page_compiles(page: Path) -> None:
     pages.compile_all(page.read_text(encoding="utf-8"), name_of(page))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@table("page", PAGES, ids=name_of)
 def test_every_mark_in_a_page_is_read(page: Path) -> None:
     assert pages.mistakes(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", pages_that_run())
+@table("page", pages_that_run())
 def test_a_page_that_runs_states_its_result(page: Path) -> None:
     assert pages.checks_itself(page.read_text(encoding="utf-8"))
 
@@ -153,7 +154,7 @@ def test_a_page_that_is_wrong_fails(right: str, wrong: str, why: str, tmp_path: 
         run(PAGE.replace(right, wrong), tmp_path, messages=[b"lamp", None])
 
 
-@pytest.mark.parametrize(
+@table(
     "overlooked",
     [
         "```py\nx = 1\n```\n",

@@ -12,6 +12,7 @@ import dualwrite
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka import settings as librdkafka
 from dualwrite.kafka.native.settings import KNOWN_NAMES, MAX_IN_FLIGHT, NativeSettings
+from fixtures.tables import table
 
 GUIDE: Final = (Path(__file__).parents[2] / "docs" / "guides" / "producers.md").read_text(encoding="utf-8")
 TABLE: Final = GUIDE.split("These defaults differ from librdkafka's")[1].split("\n\n")[1]
@@ -28,7 +29,7 @@ def ours(setting: str) -> str:
     return ROWS[setting].split("|")[3]
 
 
-@pytest.mark.parametrize(
+@table(
     ("setting", "value"),
     [
         ("client.id", f"`{CONFIG.client_id}`"),
@@ -60,7 +61,7 @@ def test_settings_for_librdkafka_are_in_the_table(monkeypatch: pytest.MonkeyPatc
     assert given["socket.keepalive.enable"] is CONFIG.keepalive
 
 
-@pytest.mark.parametrize(
+@table(
     "shown",
     [
         f"`batch.size` ({NATIVE.batch_bytes // 10**6} MB)",

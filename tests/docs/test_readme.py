@@ -11,6 +11,7 @@ import pages
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.tables import table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -70,7 +71,7 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 200
 
 
-@pytest.mark.parametrize("link", sorted({link for link in _LINK.findall(README) if "://" not in link}))
+@table("link", sorted({link for link in _LINK.findall(README) if "://" not in link}))
 def test_links_of_readme_lead_to_existing_files_and_headings(link: str) -> None:
     path, _, anchor = link.partition("#")
     file = ROOT / path

@@ -17,6 +17,7 @@ import dualwrite
 from dualwrite import cli, errors, processor, settings
 from dualwrite.cli import COMMANDS
 from dualwrite.errors import DualWriteError
+from fixtures.tables import table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 COMMANDS_PAGE = (REFERENCE / "commands.md").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def long_options(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {"--help"}
 
 
-@pytest.mark.parametrize("command", sorted(LEAVES))
+@table("command", sorted(LEAVES))
 def test_a_command_has_a_section_with_exactly_its_options(command: str) -> None:
     text = re.sub(r"\bnot with [^;|\n]*|given by `--prefix`", "", section(command))  # mentions of other options
     named = set(re.findall(r"(?<![\w-])--[a-z][a-zA-Z-]+", text))
@@ -79,7 +80,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("function", ARGUMENTS)
+@table("function", ARGUMENTS)
 def test_every_argument_is_named(function: Any) -> None:
     text = SETTINGS_PAGE.split(ARGUMENTS[function])[1].split("\n## ")[0]
     for name in inspect.signature(function).parameters:
@@ -115,7 +116,7 @@ KINDS = sorted(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+@table("name", KINDS)
 def test_every_error_is_listed_with_its_next_step_and_retriability(name: str) -> None:
     found = re.search(
         rf"autoexception:: dualwrite\.errors\.{name}(?:\(\))?\n.*?^Retriable: (yes|no)\. Next step: \S",
@@ -140,7 +141,7 @@ PACKAGES = [
 ]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@table("package", PACKAGES)
 def test_every_public_name_is_in_the_api_page_or_the_page_of_errors(package: str) -> None:
     documented = set(re.findall(rf":: {re.escape(package)}\.(\w+)$", API_PAGE, re.MULTILINE)) | set(KINDS)
     parts = set(re.findall(r"`(\w+Conformance)`", API_PAGE))  # named in a sentence

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.rules_page import HERE, PAGE, ROOT, RULE, SECTIONS, functions
+from fixtures.tables import table
 from model.job_state import RULES as JOB_RULES
 from model.recipe_scenes import NEEDS
 from model.recipe_state import RULES
@@ -52,7 +53,7 @@ def test_the_rules_of_the_model_are_those_of_the_page() -> None:
     assert set(RULES) == set(NEEDS) == set(SECTIONS) - WITHOUT_TRACE
 
 
-@pytest.mark.parametrize("rule", SECTIONS)
+@table("rule", SECTIONS)
 def test_a_section_names_code_trace_and_test(rule: str) -> None:
     section = SECTIONS[rule]
     assert "{literalinclude} ../../src/dualwrite/" in section, "no code"
@@ -66,7 +67,7 @@ def test_a_section_names_code_trace_and_test(rule: str) -> None:
         assert name in functions(file), f"there is no {file}::{name}"
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in HERE.glob("*.md")))
+@table("page", sorted(path.name for path in HERE.glob("*.md")))
 def test_links_of_a_page_lead_to_existing_files(page: str) -> None:
     """Also by its plain links, which a repository viewer follows, and its mentions of test files."""
     text = (HERE / page).read_text(encoding="utf-8")

@@ -114,6 +114,7 @@ def test_gunicorn(environment: dict[str, str], new_name: Callable[[str], str], c
     assert orders_in(committed(topic)) == sorted(wanted.items())
 
 
+@pytest.mark.soak  # in CI: Gunicorn, which forks in the same way
 def test_celery(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
     topic = new_name("topic")
     modules(tmp_path, "celery_service", topic)

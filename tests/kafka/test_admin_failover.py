@@ -15,7 +15,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from fixtures.pace import LIMIT, limit, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak  # in CI: brokers that do not respond, in test_admin_outage
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def settings(cluster: DevCluster) -> dict[str, str]:
     return {"bootstrap.servers": cluster.bootstrap_servers}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a moment in the start of a broker
 def test_a_topic_is_created_although_the_cluster_has_no_controller() -> None:
     """librdkafka, with its defaults, asks for the controller again too late."""
     with started() as cluster:

@@ -37,7 +37,7 @@ HEALTHY = ("open", "prepared", "recent")
 HANGING = {"unknown": Reason.UNKNOWN_PRODUCER, "elsewhere": Reason.WITHOUT_PARTITION, "fenced": Reason.OTHER_EPOCH}
 
 
-@pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
+@pytest.fixture(scope="module", params=thinned(VERSIONS, kept=VERSIONS[:1], quick=VERSIONS[:1]))
 def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     """The only one, so that the search finds nothing but what these tests make."""
     with started(kafka_version=request.param, config=TRUSTING) as cluster:
@@ -119,6 +119,7 @@ def scene(trusting: DevCluster) -> Iterator[Scene]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trusting", VERSIONS, indirect=True)
 def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: TransactionAdmin) -> None:
     search = admin.find_hanging()
     assert scene.of(search) == HANGING
@@ -221,7 +222,7 @@ def documented_columns() -> set[str]:
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: its view of producers and hanging transactions
 def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: TransactionAdmin) -> None:
     listed = {
         (row["TransactionalId"], int(row["Coordinator"]), int(row["ProducerId"]), row["TransactionState"])
@@ -240,7 +241,6 @@ def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: Transact
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trusting", thinned(VERSIONS, kept=VERSIONS[:1]), indirect=True)  # what is found on 3.9.1: see above
 def test_apaches_tool_finds_the_same_producers_and_hanging_transactions(scene: Scene, admin: TransactionAdmin) -> None:
     rows = transactions_tool(scene.servers, "describe-producers", "--topic", scene.topic("open"), "--partition", "0")
     assert {heading for row in rows for heading in row} <= documented_columns()

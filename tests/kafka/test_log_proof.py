@@ -29,7 +29,7 @@ ON_3_9, WITH_VERSION_1 = "librdkafka on 3.9.1", "librdkafka with transaction.ver
 CASES = (NATIVE, LIBRDKAFKA, ON_3_9, WITH_VERSION_1)
 
 
-@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA, ON_3_9], quick=[NATIVE, LIBRDKAFKA]))
+@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA], quick=[NATIVE, LIBRDKAFKA]))
 def case(request: pytest.FixtureRequest) -> str:
     """The producer, and the broker if it is not the usual one."""
     found: str = request.param

@@ -456,7 +456,7 @@ def test_a_broker_that_is_killed_after_prepare_commits_what_was_prepared(
     assert len(found) == len(sent) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: a leader that drops packets, in test_deadlines
 def test_a_partition_that_has_lost_its_leader_does_not_stop_messages_to_the_others(
     three_brokers: DevCluster, new_native: NewProducer, new_name: NewName
 ) -> None:

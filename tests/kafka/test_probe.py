@@ -42,6 +42,7 @@ from fixtures.broker import make_topic, read_topic, started
 from fixtures.capabilities import EVERYTHING
 from fixtures.logins import LOGIN, login_as, settings_for
 from fixtures.pace import LIMIT, until
+from fixtures.tables import table
 from fixtures.wire_server import WireServer, init_producer_id_answer
 
 Coordinators = Callable[..., WireTransactionCoordinator]
@@ -392,7 +393,7 @@ def test_the_probe_needs_no_librdkafka() -> None:
     assert graph.find_shortest_chain("dualwrite.kafka.inspect.capabilities", "confluent_kafka") is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("setting", "version", "expected"),
     [("true", 6, True), ("false", 6, False), (None, 6, None), ("true", 5, False), (None, 5, False)],
 )

@@ -24,6 +24,7 @@ from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 NewName = Callable[[str], str]
 NO_TIMEOUT_MS = 2**31 - 1
@@ -134,7 +135,7 @@ def test_a_broker_that_supports_filters_applies_them(
     assert request.transactional_id_pattern == ("shop-.*" if with_version >= 2 else None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("pattern", "is_sent"),
     [
         ("shop-.*", True),

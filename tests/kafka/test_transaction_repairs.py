@@ -27,6 +27,7 @@ from fixtures.broker import TRUSTING, read_values, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
 from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.tables import table
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
@@ -34,7 +35,11 @@ VERSIONS = ["4.2.2", "3.9.1"]
 PRODUCER_ID = 4_000_000
 
 
-@pytest.fixture(scope="module", params=thinned(VERSIONS, quick=VERSIONS[:1]))
+on_each_release = pytest.mark.parametrize("trusting", VERSIONS, indirect=True)
+"""For tests of requests that the releases treat differently; the other ones run on the older release with `-m soak`."""
+
+
+@pytest.fixture(scope="module", params=thinned(VERSIONS, kept=VERSIONS[:1], quick=VERSIONS[:1]))
 def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     """Of each release; the older one has no EndTxn v5."""
     with started(kafka_version=request.param, config=TRUSTING) as cluster:
@@ -60,6 +65,7 @@ def found(examined: Examined | None) -> Examined:
 
 
 @pytest.mark.slow
+@on_each_release
 def test_a_hanging_transaction_is_aborted_and_consumers_continue(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName
 ) -> None:
@@ -188,7 +194,7 @@ def test_a_transaction_that_its_coordinator_committed_last_needs_force(status: T
     assert examined.refusal(force=True) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "epoch", "producer_id"),
     [
         (TransactionStatus.ONGOING, 4, 7),  # the next transaction
@@ -239,7 +245,7 @@ def test_a_transaction_unknown_to_coordinators_needs_force(reason: Reason) -> No
     assert examined.refusal(force=True) is None
 
 
-@pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_conclusive])
+@table("reason", [reason for reason in Reason if not reason.is_conclusive])
 def test_an_undecided_transaction_needs_force(reason: Reason) -> None:
     examined = Examined(OPENED, HangingTransaction(OPENED, reason), None)
     assert "not certain" in str(examined.refusal())
@@ -336,6 +342,7 @@ def test_an_unknown_id(admin: TransactionAdmin, new_name: NewName) -> None:
 
 
 @pytest.mark.slow
+@on_each_release
 def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     servers: str, admin: TransactionAdmin, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
 ) -> None:

@@ -107,7 +107,7 @@ def paths(pool: WriterPool[Any], scene: Scene) -> Iterator[Callable[[Callable[..
     ("handle", "producer"),
     thinned(
         product(HANDLES, ["native", "librdkafka"]),
-        kept=[(handle, "native") for handle in HANDLES if handle != "mariadb"] + [("postgresql", "librdkafka")],
+        kept=[("postgresql", "native"), ("rocksdb", "native")],
         quick=[("postgresql", "native")],
     ),
     indirect=True,

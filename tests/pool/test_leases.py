@@ -43,13 +43,11 @@ from fixtures.pace import LIMIT, done, limit, until, until_recorded
 from fixtures.tiers import thinned
 from pool.pool_scene import assert_reports_true, both, open_pool, pool_worker, reported_committed
 
-every_database = pytest.mark.parametrize(
-    "database", thinned(DATABASES, kept=["postgresql", "rocksdb", "zookeeper"], quick=["postgresql"])
-)
+every_database = pytest.mark.parametrize("database", thinned(DATABASES, kept=["postgresql", "rocksdb"], quick=["postgresql"]))
 SHARED_DATABASES = [each for each in DATABASES if each != "rocksdb"]
 """RocksDB can be opened by one process only."""
 shared_databases = pytest.mark.parametrize(
-    "database", thinned(SHARED_DATABASES, kept=["postgresql", "mariadb", "zookeeper"], quick=["postgresql"])
+    "database", thinned(SHARED_DATABASES, kept=["postgresql", "mariadb"], quick=["postgresql"])
 )
 
 SHORT = PoolOptions(timeout=LIMIT, lease=1.0)
@@ -243,8 +241,7 @@ PAUSES = list(product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit
     thinned(
         PAUSES,
         kept=[
-            ("mariadb", "group_after_units", "recovered"),
-            ("zookeeper", "after_db_commit", "used"),
+            ("mariadb", "group_after_units", "used"),
             ("postgresql", "after_db_commit", "recovered"),
         ],
     ),
@@ -326,7 +323,7 @@ def test_a_writer_without_a_lease_keeps_its_claimed_id(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("taken", [False, True], ids=["nobody took the ids", "another pool took the ids"])
+@pytest.mark.parametrize("taken", thinned([False, True], kept=[True]))
 def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: bool, caplog: pytest.LogCaptureFixture) -> None:
     address = sa.make_url(scene.url)
     numbers = iter(range(100, 10_000))

@@ -24,8 +24,8 @@ MOST = ("postgresql", "native")
 OTHERS = [("postgresql", "librdkafka"), *((database, "native") for database in DATABASES if database != "postgresql")]
 KEPT = [(*combination, point) for combination, point in zip(cycle([MOST, *OTHERS]), POINTS)]
 """Each point with one combination of database and producer, and each combination with one or two points."""
-GROUPS = [(*combination, point) for combination, point in product([MOST, *OTHERS], GROUP_POINTS)]
-"""The points that only a group has, with every database; the matrix of `tests/crash` has the writer's points with all."""
+GROUPS = [*((*MOST, point) for point in GROUP_POINTS), *((*combination, "group_after_units") for combination in OTHERS)]
+"""The points that only a group has; the matrix of `tests/crash` has the writer's points with every database."""
 
 
 @pytest.mark.slow
@@ -66,15 +66,11 @@ WAYS = {
     thinned(
         product(WAYS, POINTS),
         kept=[
-            ("pipeline", "group_after_unit"),
             ("pipeline", "group_after_units"),
             ("pipeline", "after_db_commit"),
             ("decided", "before_kafka_commit"),
             ("carefully", "group_after_unit"),
-            ("carefully", "after_db_commit"),
-            ("one by one", "before_db_commit"),
             ("one by one", "after_db_commit"),
-            ("all", "after_record"),
             ("all", "before_kafka_commit"),
             ("restless", "group_after_unit"),
             ("restless", "after_record"),
@@ -96,16 +92,12 @@ def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str
     assert reported_committed(last) | reported_failed(last) == set(range(1001, 1001 + UNITS))
 
 
-ASYNC_POINTS = ("after_begin", "group_after_unit", "group_after_units", "after_record", "after_db_commit")
-"""The coroutines' part is over at the second; at the others the recipe is where it is for threads."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("database", "point"),
     thinned(
         product(DATABASES, POINTS),
-        kept=[*zip(cycle(["postgresql", "rocksdb"]), ASYNC_POINTS), ("postgresql", "group_after_unit")],
+        kept=[("postgresql", "group_after_unit"), ("postgresql", "after_db_commit"), ("rocksdb", "after_record")],
     ),
 )
 def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: str, point: str) -> None:
@@ -125,7 +117,7 @@ def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: st
     ("database", "point"),
     thinned(
         product(("postgresql", "mariadb", "zookeeper"), ("group_after_unit", "group_after_units", "after_prepare")),
-        kept=[("postgresql", "group_after_units"), ("mariadb", "group_after_unit")],
+        kept=[("mariadb", "group_after_unit")],
     ),
 )
 def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(scene: Scene, database: str, point: str) -> None:

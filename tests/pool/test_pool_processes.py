@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from crash.scene import Scene
+from fixtures.tiers import thinned
 from pool.pool_scene import program, scene_rows_are_clear
 
 
@@ -73,9 +74,7 @@ def test_a_signal_handler_that_exits_while_the_pool_is_closing(scene: Scene, end
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "end", ["pool.close()", "pool.resize(1)", ""], ids=["in close()", "in resize()", "at the end of the program"]
-)
+@pytest.mark.parametrize("end", thinned(["pool.close()", "pool.resize(1)", ""], kept=["pool.close()", ""]))
 def test_a_signal_handler_that_closes_the_pool_while_it_is_closing(scene: Scene, end: str) -> None:
     """Or while its size changes: the interrupted call goes on, and the pool is closed at its end."""
     ended = program(

@@ -166,7 +166,7 @@ def test_the_broker_is_killed_during_the_commit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("producer", PRODUCERS)
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
 def test_its_own_registration_comes_late(scene: KafkaScene, monkeypatch: pytest.MonkeyPatch, producer: Any) -> None:
     """A registration without an answer may be executed after the next one, and fence it. A second time, it is somebody else."""
     kind = NativeProducer if producer == "native" else LibrdkafkaProducer
@@ -195,7 +195,7 @@ def test_its_own_registration_comes_late(scene: KafkaScene, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("producer", PRODUCERS)
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
 def test_another_process_with_the_same_id_fences_it(scene: KafkaScene, producer: Any) -> None:
     scene.produce(range(10))
     with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as first:

@@ -161,7 +161,7 @@ def test_a_batch_that_takes_too_long_for_offsets_at_kafka(scene: ProcessorScene,
     assert "From now on 1 are taken at once" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: a batch
 def test_a_single_message_that_takes_too_long_for_offsets_at_kafka(scene: ProcessorScene) -> None:
     def too_slowly(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         time.sleep(2.5)

@@ -15,19 +15,21 @@ from removal import PACKAGE, Removal, copy_of_the_package, failed_tests
 
 from fixtures.pace import limit
 from fixtures.rules_page import SECTIONS, functions
+from fixtures.tables import table
 
 RULES = (*PROTOCOL, *PROMISES)
+every_rule = table("removal", RULES, ids=lambda removal: removal.rule)
 each_rule = pytest.mark.parametrize("removal", RULES, ids=lambda removal: removal.rule)
 in_minutes = pytest.mark.timeout(1200)
 
 
-@each_rule
+@every_rule
 def test_the_rule_is_there_once_and_can_be_removed(removal: Removal) -> None:
     source = (PACKAGE / removal.module).read_text(encoding="utf-8")
     assert removal.removed_from(source) != source
 
 
-@each_rule
+@every_rule
 def test_its_tests_exist(removal: Removal) -> None:
     for test in removal.tests:
         file, _, function = test.partition("::")

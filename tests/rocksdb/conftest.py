@@ -12,6 +12,7 @@ from rocksdict import Rdict
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-@pytest.fixture(params=["path", "path raw", "rdict", "rdict raw"])
+@pytest.fixture(params=thinned(["path", "path raw", "rdict", "rdict raw"], kept=["path", "rdict raw"]))
 def source(request: pytest.FixtureRequest, path: Path) -> Iterator[Path | Rdict]:
     """What a RocksDBStore is created from; the database contains user data."""
     raw = "raw" in request.param

@@ -25,6 +25,7 @@ from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.lock_holder import lock_holder
 from fixtures.pace import LIMIT, ended, take
 from fixtures.store_calls import every_call
+from fixtures.tables import table
 
 EVERY_CALL: dict[str, Callable[[RocksDBStore], Any]] = {
     **every_call(ID),
@@ -63,9 +64,7 @@ def test_three_slashes_mean_a_relative_path(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "some db" / "CURRENT").exists()
 
 
-@pytest.mark.parametrize(
-    "url", ["rocksdb:", "rocksdb://", "rocksdb:///", "rocksdb://host/path", "rocksdb:////path?a=b", "rocksdb:////path#a"]
-)
+@table("url", ["rocksdb:", "rocksdb://", "rocksdb:///", "rocksdb://host/path", "rocksdb:////path?a=b", "rocksdb:////path#a"])
 def test_invalid_urls(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"rocksdb:////path/to/folder|is not a URL"):
         store_from_url(url)

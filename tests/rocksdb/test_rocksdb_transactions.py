@@ -15,6 +15,7 @@ from dualwrite.errors import TransactionControlError, UsageError, WriterClosedEr
 from dualwrite.stores.base import Claim
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 
 def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> None:
@@ -47,13 +48,6 @@ def test_what_is_not_recorded_is_not_committed(store: RocksDBStore, claim: Claim
     assert stored(store) is None
 
 
-def test_there_is_no_orm_session(store: RocksDBStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    with pytest.raises(UsageError, match="no ORM session"):
-        _ = transaction.session
-    transaction.rollback()
-
-
 def test_transactions_of_several_threads(store: RocksDBStore, rival: RocksDBStore) -> None:
     def writer(number: int) -> None:
         mine = (store, rival)[number % 2]
@@ -80,7 +74,7 @@ def _with(thing: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda batch: batch.commit(),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+from fixtures.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("sql", "found"),
     [
         ("COMMIT", "COMMIT"),
@@ -55,7 +54,7 @@ def test_statements_that_would_end_the_transaction(sql: str, found: str | None) 
     assert control_statement(sql) == found
 
 
-@pytest.mark.parametrize(
+@table(
     ("sql", "found"),
     [
         ("CREATE TABLE a (id int)", "CREATE TABLE"),

@@ -27,6 +27,7 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 from fixtures.pgbouncer import PgBouncer, Program, find_program
+from fixtures.tiers import thinned
 
 COMMIT = b"COMMIT\0"
 
@@ -317,7 +318,7 @@ def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "answered"])
+@pytest.mark.parametrize("when", thinned(["before", "answered"], kept=["answered"]))
 def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgres_server: PostgresServer, when: Any) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)

@@ -39,6 +39,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 COMMIT = b"COMMIT\0"
 
@@ -372,8 +373,10 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", REFUSED)
+@table("call", REFUSED)
 def test_operations_refused_in_a_block(mine: SqlStateStore, dsn: str, call: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE orders")
     transaction = written(mine, claim_of(mine))
     with pytest.raises(TransactionControlError, match=r"transaction\(\)") as caught:
         REFUSED[call](transaction.handle)

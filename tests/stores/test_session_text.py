@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dualwrite.stores.sql.session_effects import Routine, SessionEffects
 from dualwrite.stores.sql.session_text import Effect, any_is_false, examined, examined_body
+from fixtures.tables import table
 
 NONE, TRANSACTION, SESSION = Effect
 
@@ -125,7 +124,7 @@ STATEMENTS = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("family", "effect", "sql"),
     [(family, effect, sql) for family, effects in STATEMENTS.items() for effect, texts in effects.items() for sql in texts],
 )
@@ -133,7 +132,7 @@ def test_a_statement_leaves_behind_what_its_text_shows(family: str, effect: Effe
     assert examined(sql, family).effect is effect
 
 
-@pytest.mark.parametrize("parameter", ["%s", "%(is_local)s", "%(is_local)s::BOOLEAN", "$3", "%b"])
+@table("parameter", ["%s", "%(is_local)s", "%(is_local)s::BOOLEAN", "$3", "%b"])
 def test_a_parameter_of_set_config_decides_when_it_is_known(parameter: str) -> None:
     effects = SessionEffects("postgresql")
     sql = f"SELECT set_config('a', 'b', {parameter})"
@@ -183,7 +182,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("family", "effect", "language", "source"),
     [(family, effect, *body) for family, effects in BODIES.items() for effect, bodies in effects.items() for body in bodies],
 )
@@ -191,7 +190,7 @@ def test_a_routine_leaves_behind_what_its_body_shows(family: str, effect: Effect
     assert examined_body(source, language, family).effect is effect
 
 
-@pytest.mark.parametrize(
+@table(
     "first",
     [
         "SELECT log_in('a')",
@@ -231,7 +230,7 @@ def test_what_a_unit_defines_is_asked_for_again() -> None:
     assert effects.of("SELECT log_in('a')", (), lambda _: bodies) is TRANSACTION
 
 
-@pytest.mark.parametrize(
+@table(
     ("family", "sql", "name"),
     [
         ("postgresql", 'SELECT "log in"(1)', "log in"),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import product
 from typing import cast
 
 import psycopg
@@ -131,7 +132,11 @@ def tenant_url(postgres_url: str) -> Iterator[str]:
         connection.execute("DROP SCHEMA tenant CASCADE")
 
 
-@pytest.fixture(params=["URL", "engine", "psycopg"])
+WAYS = ["URL", "engine", "psycopg"]
+RECORDS = ["record", "record_at_commit"]
+
+
+@pytest.fixture
 def postgresql_scene(request: pytest.FixtureRequest, tenant_url: str) -> Iterator[Scene]:
     with ExitStack() as stack:
         if request.param == "psycopg":
@@ -147,8 +152,19 @@ def postgresql_scene(request: pytest.FixtureRequest, tenant_url: str) -> Iterato
         yield opened(store, stack.enter_context(SqlStateStore.from_url(tenant_url, schema="tenant")))
 
 
-@pytest.mark.parametrize("record", ["record", "record_at_commit"])
-@pytest.mark.parametrize("setting", thinned(POSTGRESQL, quick=["search_path", "DateStyle"]))
+@pytest.mark.parametrize(
+    ("postgresql_scene", "setting", "record"),
+    thinned(
+        product(WAYS, POSTGRESQL, RECORDS),
+        kept=[
+            *product(["URL"], POSTGRESQL, ["record_at_commit"]),
+            *product(["psycopg"], POSTGRESQL, ["record"]),
+            ("engine", "search_path", "record_at_commit"),
+        ],
+        quick=[("URL", "search_path", "record_at_commit"), ("URL", "DateStyle", "record_at_commit")],
+    ),
+    indirect=["postgresql_scene"],
+)
 def test_settings_of_postgresql(postgresql_scene: Scene, setting: str, record: str) -> None:
     assert_every_statement_reaches_our_tables(postgresql_scene, POSTGRESQL[setting], record)
 
@@ -195,7 +211,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("record", ["record", "record_at_commit"])
+@pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("setting", thinned(REFUSED, quick=["a role", "the row of another store"]))
 def test_settings_that_make_the_record_impossible(tenant_url: str, setting: str, record: str) -> None:
     statements, message = REFUSED[setting]

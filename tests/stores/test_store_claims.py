@@ -102,24 +102,6 @@ def test_a_claim_survives_a_broken_connection(proxied_store: SqlStateStore, post
     assert_nothing_is_checked_out(proxied_store)
 
 
-def test_a_claim_whose_commit_was_not_answered_is_recognized(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
-    postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
-    claim = proxied_store.claim(ID, "ours", timeout=LIMIT)
-    assert claim.fence == 2
-    assert proxied_store.read_claimed(claim).owner == "ours"
-
-
-def test_a_claim_with_expected_fence_recognizes_its_own_unanswered_commit(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
-) -> None:
-    first = proxied_store.claim(ID, "ours", timeout=LIMIT)
-    postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut_with_reset(), when="answered")
-    claim = proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
-    assert claim.fence == 2
-    assert proxied_store.read_claimed(claim).fence == 2
-
-
 def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
 ) -> None:

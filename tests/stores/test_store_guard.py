@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 
 def _with(thing: Any) -> None:
@@ -79,33 +82,45 @@ REFUSED: dict[str, Callable[[StoreTransaction], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", REFUSED)
-def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, claim: Claim, call: str) -> None:
+@contextmanager
+def begun(store: SqlStateStore, claim: Claim) -> Iterator[StoreTransaction]:
+    """A transaction on empty tables, which is rolled back if it was not ended."""
+    with store.engine.begin() as connection:
+        connection.execute(sa.delete(orders))
+        connection.execute(sa.delete(Order))
     transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.session.add(Order(id=1, item="chair"))
-    transaction.session.flush()
-    with pytest.raises(TransactionControlError, match="both sides"):
-        REFUSED[call](transaction)
-    transaction.handle.execute(insert(orders).values(id=2, item="table"))
-    with transaction.handle.begin_nested():
-        transaction.session.add(Order(id=2, item="table"))
+    try:
+        yield transaction
+    finally:
+        transaction.rollback()
+
+
+@table("call", REFUSED)
+def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, claim: Claim, call: str) -> None:
+    with begun(store, claim) as transaction:
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        transaction.session.add(Order(id=1, item="chair"))
         transaction.session.flush()
-    assert rows(store.engine) == 0
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+        with pytest.raises(TransactionControlError, match="both sides"):
+            REFUSED[call](transaction)
+        transaction.handle.execute(insert(orders).values(id=2, item="table"))
+        with transaction.handle.begin_nested():
+            transaction.session.add(Order(id=2, item="table"))
+            transaction.session.flush()
+        assert rows(store.engine) == 0
+        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.commit()
     assert (rows(store.engine), rows(store.engine, Order)) == (2, 2)
     assert store.read_claimed(claim).prepared_state == STATE
     assert_nothing_is_checked_out(store)
 
 
-@pytest.mark.parametrize("call", ["commit()", "session.rollback()", "get_transaction().rollback()", "COMMIT"])
+@table("call", ["commit()", "session.rollback()", "get_transaction().rollback()", "COMMIT"])
 def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: Claim, call: str) -> None:
-    transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    with pytest.raises(TransactionControlError):
-        REFUSED[call](transaction)
-    transaction.rollback()
+    with begun(store, claim) as transaction:
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        with pytest.raises(TransactionControlError):
+            REFUSED[call](transaction)
     assert rows(store.engine) == 0
     assert_nothing_is_checked_out(store)
 
@@ -177,17 +192,15 @@ SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", SMUGGLED)
-@pytest.mark.parametrize("goes_on", [False, True])
+@table(("way", "goes_on"), product(SMUGGLED, [False, True]))
 def test_a_commit_that_bypasses_the_guard_is_found(store: SqlStateStore, claim: Claim, way: str, goes_on: bool) -> None:
-    transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    SMUGGLED[way](transaction.handle)
-    if goes_on:
-        transaction.handle.execute(insert(orders).values(id=2, item="table"))
-    with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
+    with begun(store, claim) as transaction:
+        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        SMUGGLED[way](transaction.handle)
+        if goes_on:
+            transaction.handle.execute(insert(orders).values(id=2, item="table"))
+        with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
+            transaction.record(STATE, generation=0, transaction_number=1)
     assert store.read_claimed(claim).prepared_state is None
     assert rows(store.engine) == (0 if "rollback" in way else 1)
     assert_nothing_is_checked_out(store)

@@ -24,6 +24,7 @@ from dualwrite.pool.submitter import Submitter
 from dualwrite.pool.waiting import WaitingCalls
 from dualwrite.pool.writers import Writers
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -144,8 +145,8 @@ def pool_of(threads: Threads, **options: Any) -> aio.AsyncWriterPool[Any]:
     return aio.AsyncWriterPool(made, **options)
 
 
-@pytest.mark.parametrize("change", [{"timeout": 0.01}, {"key": "b"}, {"key": "b", "timeout": 0.01}, {}], ids=str)
-@pytest.mark.parametrize("first", [{"timeout": 0.02}, {"key": "a"}, {"key": "a", "timeout": 0.02}, {}], ids=str)
+@table("change", [{"timeout": 0.01}, {"key": "b"}, {"key": "b", "timeout": 0.01}, {}], ids=str)
+@table("first", [{"timeout": 0.02}, {"key": "a"}, {"key": "a", "timeout": 0.02}, {}], ids=str)
 def test_options_that_are_not_given_stay_as_they_are(first: dict[str, Any], change: dict[str, Any]) -> None:
     threads = Threads(PoolOptions(timeout=0.03))
 

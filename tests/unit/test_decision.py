@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.state import MAX_EPOCH, PreparedTxnState, TransactionDescription, TransactionStatus, names
+from fixtures.tables import table
 
 S = TransactionStatus
 D = Decision
@@ -20,7 +20,7 @@ def described(status: TransactionStatus, producer_id: int = 7, epoch: int = 5, s
     return TransactionDescription(status, producer_id, epoch, 60_000, start)
 
 
-@pytest.mark.parametrize(
+@table(
     ("description", "expected"),
     [
         # S names D: epoch e while ongoing, e + 1 once ended
@@ -57,7 +57,7 @@ def test_a_state_named_by_its_epoch(description: TransactionDescription | None, 
     assert decide(NATIVE, description) is expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("description", "expected"),
     [
         # S names D: same start time, epoch e, or e + 1 once ended (EndTxn v5, timeout; e + 2 for a timeout on Kafka 4.0.0)
@@ -93,7 +93,7 @@ def test_a_state_that_needs_its_start_time(description: TransactionDescription |
     assert decide(TIMED, description) is expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("description", "expected"),
     [
         (described(S.ONGOING), D.ABORT),

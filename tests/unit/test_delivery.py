@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dualwrite.delivery import MAX_PLACES, Delivery, Place, delivery_text
 from dualwrite.errors import StoredStateError
+from fixtures.tables import table
 
 NOON = datetime(2026, 11, 23, 12, 0, 0, 5000, tzinfo=UTC)
 
@@ -64,7 +65,7 @@ def test_counts_known_by_topic_are_shown_by_topic() -> None:
     assert "payments-2 from offset 9 (1 message)" in shown
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "{",

@@ -15,6 +15,7 @@ from dualwrite.diagnosis.topic_findings import judge_topic
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
 from fixtures.capabilities import EVERYTHING
+from fixtures.tables import table
 
 BROKEN, WEAK, UNKNOWN, NOTE = Severity
 BEST = replace(EVERYTHING, brokers=3)
@@ -64,7 +65,7 @@ def only(findings: list[Finding]) -> tuple[Severity, str]:
 # --- the guarantee ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("capabilities", "producer", "expected"),
     [
         (BEST, "auto", Promise(Guarantee.TWO_PHASE, "native", None)),
@@ -94,9 +95,7 @@ def test_a_bounded_guarantee_names_its_limit_and_its_consequence() -> None:
     assert "Nothing is lost" in str(Promise(Guarantee.TWO_PHASE, "native", None))
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "text"), [(1500, "1.5 s"), (60_000, "60 s"), (90_000, "90 s"), (120_000, "2 min"), (900_000, "15 min")]
-)
+@table(("milliseconds", "text"), [(1500, "1.5 s"), (60_000, "60 s"), (90_000, "90 s"), (120_000, "2 min"), (900_000, "15 min")])
 def test_durations_are_readable(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text
 
@@ -133,7 +132,7 @@ def test_two_phase_commit_does_not_depend_on_the_metadata_version() -> None:
     assert "only librdkafka can be used" in note.what
 
 
-@pytest.mark.parametrize("obstacle", TwoPhaseObstacle)
+@table("obstacle", TwoPhaseObstacle)
 def test_every_obstacle_to_two_phase_commit_is_reported_with_its_remedy(obstacle: TwoPhaseObstacle) -> None:
     severity, text = only(judge_kafka(replace(PLAIN, two_phase_obstacle=obstacle, two_phase_setting=None)))
     assert severity is NOTE
@@ -214,7 +213,7 @@ def test_a_safe_topic_has_no_findings() -> None:
     assert judge_topic(replace(GOOD, name=TRANSACTION_STATE_TOPIC, writable=False, max_message_bytes=1000)) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "severity", "words"),
     [
         ({"replicas": 1, "in_sync": 1, "min_insync_replicas": 1}, WEAK, "one replica"),
@@ -297,7 +296,7 @@ def test_a_durable_database_has_no_findings() -> None:
     assert judged({"sync": "true", "disable_wal": "false", "wal_recovery_mode": "kPointInTimeRecovery"}) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "severity", "words"),
     [
         ({"synchronous_commit": "off"}, WEAK, "without their rows"),
@@ -325,7 +324,7 @@ def test_postgresql_that_may_lose_a_commit_is_reported(changes: dict[str, str], 
     assert words in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("level", "mode", "words"),
     [
         ("off", "wal", "synchronous is off"),
@@ -377,7 +376,7 @@ def test_a_durable_mysql_has_no_findings() -> None:
     assert judged(MYSQL | {"innodb_flush_log_at_trx_commit": "3"}) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "severity", "words"),
     [
         ({"engine": "MyISAM"}, BROKEN, "ENGINE=InnoDB"),
@@ -413,7 +412,7 @@ def test_mysql_that_may_lose_a_commit_is_reported(changes: dict[str, str], sever
     assert words in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "expected"),
     [
         ({}, [(UNKNOWN, "does not show whether an acknowledged commit is durable")]),

@@ -11,6 +11,7 @@ import pytest
 import dualwrite
 from dualwrite import errors
 from dualwrite.errors import DualWriteError
+from fixtures.tables import table
 
 KINDS = sorted(
     (kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DualWriteError)),
@@ -26,7 +27,7 @@ def test_the_tree_is_not_empty() -> None:
     assert len(KINDS) > 30
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_an_error_survives_pickling_with_all_its_facts(kind: type[DualWriteError]) -> None:
     error = made(kind)
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
@@ -43,7 +44,7 @@ def test_an_error_survives_pickling_with_all_its_facts(kind: type[DualWriteError
         assert (again.fence, again.owner, again.facts) == (3, "me", {"fence": 3, "owner": "me"})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_an_error_says_what_for_which_id_why_and_what_to_do(kind: type[DualWriteError]) -> None:
     assert str(made(kind)) == "It failed. [transactional id 'orders'] Cause: the cause Next step: the step"
     assert str(kind("It failed.")) == "It failed."

@@ -17,6 +17,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 POINT = "after_db_commit"
 
@@ -129,7 +130,7 @@ def test_one_text_arms_several_points(tmp_path: Path) -> None:
         points.hit("after_send")
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         POINT,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.fork_server import ForkedProcess, ForkServer
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 HERE = Path(__file__).parent
 
@@ -53,16 +54,7 @@ def ended(process: ForkedProcess) -> tuple[int, str, str]:
         return process.wait(LIMIT), output, errors
 
 
-def state(pid: int) -> str:
-    """The state that `ps` shows: T is stopped, Z has ended but was not waited for."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_for_state(pid: int, expected: str) -> None:
-    until(lambda: state(pid) == expected, f"{pid} is {expected}")
-
-
-@pytest.mark.parametrize(
+@table(
     ("code", "exit_code", "error"),
     [
         ("print('out')", 0, ""),
@@ -79,44 +71,6 @@ def test_exit_codes_are_those_of_a_process(server: ForkServer, code: str, exit_c
     told, output, errors = ended(forked(code, server))
     assert (told, output) == (exit_code, "out\n"), errors
     assert error in errors
-
-
-def test_a_process_is_killed(server: ForkServer) -> None:
-    process = forked("import time; print('up', flush=True); time.sleep(1000)", server)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    assert process.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0)
-    process.kill()
-    assert ended(process)[0] == process.poll() == -signal.SIGKILL
-    assert ended(forked("print('next')", server))[1] == "next\n"
-
-
-def test_a_process_is_stopped_and_continues(server: ForkServer) -> None:
-    process = forked("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('on')", server)
-    wait_for_state(process.pid, "T")
-    assert process.poll() is None
-    process.send_signal(signal.SIGCONT)
-    assert ended(process)[:2] == (0, "on\n")
-
-
-def test_an_ended_process_keeps_its_id_until_polled(server: ForkServer) -> None:
-    process = forked("", server)
-    wait_for_state(process.pid, "Z")
-    ended(process)
-    until(lambda: not Path(f"/proc/{process.pid}").exists(), "it is gone")
-
-
-def test_threads_are_joined_and_exit_handlers_called(server: ForkServer) -> None:
-    code = """
-import atexit, threading, time
-atexit.register(print, "registered")
-threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
-threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-print("main")
-"""
-    assert ended(forked(code, server))[:2] == (0, "main\nthread\nregistered\n")
 
 
 def test_a_process_has_its_own_environment_folder_input_and_random_numbers(
@@ -157,23 +111,6 @@ def test_failpoints_are_armed_in_it_alone(server: ForkServer) -> None:
     code = "from dualwrite.failpoints import hit; hit('after_begin'); print('alive', flush=True); hit('after_begin')"
     assert ended(forked(code, server, failpoints="after_begin#2=kill"))[:2] == (-signal.SIGKILL, "alive\n")
     assert ended(forked(code, server))[:2] == (0, "alive\n")
-
-
-@pytest.mark.slow
-def test_a_module_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
-    )
-    server = ForkServer()
-    with pytest.raises(RuntimeError, match="has 2 threads"):
-        ForkedProcess("threaded", folder=tmp_path, server=server)
-    server.close()
-
-
-def test_a_module_that_cannot_be_imported_is_reported(server: ForkServer) -> None:
-    with pytest.raises(RuntimeError, match="No module named 'nowhere'"):
-        ForkedProcess("nowhere", server=server)
-    assert ended(forked("print('next')", server))[1] == "next\n"
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from dualwrite.kafka.admin.listing import Listed
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.state import TransactionDescription, TransactionStatus
+from fixtures.tables import table
 
 S = TransactionStatus
 ENDING = (S.PREPARE_COMMIT, S.PREPARE_ABORT, S.PREPARE_EPOCH_FENCE)
@@ -52,8 +53,8 @@ def test_a_transaction_that_the_coordinator_has_open_does_not_hang() -> None:
     assert reason_of(described()) is None
 
 
-@pytest.mark.parametrize("status", ENDING)
-@pytest.mark.parametrize("epoch", [3, 4, 5])
+@table("status", ENDING)
+@table("epoch", [3, 4, 5])
 def test_a_transaction_whose_marker_is_pending_does_not_hang(status: S, epoch: int) -> None:
     """EndTxn v5 and a timeout raise the epoch at the coordinator before the marker is written, in Kafka 4.0.0 twice."""
     assert reason_of(described(status, epoch=epoch)) is None
@@ -77,7 +78,7 @@ def test_a_transaction_of_another_epoch(status: S, epoch: int) -> None:
     assert reason_of(described(status, epoch=epoch)) is Reason.OTHER_EPOCH
 
 
-@pytest.mark.parametrize("status", S)
+@table("status", S)
 def test_a_coordinator_with_an_older_epoch_proves_nothing(status: S) -> None:
     """Only a coordinator hands out epochs: this one is cut off from the others, or has lost data."""
     assert reason_of(described(status, epoch=2)) is Reason.OLDER_EPOCH

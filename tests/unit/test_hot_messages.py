@@ -14,6 +14,7 @@ from kafka.protocol import metadata, producer
 
 from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.hot_messages import EndTxn, Produce
+from fixtures.tables import table
 
 CLIENT = "dualwrite"
 _Topic = producer.ProduceRequest.TopicProduceData
@@ -141,7 +142,7 @@ def broken(size: int, number: int, rest: bytes = b"") -> bytes:
     return struct.pack(">ii", size, number) + rest
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         broken(4, 7),  # of another request

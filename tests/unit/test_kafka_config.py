@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import Address, KafkaConfig, parse_addresses
 from fixtures.revocation import revocation_list
+from fixtures.tables import table
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "s3cret"}
@@ -23,7 +24,7 @@ LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "s3c
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "expected"),
     [
         ("localhost:9092", [("localhost", 9092)]),
@@ -42,7 +43,7 @@ def test_server_addresses_are_parsed(text: str, expected: list[tuple[str, int]])
     assert parse_addresses(text) == tuple(Address(host, port) for host, port in expected)
 
 
-@pytest.mark.parametrize("text", ["", "   ", None, 9092, b"a:1", ["a:1"]])
+@table("text", ["", "   ", None, 9092, b"a:1", ["a:1"]])
 def test_no_address_is_an_error_that_names_setting_and_variable(text: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers.*DUALWRITE_KAFKA_BOOTSTRAP_SERVERS"):
         parse_addresses(text)
@@ -54,7 +55,7 @@ def test_separators_alone_are_not_an_address(text: str) -> None:
         parse_addresses(text)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         ":9092",
@@ -120,7 +121,7 @@ def test_the_alias_of_librdkafka_for_the_servers_is_accepted() -> None:
     assert KafkaConfig.of({"metadata.broker.list": "a:1"}).servers == "a:1"
 
 
-@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "sasl_ssl", "Plaintext"])
+@table("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "sasl_ssl", "Plaintext"])
 def test_settings_of_every_protocol(protocol: str) -> None:
     config = KafkaConfig.of({**SERVERS, **LOGIN, "security.protocol": protocol})
     assert config.protocol == protocol.upper()
@@ -128,8 +129,8 @@ def test_settings_of_every_protocol(protocol: str) -> None:
     assert (config.tls() is not None) == config.protocol.endswith("SSL")
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "scram-sha-512"])
-@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+@table("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "scram-sha-512"])
+@table("name", ["sasl.mechanism", "sasl.mechanisms"])
 def test_every_mechanism_is_known_by_both_names_of_the_setting(name: str, mechanism: str) -> None:
     login = {name: mechanism, "sasl.username": "me", "sasl.password": "s3cret"}
     sasl = KafkaConfig.of({**SERVERS, "security.protocol": "SASL_PLAINTEXT", **login}).sasl
@@ -152,7 +153,7 @@ def test_settings_are_a_dict_or_a_string(settings: Any) -> None:
         KafkaConfig.of(settings)
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "named"),
     [
         ({}, r"No Kafka servers"),
@@ -185,7 +186,7 @@ def test_each_bad_setting_has_its_own_error(settings: dict[str, Any], named: str
         KafkaConfig.of(settings)
 
 
-@pytest.mark.parametrize(
+@table(
     "settings",
     [
         {"acks": "all"},
@@ -299,7 +300,7 @@ def test_settings_without_a_counterpart_in_python_ssl_are_refused(name: str) -> 
         context(**{name: "x"})
 
 
-@pytest.mark.parametrize(
+@table(
     "name", ["ssl_sigalgs_list", "ssl_curves_list", "ssl_ca_certificate_stores", "ssl_certificate_verify_cb", "ssl_of_tomorrow"]
 )
 def test_a_tls_setting_that_the_native_client_lacks_is_refused_and_not_ignored(name: str) -> None:

@@ -24,6 +24,7 @@ from dualwrite.kafka.client.hot_messages import Produce
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.records import BatchBuilder
 from dualwrite.kafka.native.txn_offsets import TXN_OFFSET_COMMIT_VERSION
+from fixtures.tables import table
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ def assert_carries(read: Any, wanted: dict[str, Any]) -> None:
             assert one == other, name
 
 
-@pytest.mark.parametrize(("name", "version"), [(name, v) for name, exchange in EXCHANGES.items() for v in exchange.versions])
+@table(("name", "version"), [(name, v) for name, exchange in EXCHANGES.items() for v in exchange.versions])
 def test_a_request_and_its_response_have_the_fields_that_dualwrite_uses(name: str, version: int) -> None:
     exchange = EXCHANGES[name]
     assert exchange.request.min_version <= version <= exchange.request.max_version

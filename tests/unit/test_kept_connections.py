@@ -11,9 +11,10 @@ from sqlalchemy.pool import NullPool
 
 from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.psycopg_sources import PooledConnections
+from fixtures.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "kept"),
     [
         ({}, 5),

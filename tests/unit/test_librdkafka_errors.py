@@ -23,6 +23,7 @@ from dualwrite.kafka.librdkafka.errors import (
     is_retriable,
     kafka_error,
 )
+from fixtures.tables import table
 
 KINDS = [
     ("UNKNOWN_TOPIC_OR_PART", UnknownTopicError),
@@ -85,7 +86,7 @@ def test_a_broker_refuses_the_batch_and_the_producer_the_message() -> None:
     assert "batch" not in str(own)
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "reason", "kind", "next_step"),
     [
         (KafkaError.GROUP_AUTHORIZATION_FAILED, None, BrokerAuthorizationError, "Read on the consumer group"),
@@ -104,7 +105,7 @@ def test_a_consumer_that_cannot_continue(code: int, reason: int | None, kind: ty
     assert error.code == code
 
 
-@pytest.mark.parametrize("code", sorted(LEADER_MOVED))
+@table("code", sorted(LEADER_MOVED))
 def test_reading_and_consuming_continue_when_the_leader_has_moved(code: int) -> None:
     error = broker_error(KafkaError(code), None, "reading the first offsets of partitions")
     assert isinstance(error, BrokerUnavailableError)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import UsageError
 from dualwrite.recipe.phases import TRANSITIONS, Event, Phase, WriterState
+from fixtures.tables import table
 
 P, E = Phase, Event
 
@@ -42,7 +43,7 @@ _MOVES = {
 }
 
 
-@pytest.mark.parametrize("phase", Phase)
+@table("phase", Phase)
 def test_every_phase_and_event_has_its_transition_or_is_refused(phase: Phase) -> None:
     for event in Event:
         state = WriterState(phase, 4)

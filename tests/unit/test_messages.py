@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import InvalidMessageError
 from dualwrite.kafka.messages import MAX_TOPIC_LENGTH, as_bytes, check_number, check_topic, checked_messages, header_list
+from fixtures.tables import table
 
 
-@pytest.mark.parametrize("topic", ["a", "orders.v1_x-y", "A" * MAX_TOPIC_LENGTH, "...", "_", "-"])
+@table("topic", ["a", "orders.v1_x-y", "A" * MAX_TOPIC_LENGTH, "...", "_", "-"])
 def test_a_valid_topic_name_is_returned(topic: str) -> None:
     assert check_topic(topic) == topic
 
 
-@pytest.mark.parametrize(
-    "topic", ["", ".", "..", "a" * (MAX_TOPIC_LENGTH + 1), "a b", "a/b", "a\n", "größe", "a#1", "\u0661", None, 5, b"a"]
-)
+@table("topic", ["", ".", "..", "a" * (MAX_TOPIC_LENGTH + 1), "a b", "a/b", "a\n", "größe", "a#1", "\u0661", None, 5, b"a"])
 def test_an_invalid_topic_name_is_refused(topic: Any) -> None:
     with pytest.raises(InvalidMessageError):
         check_topic(topic)
@@ -41,7 +40,7 @@ def test_none_is_a_tombstone() -> None:
     assert as_bytes("value", None) is None
 
 
-@pytest.mark.parametrize("content", [5, 1.5, True, {}, [], object(), ("a",)])
+@table("content", [5, 1.5, True, {}, [], object(), ("a",)])
 def test_another_type_is_refused_with_its_name_and_the_next_step(content: Any) -> None:
     with pytest.raises(InvalidMessageError, match=f"value must be bytes, str or None, not {type(content).__name__}.*serialise"):
         as_bytes("value", content)
@@ -61,7 +60,7 @@ def test_headers_are_pairs_in_order() -> None:
     assert header_list([("a", "x"), ("a", b"y")]) == [("a", b"x"), ("a", b"y")]
 
 
-@pytest.mark.parametrize("headers", [5, ["a"], [("a",)], [("a", "b", "c")], "abc", [5]])
+@table("headers", [5, ["a"], [("a",)], [("a", "b", "c")], "abc", [5]])
 def test_headers_that_are_not_pairs_are_refused(headers: Any) -> None:
     with pytest.raises(InvalidMessageError):
         header_list(headers)
@@ -83,7 +82,7 @@ def test_a_number_within_its_range_is_returned(number: int) -> None:
     assert check_number("partition", number, 10) == number
 
 
-@pytest.mark.parametrize("number", [-1, 11, True, False, 1.0, "1", None])
+@table("number", [-1, 11, True, False, 1.0, "1", None])
 def test_any_other_number_is_refused(number: Any) -> None:
     with pytest.raises(InvalidMessageError, match="partition must be an int from 0 to 10"):
         check_number("partition", number, 10)

@@ -26,6 +26,7 @@ from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.patience import Patience
 from dualwrite.kafka.native.settings import NativeSettings
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 PARTITIONS = 3
 TIMEOUT = LIMIT
@@ -153,14 +154,14 @@ def test_a_buffer_is_not_exceeded_by_the_batches_of_many_partitions() -> None:
         assert accumulator._filling + sender.buffered <= BUFFER + 100
 
 
-@pytest.mark.parametrize("_attempt", range(20))  # the next partition is random
-def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_next(_attempt: int) -> None:
-    sender, accumulator = begun(buffer_bytes=10**6)
-    for partition in range(PARTITIONS):
-        accumulator.append("t", None, bytes(800), None, partition, 0, TIMEOUT)
-    accumulator.append("t", None, bytes(500), None, None, 0, TIMEOUT)
-    accumulator.flush(Deadline.after(TIMEOUT))
-    assert sorted(batch.count for batches in sender.batches.values() for batch in batches) == [1, 1, 1, 1]
+def test_a_message_without_a_key_does_not_overfill_the_batch_that_it_goes_to_next() -> None:
+    for _ in range(20):  # the next partition is random
+        sender, accumulator = begun(buffer_bytes=10**6)
+        for partition in range(PARTITIONS):
+            accumulator.append("t", None, bytes(800), None, partition, 0, TIMEOUT)
+        accumulator.append("t", None, bytes(500), None, None, 0, TIMEOUT)
+        accumulator.flush(Deadline.after(TIMEOUT))
+        assert sorted(batch.count for batches in sender.batches.values() for batch in batches) == [1, 1, 1, 1]
 
 
 @given(st.lists(st.integers(0, 1_500), max_size=60), st.none() | st.integers(0, PARTITIONS - 1), st.integers(0, 10))
@@ -210,7 +211,7 @@ def test_a_refused_message_is_not_added() -> None:
     assert [records(batch) for batches in sender.batches.values() for batch in batches] == [[(None, b"good", [], 0)]]
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [{"topic": 5}, {"key": 5}, {"value": 5}, {"headers": 5}, {"headers": {"a": 5}}, {"partition": "0"}, {"timestamp": "now"}],
     ids=str,
@@ -226,8 +227,8 @@ def test_a_part_of_a_wrong_type_is_refused_and_the_transaction_goes_on(wrong: di
     assert records(sender.batches["t", 0][0]) == [(None, b"v", [], 5), (b"k", b"w", [("n", b"x")], 5)]
 
 
-@pytest.mark.parametrize("call", ["extend", "extend_keyed"])
-@pytest.mark.parametrize("wrong", [{"topic": 5}, {"partition": "0"}, {"value": 5}], ids=str)
+@table("call", ["extend", "extend_keyed"])
+@table("wrong", [{"topic": 5}, {"partition": "0"}, {"value": 5}], ids=str)
 def test_a_wrong_type_in_bulk_is_refused(call: str, wrong: dict[str, Any]) -> None:
     sender, accumulator = begun()
     patience = Patience(TIMEOUT, lambda: 0)

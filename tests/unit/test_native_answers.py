@@ -6,7 +6,6 @@ import inspect
 import pickle
 
 import kafka.errors
-import pytest
 from confluent_kafka import KafkaError
 
 from dualwrite.errors import (
@@ -24,6 +23,7 @@ from dualwrite.kafka.client.error_codes import PERMANENT, error_name
 from dualwrite.kafka.librdkafka.errors import broker_error
 from dualwrite.kafka.native.retry_policy import Verdict, failure, retry_pause, verdict_on
 from dualwrite.kafka.native.settings import NativeSettings
+from fixtures.tables import table
 
 CODES = sorted(
     {
@@ -51,7 +51,7 @@ def test_other_errors_fail_the_transaction() -> None:
     assert {code for code in others if verdict_on(code) is not Verdict.FAILED} == set()
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "verdict"),
     [
         (0, Verdict.STORED),
@@ -66,7 +66,7 @@ def test_codes_with_special_verdicts(code: int, verdict: Verdict) -> None:
     assert verdict_on(code) is verdict
 
 
-@pytest.mark.parametrize(
+@table(
     ("codes", "error"),
     [
         ((47, 48, 49, 90, 22, 25, 82), ProducerFencedError),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pyarrow as pa
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dualwrite.kafka.native.arrow_records import RecordColumns
 from dualwrite.kafka.native.compression import NAMES, compression_by_name
 from dualwrite.kafka.native.records import RECORD_OVERHEAD, SMALL, BatchBuilder
+from fixtures.tables import table
 
 EDGES = [0, 63, 64, 127, 128, 8191, 8192, SMALL - 200]
 SOME_IDS = {"producer_id": 7, "epoch": 3, "base_sequence": 11}
@@ -75,7 +75,7 @@ def test_each_partition_has_its_messages_in_order(messages: list[tuple[bytes, in
     assert sum(part.size for part in parts.values()) == found.size
 
 
-@pytest.mark.parametrize(
+@table(
     ("values", "keys"),
     [
         (pa.array(["text"]), None),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.kafka.native.compression import NAMES, compression_by_name
+from fixtures.tables import table
 
 CODES = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 SNAPPY_MAGIC = b"\x82SNAPPY\0" + (1).to_bytes(4) + (1).to_bytes(4)
@@ -23,7 +24,7 @@ LARGE = TEXT * 12 + NOISE * 4 + bytes(3_000_000)  # several blocks of each codec
 PACKED = ("snappy", "lz4", "zstd")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@table("name", NAMES)
 def test_a_name_has_the_code_of_kafka(name: str) -> None:
     for spelled in (name, name.upper()):
         compression = compression_by_name(spelled)
@@ -44,14 +45,14 @@ def test_compression_round_trip(name: str, data: bytes) -> None:
             assert compression.decompress(taken) == data
 
 
-@pytest.mark.parametrize("data", [TEXT, NOISE, LARGE], ids=["text", "noise", "large"])
-@pytest.mark.parametrize("name", NAMES)
+@table("data", [TEXT, NOISE, LARGE], ids=["text", "noise", "large"])
+@table("name", NAMES)
 def test_compression_round_trip_of_megabytes(name: str, data: bytes) -> None:
     compression = compression_by_name(name)
     assert compression.decompress(compression.compress(data)) == data
 
 
-@pytest.mark.parametrize("name", NAMES)
+@table("name", NAMES)
 def test_a_bytearray_can_grow_again_once_it_was_compressed(name: str) -> None:
     data = bytearray(TEXT)
     compression_by_name(name).compress(data)
@@ -78,7 +79,7 @@ def test_snappy_is_framed_as_by_the_java_client(data: bytes) -> None:
     assert read == data
 
 
-@pytest.mark.parametrize("level", [None, 0, 1, 3, 9, 12])
+@table("level", [None, 0, 1, 3, 9, 12])
 def test_lz4_is_a_frame_of_independent_blocks_that_java_accepts(level: int | None) -> None:
     frame = compression_by_name("lz4", level).compress(TEXT)
     assert frame[:4] == (0x184D2204).to_bytes(4, "little")
@@ -132,13 +133,13 @@ def test_the_default_level_is_that_of_librdkafka(name: str, level: int) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "bzip2", "lz4 ", "inherit", None, 3, b"lz4", []])
+@table("name", ["", "bzip2", "lz4 ", "inherit", None, 3, b"lz4", []])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Unknown compression\.type .*none, gzip, snappy, lz4, zstd"):
         compression_by_name(name)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "level"),
     [("gzip", 10), ("gzip", -2), ("lz4", 13), ("zstd", 13), ("zstd", 22), ("none", 13), ("none", -2), ("lz4", "13")],
 )
@@ -154,7 +155,7 @@ def test_snappy_has_no_levels() -> None:
         compression_by_name("snappy", 1)
 
 
-@pytest.mark.parametrize("level", ["fast", "", [], 1j, "1.5"])
+@table("level", ["fast", "", [], 1j, "1.5"])
 def test_a_level_is_a_number(level: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"compression\.level is .*must be an integer"):
         compression_by_name("gzip", level)

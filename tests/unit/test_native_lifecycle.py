@@ -9,6 +9,7 @@ import pytest
 from dualwrite.errors import InvalidTransitionError
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.kafka.native.states import ALLOWED, ProducerState, check_allowed
+from fixtures.tables import table
 
 CALLS = sorted({call for calls in ALLOWED.values() for call in calls})
 
@@ -18,7 +19,7 @@ def test_every_state_lists_its_calls_and_every_call_is_a_method() -> None:
     assert all(callable(getattr(NativeProducer, call)) for call in CALLS)
 
 
-@pytest.mark.parametrize("state", ProducerState)
+@table("state", ProducerState)
 def test_a_call_is_allowed_or_refused_by_name(state: ProducerState) -> None:
     for call in ALLOWED[state]:
         check_allowed(state, call, "orders")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import UsageError
 from dualwrite.kafka.offsets import GroupMetadata
+from fixtures.tables import table
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 groups = st.builds(GroupMetadata, texts, st.integers(-1, 2**31 - 1), texts, st.none() | texts)
@@ -40,7 +41,7 @@ def test_other_bytes_are_refused(written: bytes) -> None:
         GroupMetadata.from_librdkafka(b"CGMDv1:" + written)
 
 
-@pytest.mark.parametrize(
+@table(
     "written",
     [
         None,

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.native.partitioners import fnv1a, murmur2, partitioner_by_name
+from fixtures.tables import table
 
 HASHED = ("consistent", "murmur2", "fnv1a")
 NAMES = ("random", *HASHED, *(f"{name}_random" for name in HASHED))
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "expected"),
     [  # from Apache Kafka's UtilsTest.testMurmur2, there with a sign
         (b"21", -973932308),
@@ -31,7 +32,7 @@ def test_murmur2_equals_that_of_java(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected % 2**32
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "expected"),
     [  # from rdfnv1a.c's unit test, made with Sarama
         (b"kafka", 0xD33C4E1),
@@ -90,7 +91,7 @@ def test_more_keys_than_are_cached() -> None:
         assert found == (crc32(key) % 7, (murmur2(key) & 0x7FFFFFFF) % 7, fnv1a(key) % 7)
 
 
-@pytest.mark.parametrize("name", ["", "Random", "murmur3", "consistent-random", None, 5, b"random", [], {}])
+@table("name", ["", "Random", "murmur3", "consistent-random", None, 5, b"random", [], {}])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"Unknown partitioner .*random, consistent, consistent_random, murmur2, "

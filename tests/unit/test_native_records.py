@@ -28,6 +28,7 @@ from dualwrite.kafka.native.records import (
     split,
     unsigned_varint,
 )
+from fixtures.tables import table
 
 Headers = list[tuple[str, bytes | None]]
 Record = tuple[bytes | None, bytes | None, Headers, int]
@@ -96,7 +97,7 @@ def test_a_signed_number_is_encoded_as_by_kafka_python(number: int) -> None:
     assert decode_varint(bytearray(expected)) == (number, len(expected))
 
 
-@pytest.mark.parametrize(
+@table(
     ("number", "encoded"),
     [(0, b"\0"), (1, b"\1"), (127, b"\x7f"), (128, b"\x80\1"), (300, b"\xac\2"), (2**32 - 1, b"\xff\xff\xff\xff\x0f")],
 )
@@ -140,13 +141,13 @@ def test_more_headers_than_the_table_has_numbers() -> None:
     assert filled(many).build(**SOME_IDS, compression=NONE) == kafka_pythons(many, SOME_IDS)
 
 
-@pytest.mark.parametrize("length", TABLE_EDGES)
+@table("length", TABLE_EDGES)
 def test_lengths_at_the_limits_of_their_encodings(length: int) -> None:
     there: list[Record] = [(bytes(length), bytes(length), [("n" * length, bytes(length))], 5)]
     assert filled(there).build(**SOME_IDS, compression=NONE) == kafka_pythons(there, SOME_IDS)
 
 
-@pytest.mark.parametrize(
+@table(
     "times",
     [
         [5, 4],
@@ -240,7 +241,7 @@ def test_headers_of_every_form_are_encoded_alike(
         assert builder.build(**SOME_IDS, compression=NONE) == expected
 
 
-@pytest.mark.parametrize("headers", [5, ["a"], [("a",)], [(1, b"x")], [(["a"], b"x")], [("a", 5)], {"a": {}}, {"\ud800": b"x"}])
+@table("headers", [5, ["a"], [("a",)], [(1, b"x")], [(["a"], b"x")], [("a", 5)], {"a": {}}, {"\ud800": b"x"}])
 def test_invalid_headers_are_refused(headers: Any) -> None:
     for known in ([("a", b"x")], [("b", b"x")]):
         encoded_headers(known)
@@ -288,7 +289,7 @@ def test_a_compressed_batch_differs_only_in_length_checksum_and_codec(
         assert batch == plain
 
 
-@pytest.mark.parametrize("name", NAMES)
+@table("name", NAMES)
 def test_records_are_compressed_only_if_that_makes_them_smaller(name: str) -> None:
     compression = compression_by_name(name)
     large = filled([(None, bytes(5000), [], 5)]).build(**SOME_IDS, compression=compression)
@@ -308,7 +309,7 @@ def test_a_batch_without_records_cannot_be_built() -> None:
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("base", "count", "expected"),
     [(0, 1, 1), (5, 10, 15), (2**31 - 2, 1, 2**31 - 1), (2**31 - 1, 1, 0), (2**31 - 1, 2, 1), (2**31 - 10, 16_000, 15_990)],
 )

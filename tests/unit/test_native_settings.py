@@ -12,6 +12,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.partitioners import partitioner_by_name
 from dualwrite.kafka.native.settings import NativeSettings
+from fixtures.tables import table
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
 NUMBERS = {
@@ -40,7 +41,7 @@ def test_the_defaults_are_those_of_librdkafka_except_the_buffer() -> None:
     assert found.partitioner is partitioner_by_name("consistent_random")
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "name", "value"),
     [
         ({"batch.size": "5000"}, "batch_bytes", 5000),
@@ -65,7 +66,7 @@ def test_compression_has_two_names_and_a_level(name: str) -> None:
     assert read(**{name: "gzip", "compression.level": "6"}).compression.name == "gzip"
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "named"),
     [
         ({"partitioner": "by_hand"}, "partitioner"),
@@ -81,7 +82,7 @@ def test_a_value_outside_its_limits_is_refused_by_name(given: dict[str, Any], na
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["many", None, True, -7, 10**12, 1.5, float("inf"), b"\xff"])
+@table("value", ["many", None, True, -7, 10**12, 1.5, float("inf"), b"\xff"])
 def test_numbers_that_are_invalid_or_out_of_range_are_refused_by_name(value: object) -> None:
     known = {"max.in.flight": "max.in.flight.requests.per.connection"}
     for named in NUMBERS:

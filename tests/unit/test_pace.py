@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,23 +17,9 @@ import pytest
 from dualwrite.testing import limits
 from fixtures import pace
 from fixtures.reruns import PROPERTY, is_time_limit
+from fixtures.tables import table
 
 pytest_plugins = ["pytester"]
-
-Run = Callable[..., pytest.RunResult]
-
-
-@pytest.mark.parametrize(("text", "found"), [("1", 1.0), ("2.5", 2.5), ("", None)])
-def test_the_pace_can_be_set(monkeypatch: pytest.MonkeyPatch, text: str, found: float | None) -> None:
-    monkeypatch.setenv(pace.VARIABLE, text)
-    assert pace.from_environment() == found
-
-
-@pytest.mark.parametrize("text", ["0.5", "-1", "0", "inf", "nan", "fast"])
-def test_a_pace_below_one_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(pace.VARIABLE, text)
-    with pytest.raises(ValueError, match=pace.VARIABLE):
-        pace.from_environment()
 
 
 def test_the_conformance_suites_follow_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,15 +34,6 @@ def test_the_conformance_suites_follow_the_pace(monkeypatch: pytest.MonkeyPatch)
     finally:
         monkeypatch.undo()
         importlib.reload(limits)
-
-
-def test_the_measured_pace_is_at_least_one() -> None:
-    assert pace.measure() >= 1
-
-
-def test_until_checks_once_more_at_the_limit() -> None:
-    answers = iter([0, None, "there"])
-    assert pace.until(lambda: next(answers), pause=0) == "there"
 
 
 def test_until_raises_a_time_limit_error() -> None:
@@ -79,7 +56,7 @@ def test_until_raises_a_time_limit_error() -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize(
+@table(
     ("reads", "error"),
     [
         ([[], [1], [2, 1]], None),
@@ -141,188 +118,110 @@ def test_an_error_that_hides_a_wrong_record_is_not_a_time_limit() -> None:
     assert is_time_limit(ExceptionGroup("both", [pace.TimeLimitError("a"), pace.TimeLimitError("b")]))
 
 
-def test_an_unrelated_timeout_is_not_a_time_limit() -> None:
-    for error in (TimeoutError("a socket's"), queue.Empty(), AssertionError("wrong"), pytest.fail.Exception("Timeout")):
-        assert not is_time_limit(error)
-
-
 # --- the plugin, in a pytest of its own -----------------------------------------------------------------------------------
 
-SLOW_ONCE = """
+TEXT = """
     import logging
+    import time
     import pytest
-    from fixtures.pace import TimeLimitError
-    runs = []
-    def test_it(record_property):
-        record_property("of the test", len(runs))
-        runs.append(1)
-        logging.getLogger("it").warning("logged in run %d", len(runs))
-        if len(runs) == 1:
+    from collections import Counter
+    from fixtures.pace import TimeLimitError, until_recorded
+
+    runs = Counter()
+
+    def first(name):
+        runs[name] += 1
+        logging.getLogger("it").warning("%s in run %d", name, runs[name])
+        return runs[name] == 1
+
+    @pytest.fixture(scope="session")
+    def server():
+        if first("server"):
+            raise TimeLimitError("the server did not start")
+
+    @pytest.fixture
+    def checked():
+        yield
+        assert False, "what the test has left"
+
+    def test_passes_in_its_second_run(record_property):
+        record_property("of the test", runs["slow once"])
+        if first("slow once"):
             raise TimeLimitError("not within 60 s: the first run")
+
+    def test_passes_once_its_server_has_started(server):
+        assert runs["server"] == 2
+
+    @pytest.mark.timeout(0.5)
+    def test_hangs_once():
+        if first("hanging"):
+            time.sleep(60)
+
+    @pytest.mark.timeout(7, method="thread")
+    def test_has_a_limit_by_the_pace(request):
+        marker = request.node.get_closest_marker("timeout")
+        assert (marker.args, marker.kwargs) == ((14,), {"method": "thread"})
+
+    @pytest.mark.xfail(raises=TimeLimitError, strict=True)
+    def test_is_expected_to_fail():
+        raise TimeLimitError
+
+    def test_fails_in_each_run():
+        first("slow twice")
+        raise TimeLimitError("always")
+
+    def test_leaves_something_wrong(checked):
+        if first("beside another failure"):
+            raise TimeLimitError("in the test")
+
+    def wrong():
+        until_recorded(lambda: [1, 1], [1])
+
+    def failing():
+        pytest.fail("no")
+
+    def grouped():
+        raise ExceptionGroup("", [TimeLimitError(), AssertionError()])
+
+    def unrelated():
+        raise TimeoutError
+
+    @pytest.mark.parametrize("fail", [wrong, failing, grouped, unrelated])
+    def test_never_runs_again(fail):
+        if first(fail.__name__):
+            fail()
 """
 
 
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Run:
-    """Runs the text of a test file as in CI; in a separate process if options are given."""
-    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath / "tests"))
-    monkeypatch.setenv("CI", "1")
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: str, ci: str) -> pytest.RunResult:
+    """The test file above in a pytest of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take longer to load than all of this
-    monkeypatch.setenv(pace.VARIABLE, "1")
-
-    def runs(text: str, *options: str) -> pytest.RunResult:
-        pytester.makepyfile(text)
-        start = pytester.runpytest_subprocess if options else pytester.runpytest_inprocess
-        return start("-p", "pytest_timeout", "-p", "xdist", "-p", "fixtures.reruns", *options)
-
-    return runs
+    monkeypatch.setenv(pace.VARIABLE, "2")
+    pytester.makepyfile(TEXT)
+    return pytester.runpytest_subprocess("-p", "pytest_timeout", "-p", "xdist", "-p", "fixtures.reruns", *options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("-n", "0"), ("-n", "1")], ids=["one process", "xdist"])
-def test_a_test_that_fails_by_a_time_limit_runs_once_more_and_is_reported(
-    run: Run, pytester: pytest.Pytester, options: tuple[str, ...]
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_what_fails_only_by_a_time_limit_runs_once_more_and_is_reported(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, processes: str
 ) -> None:
-    result = run(SLOW_ONCE, "--junitxml=junit.xml", *options)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        ["!*1 FAILED BY A TIME LIMIT AND RAN ONCE MORE*", "*::test_it*", "*the first run*", "*logged in run 1*"]
-    )
+    """A wrong record never does."""
+    result = run(pytester, monkeypatch, "-n", processes, "--junitxml=junit.xml", ci="1")
+    result.assert_outcomes(passed=4, xfailed=1, failed=6, errors=1)
+    result.stdout.fnmatch_lines(["!*4 FAILED BY A TIME LIMIT AND RAN ONCE MORE*", "*::test_*", "*the first run*"])
+    result.stdout.fnmatch_lines(["*slow once in run 1*"])
+    for name in ("wrong", "failing", "grouped", "unrelated", "beside another failure"):
+        result.stdout.no_fnmatch_line(f"*{name} in run 2*")
+    result.stdout.no_fnmatch_line("*slow twice in run 3*")
     junit = (pytester.path / "junit.xml").read_text()
     assert f'name="{PROPERTY}"' in junit
-    assert "the first run" in junit
     assert junit.count('name="of the test"') == 1
 
 
-def test_outside_of_ci_no_test_runs_once_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI")
-    run(SLOW_ONCE).assert_outcomes(failed=1)
-
-
-def test_a_second_time_limit_is_a_failure(run: Run) -> None:
-    result = run("""
-        from fixtures.pace import TimeLimitError
-        runs = []
-        def test_it():
-            runs.append(1)
-            raise TimeLimitError(f"run {len(runs)}")
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*TimeLimitError: run 2", "!*1 FAILED BY A TIME LIMIT*", "*run 1*"])
-    result.stdout.no_fnmatch_line("*run 3*")
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        "assert [1] == [1, 2]",
-        "raise TimeoutError",
-        "pytest.fail('no')",
-        "until_recorded(lambda: [1, 1], [1])",
-        "raise ExceptionGroup('', [TimeLimitError(), AssertionError()])",
-    ],
-)
-def test_a_wrong_record_never_runs_again(run: Run, failure: str) -> None:
-    result = run(f"""
-        import pytest
-        from fixtures.pace import TimeLimitError, until_recorded
-        runs = []
-        def test_it():
-            runs.append(1)
-            if len(runs) == 1:
-                {failure}
-    """)
-    result.assert_outcomes(failed=1)
-    result.stdout.no_fnmatch_line("*RAN ONCE MORE*")
-
-
-def test_a_time_limit_beside_another_failure_never_runs_again(run: Run) -> None:
-    result = run("""
-        import pytest
-        from fixtures.pace import TimeLimitError
-        runs = []
-        @pytest.fixture
-        def checked():
-            yield
-            assert len(runs) == 2
-        def test_it(checked):
-            runs.append(1)
-            if len(runs) == 1:
-                raise TimeLimitError("in the test")
-    """)
-    result.assert_outcomes(failed=1, errors=1)
-    result.stdout.no_fnmatch_line("*RAN ONCE MORE*")
-
-
-def test_fixtures_are_set_up_again_for_the_second_run(run: Run) -> None:
-    result = run("""
-        import pytest
-        from fixtures.pace import TimeLimitError
-        made = []
-        @pytest.fixture(scope="session")
-        def server():
-            made.append("server")
-            if made.count("server") == 1:
-                raise TimeLimitError("the server did not start")
-        @pytest.fixture
-        def table(server):
-            made.append("table")
-        def test_it(table):
-            assert made == ["server", "server", "table"]
-        def test_next(table):
-            assert made == ["server", "server", "table", "table"]
-    """)
-    result.assert_outcomes(passed=2)
-
-
 @pytest.mark.slow
-def test_a_test_that_hangs_runs_once_more_with_a_time_limit_of_its_own(run: Run) -> None:
-    result = run(
-        """
-        import pytest, time
-        runs = []
-        @pytest.mark.timeout(0.5)
-        def test_once():
-            runs.append(1)
-            if len(runs) == 1:
-                time.sleep(60)
-        @pytest.mark.timeout(0.5)
-        def test_always():
-            time.sleep(60)
-    """,
-        "-n",
-        "0",
-    )
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["!*2 FAILED BY A TIME LIMIT*"])
-
-
-def test_the_limit_of_a_whole_test_follows_the_pace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pace.VARIABLE, "3")
-    result = run(
-        """
-        import pytest
-        @pytest.mark.timeout(7, method="thread")
-        def test_marked(request):
-            marker = request.node.get_closest_marker("timeout")
-            assert (marker.args, marker.kwargs) == ((21,), {"method": "thread"})
-        def test_by_the_setting(request):
-            assert request.node.get_closest_marker("timeout").args == (300,)
-    """,
-        "-o",
-        "timeout=100",
-    )
-    result.assert_outcomes(passed=2)
-
-
-def test_skipped_tests_and_expected_failures_are_not_run_again(run: Run) -> None:
-    result = run("""
-        import pytest
-        from fixtures.pace import TimeLimitError
-        def test_skipped():
-            pytest.skip("not here")
-        @pytest.mark.xfail(raises=TimeLimitError, strict=True)
-        def test_expected():
-            raise TimeLimitError
-    """)
-    result.assert_outcomes(skipped=1, xfailed=1)
+def test_outside_of_ci_no_test_runs_once_more(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(pytester, monkeypatch, "-k", "second_run or once_its_server", ci="")
+    result.assert_outcomes(failed=1, errors=1)

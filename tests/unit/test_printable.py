@@ -18,6 +18,7 @@ from dualwrite.cli.printable import printable
 from dualwrite.cli.tables import table_of
 from dualwrite.errors import DualWriteError
 from dualwrite.shell import shell_word
+from fixtures.tables import table
 
 HOSTILE = [
     "a\x1b[2Kb",  # erases the line
@@ -65,8 +66,8 @@ def no(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no")
-@pytest.mark.parametrize("shown", [in_a_table, in_a_line, in_a_question, in_an_error])
-@pytest.mark.parametrize("name", HOSTILE)
+@table("shown", [in_a_table, in_a_line, in_a_question, in_an_error])
+@table("name", HOSTILE)
 def test_a_name_is_shown_by_what_is_printable(
     name: str, shown: Callable[[str, pytest.CaptureFixture[str]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_name_is_shown_by_what_is_printable(
         assert printable(name) in text
 
 
-@pytest.mark.parametrize("name", ["orders", "größe", "注文", "a b", "\U0001f600"])
+@table("name", ["orders", "größe", "注文", "a b", "\U0001f600"])
 def test_a_printable_name_is_shown_as_it_is(name: str) -> None:
     assert printable(name) == name
 
@@ -96,7 +97,7 @@ def test_an_error_of_several_lines_keeps_them() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*HOSTILE[:-1], "my orders", "it's \\ \x1b"])  # no argument has the character 0
+@table("name", [*HOSTILE[:-1], "my orders", "it's \\ \x1b"])  # no argument has the character 0
 def test_a_name_in_a_next_step_can_be_pasted_into_a_shell(name: str) -> None:
     bash = shutil.which("bash")
     if bash is None:

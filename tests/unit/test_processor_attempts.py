@@ -23,6 +23,7 @@ from dualwrite.processor.processor import _each
 from dualwrite.processor.runners import Runner, ThreadRunner
 from dualwrite.processor.stopping import StopFlag
 from dualwrite.processor.work import Finish, UnprocessableError
+from fixtures.tables import table
 
 ORDERS: Partition = ("orders", 0)
 STORE = SimpleNamespace(is_conflict=lambda _: False, is_outage=lambda error: isinstance(error, AwayError))
@@ -301,9 +302,9 @@ def generator(_messages: Any, _tx: Any) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-@pytest.mark.parametrize("handle", [coroutine, generator])
-@pytest.mark.parametrize("each", [False, True], ids=["handle_batch", "handle"])
+@table("kind", PLAIN)
+@table("handle", [coroutine, generator])
+@table("each", [False, True], ids=["handle_batch", "handle"])
 def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(kind: str, handle: Any, each: bool) -> None:
     """Otherwise every message would count as processed."""
     with pytest.raises(UsageError, match=f"{handle.__name__} returned a {handle.__name__}"):
@@ -322,9 +323,9 @@ async def async_generator(_messages: Any, _tx: Any) -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["a unit", "a transaction"])
-@pytest.mark.parametrize("handle", [not_async, without_await, async_generator])
-@pytest.mark.parametrize("each", [False, True], ids=["handle_batch", "handle"])
+@table("alone", [False, True], ids=["a unit", "a transaction"])
+@table("handle", [not_async, without_await, async_generator])
+@table("each", [False, True], ids=["handle_batch", "handle"])
 def test_a_handler_of_coroutines_that_has_not_run_is_refused(handle: Any, alone: bool, each: bool) -> None:
     """Otherwise every message would count as processed, or become a dead letter."""
 

@@ -15,6 +15,7 @@ from dualwrite.recovery.decision import Decision
 from dualwrite.recovery.plan import GenerationPlan
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+from fixtures.tables import table
 
 ID = "shop#0123456789ab.2"
 OPEN = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("orders", 0)}))
@@ -50,7 +51,7 @@ def one(description: TransactionDescription | None = OPEN, name: str = ID) -> De
     return DescribedTransaction(name, 1, description)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "expected"),
     [("shop", False), ("shop~1", False), ("shop#3", False), (ID, True), ("shop~1#0123456789ab.1", True), ("shop#probe", False)],
 )
@@ -58,7 +59,7 @@ def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
     assert is_made_by_dualwrite(name) is expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("found", "waived"),
     [
         (None, None),
@@ -85,8 +86,8 @@ def test_aborting_an_open_transaction_is_refused_unless_the_database_allows_it(
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(7, 3), 1, datetime(2026, 1, 1, tzinfo=UTC))
 
 
-@pytest.mark.parametrize("row", [ROW, replace(ROW, prepared_state=None, lost=(LOST,))], ids=["prepared", "lost"])
-@pytest.mark.parametrize(("why", "error"), [("recovery would fail", UNREACHABLE), (RESOLVED, None), (NEWER, None)])
+@table("row", [ROW, replace(ROW, prepared_state=None, lost=(LOST,))], ids=["prepared", "lost"])
+@table(("why", "error"), [("recovery would fail", UNREACHABLE), (RESOLVED, None), (NEWER, None)])
 def test_a_decision_that_was_read_is_not_waived(row: StateRow, why: str, error: DualWriteError | None) -> None:
     """The database may have been lost between the row and the plan."""
     found = Decided(row, 2, None, why, error)
@@ -109,7 +110,7 @@ def test_a_transaction_that_the_database_decides_may_be_completed(found: Decided
     assert refusal_to_complete(one(), found) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("found", "said"),
     [
         (Decided(None, None, None, NOT_OURS), "has no such id"),
@@ -139,7 +140,7 @@ def test_an_id_that_could_not_be_described_is_not_reported_ended() -> None:
 # --- GenerationPlan.covers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     "described",
     [None, ENDED, OPEN, replace(OPEN, partitions=frozenset()), replace(OPEN, status=TransactionStatus.PREPARE_ABORT)],
 )

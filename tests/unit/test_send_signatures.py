@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from dualwrite import Transaction
 from dualwrite.aio import AsyncTransaction
 from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
 from dualwrite.kafka.base import ColumnProducer, TransactionalProducer
+from fixtures.tables import table
 
 SENDING: list[Callable[..., Any]] = [
     Transaction.send,
@@ -29,7 +28,7 @@ SENDING: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", SENDING, ids=lambda method: method.__qualname__)
+@table("method", SENDING, ids=lambda method: method.__qualname__)
 def test_parameters_after_topic_and_value_are_keyword_only(method: Callable[..., Any]) -> None:
     _self, _topic, _value, *others = inspect.signature(method).parameters.values()
     assert others

@@ -6,6 +6,7 @@ import pytest
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.settings import Settings, Timeouts
+from fixtures.tables import table
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -53,7 +54,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert Settings.from_environment({"DUALWRITE_DATABASE_URL": "", "DUALWRITE_TIMEOUT_KAFKA": ""}) == Settings()
 
 
-@pytest.mark.parametrize(
+@table(
     ("variable", "text", "named"),
     [
         ("DUALWRITE_PRODUCER", "java", "producer is 'java'"),
@@ -73,7 +74,7 @@ def test_an_invalid_value_is_refused_by_name(variable: str, text: str, named: st
         Settings.from_environment({variable: text})
 
 
-@pytest.mark.parametrize("lanes", [0, -1, 101, "3", 2.0, True, False])
+@table("lanes", [0, -1, 101, "3", 2.0, True, False])
 def test_an_invalid_number_of_lanes_is_refused(lanes: object) -> None:
     with pytest.raises(ConfigurationError, match="lanes must be an integer from 1 to 100, not"):
         Settings(lanes=lanes)  # type: ignore[arg-type]  # what a user may do

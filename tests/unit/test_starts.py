@@ -10,6 +10,7 @@ from dualwrite.errors import LogTruncatedError, MessagesDeletedError, TopicRepla
 from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.starts import BEGINNING, Seen, begin_of
 from dualwrite.stores.positions import Position
+from fixtures.tables import table
 
 KEY = ("orders", 1)
 
@@ -22,7 +23,7 @@ def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
     return begin_of(KEY, stored, seen, ProcessorOptions(**options))
 
 
-@pytest.mark.parametrize(
+@table(
     ("stored", "seen", "expected"),
     [
         (None, Seen("one"), BEGINNING),
@@ -36,7 +37,7 @@ def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
     ],
     ids=["nothing", "at Kafka", "at Kafka, kept", "stored", "all kept", "stored before Kafka's", "no id stored", "old brokers"],
 )
-@pytest.mark.parametrize("start", ["earliest", "latest"])
+@table("start", ["earliest", "latest"])
 def test_where_a_partition_begins(stored: Position | None, seen: Seen, expected: int | str, start: str) -> None:
     """`start` has no meaning here: where it is "latest", the ends are positions by now."""
     assert begin(stored, seen, start=start) == expected

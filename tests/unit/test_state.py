@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import StoredStateError
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, PreparedTxnState, state_text
+from fixtures.tables import table
 
 producer_ids = st.integers(0, MAX_PRODUCER_ID)
 epochs = st.integers(0, MAX_EPOCH)
@@ -41,7 +42,7 @@ def test_only_a_state_without_start_time_is_named_by_its_epoch() -> None:
     assert not PreparedTxnState(1, 2, 0).has_own_epoch
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         " ",
@@ -94,7 +95,7 @@ def test_every_text_is_read_back_unchanged_or_refused(text: str) -> None:
     assert state_text(state) == text
 
 
-@pytest.mark.parametrize(
+@table(
     ("numbers", "named"),
     [
         ((-1, 0, None), "producer id -1"),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any, cast
 
-import pytest
-
 from dualwrite import Transaction, WriterPool
 from dualwrite.aio import AsyncTransaction, AsyncWriterPool
 from dualwrite.pool.call import Call
 from dualwrite.transaction import UnitTransaction
+from fixtures.tables import table
 
 OF_A_TRANSACTION = {"db", "send", "send_many", "send_offsets", "session", "state", "transactional_id"}
 
@@ -39,7 +38,7 @@ def test_both_pools_have_the_same() -> None:
     assert names(AsyncWriterPool) == names(WriterPool) - ONLY_SYNC
 
 
-@pytest.mark.parametrize("name", sorted(names(AsyncWriterPool)))
+@table("name", sorted(names(AsyncWriterPool)))
 def test_both_pools_take_the_same(name: str) -> None:
     plain, coroutine = (getattr(pool, name) for pool in (WriterPool, AsyncWriterPool))
     assert isinstance(plain, property) is isinstance(coroutine, property)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.tables import table
 from fixtures.tiers import thinned
 
 CASES = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
@@ -31,7 +32,7 @@ def test_without_kept_nothing_is_soak() -> None:
     assert tiers(thinned(["x", "y"], quick=["y"])) == ["slow", ""]
 
 
-@pytest.mark.parametrize("named", [{"kept": [("c", 1)]}, {"quick": [("c", 1)]}])
+@table("named", [{"kept": [("c", 1)]}, {"quick": [("c", 1)]}])
 def test_an_unknown_case_is_refused(named: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=r"not among the cases: \[\('c', 1\)\]"):
         thinned(CASES, **named)

@@ -13,6 +13,7 @@ from dualwrite import PoolOptions
 from dualwrite.errors import ConfigurationError
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.settings import Settings, Timeouts
+from fixtures.tables import table
 
 
 def test_the_defaults_are_valid() -> None:
@@ -25,7 +26,7 @@ def test_a_limit_that_was_given_is_kept_in_a_pool() -> None:
     assert given.in_pool() == given
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "bad"),
     [
         *product(["claim", "kafka", "delivery"], [0, -1, -0.5, float("nan"), "5", True, [], b"1"]),
@@ -38,8 +39,8 @@ def test_anything_but_a_positive_number_is_refused_by_name(name: str, bad: Any) 
         Timeouts(**{name: bad})
 
 
-@pytest.mark.parametrize("bad", [math.inf, 1e11, 1_000_001, 10**400], ids=["inf", "1e11", "1000001", "10**400"])
-@pytest.mark.parametrize(
+@table("bad", [math.inf, 1e11, 1_000_001, 10**400], ids=["inf", "1e11", "1000001", "10**400"])
+@table(
     "give",
     [
         lambda seconds: Timeouts(claim=seconds),

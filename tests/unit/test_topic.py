@@ -25,6 +25,7 @@ from dualwrite.errors import (
     SerializationError,
 )
 from dualwrite.kafka.topic import Field
+from fixtures.tables import table
 
 
 class Sent:
@@ -317,7 +318,7 @@ class Nested(pydantic.BaseModel):
     people: dict[str, list[Written]] = {}
 
 
-@pytest.mark.parametrize(
+@table(
     ("model", "of"),
     [
         (Written, "Written"),
@@ -355,7 +356,7 @@ def test_a_model_that_names_a_later_one_is_checked_when_it_is_written(tx: Sent) 
     assert tx.messages == []
 
 
-@pytest.mark.parametrize("name", ["", "a b", ".", "x" * 250, 3])
+@table("name", ["", "a b", ".", "x" * 250, 3])
 def test_invalid_topic_names(name: Any) -> None:
     with pytest.raises(InvalidMessageError):
         dualwrite.Topic(name)

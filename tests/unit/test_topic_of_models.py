@@ -29,6 +29,7 @@ from typing_extensions import TypedDict
 
 from dualwrite import Topic
 from dualwrite.errors import ConfigurationError, SerializationError
+from fixtures.tables import table
 
 T = TypeVar("T")
 NAN, INFINITY = float("nan"), float("inf")
@@ -106,7 +107,7 @@ def sent(topic: Topic[Any, Any], value: Any, key: Any = None) -> Any:
     return topic.deserialized("value", kept[0].encode())
 
 
-@pytest.mark.parametrize(
+@table(
     ("model", "field"),
     [
         (Login, r"Login\.tokens is a SecretStr"),
@@ -246,7 +247,7 @@ EXACT_FIELDS: list[tuple[Any, Any, dict[str, Any]]] = [
 EXACT += [((made := of(kind, **config)), made.model_construct(item=item)) for kind, item, config in EXACT_FIELDS]
 
 
-@pytest.mark.parametrize(("model", "value"), EXACT, ids=lambda given: repr(given)[:40])
+@table(("model", "value"), EXACT, ids=lambda given: repr(given)[:40])
 def test_what_json_carries_is_sent(model: Any, value: Any) -> None:
     sent(Topic.of_models("orders", model), value)
 
@@ -290,7 +291,7 @@ CHANGED: list[tuple[Any, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of values that were never validated
-@pytest.mark.parametrize(("kind", "item", "config", "text"), CHANGED, ids=lambda given: repr(given)[:40])
+@table(("kind", "item", "config", "text"), CHANGED, ids=lambda given: repr(given)[:40])
 def test_what_json_would_change_is_refused(kind: Any, item: Any, config: dict[str, Any], text: str) -> None:
     model = of(kind, **config)
     with pytest.raises(SerializationError, match=text) as raised:

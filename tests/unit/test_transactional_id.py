@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError, InvalidTransactionalIdError
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH, TransactionalId, lanes_of, validate_transactional_id
+from fixtures.tables import table
 
 logical_ids = st.text(st.characters(exclude_characters="#~", exclude_categories=["C", "Z"]), min_size=1, max_size=20)
 
 
-@pytest.mark.parametrize("good", ["a", "x" * MAX_TRANSACTIONAL_ID_LENGTH, "orders-1", "größe", "a b", "a/b:c.d"])
+@table("good", ["a", "x" * MAX_TRANSACTIONAL_ID_LENGTH, "orders-1", "größe", "a b", "a/b:c.d"])
 def test_a_valid_transactional_id_is_returned(good: str) -> None:
     assert validate_transactional_id(good) == good
 
 
-@pytest.mark.parametrize(
-    "bad", ["", "x" * (MAX_TRANSACTIONAL_ID_LENGTH + 1), "a#1", "a~1", "#", "a\nb", "a\x00", "a\x7f", None, 5, b"a"]
-)
+@table("bad", ["", "x" * (MAX_TRANSACTIONAL_ID_LENGTH + 1), "a#1", "a~1", "#", "a\nb", "a\x00", "a\x7f", None, 5, b"a"])
 def test_an_invalid_transactional_id_is_refused(bad: str) -> None:
     with pytest.raises(InvalidTransactionalIdError) as caught:
         validate_transactional_id(bad)
@@ -32,7 +31,7 @@ def test_the_error_for_a_long_id_does_not_repeat_all_of_it() -> None:
     assert "y" * 100 not in str(caught.value)
 
 
-@pytest.mark.parametrize(("lanes", "limit"), [(1, 255), (2, 253), (10, 253), (11, 252), (100, 252)])
+@table(("lanes", "limit"), [(1, 255), (2, 253), (10, 253), (11, 252), (100, 252)])
 def test_an_id_leaves_room_for_the_numbers_of_its_lanes(lanes: int, limit: int) -> None:
     longest = "x" * limit
     assert validate_transactional_id(longest, lanes=lanes) == longest
@@ -57,7 +56,7 @@ def test_every_text_is_exactly_one_lane_of_one_id(text: str) -> None:
     assert TransactionalId.of_row(text).row == text
 
 
-@pytest.mark.parametrize(
+@table(
     "other",
     [
         "orders",

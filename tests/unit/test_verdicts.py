@@ -26,6 +26,7 @@ from dualwrite.errors import (
     UnknownTopicError,
 )
 from dualwrite.processor.verdicts import Verdict, verdict_of
+from fixtures.tables import table
 
 
 class AwayError(Exception):
@@ -57,7 +58,7 @@ def in_a_circle() -> Exception:
     return first
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "expected"),
     [
         (InDoubtTransactionError(""), Verdict.IN_DOUBT),

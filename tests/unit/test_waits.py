@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.tables import table
+
 TESTS = Path(__file__).parents[1]
 
 READS = {
@@ -81,7 +83,7 @@ def test_records_are_not_waited_for_with_until() -> None:
     assert {file: lines for file, lines in found.items() if lines} == {}, "use until_recorded or until_received"
 
 
-@pytest.mark.parametrize(
+@table(
     ("wait", "wrong"),
     [
         ("until(lambda: found() == [1])", True),

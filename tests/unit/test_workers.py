@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from fixtures import workers
+from fixtures.tables import table
 
 pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "cores", "expected"),
     [
         (["tests"], 2, 4),
@@ -30,19 +31,6 @@ TESTS = Path(__file__).parents[1]
 )
 def test_processes_are_started_for_several_files_with_servers(arguments: list[str], cores: int, expected: int) -> None:
     assert workers.workers_for(workers.files_of(arguments, TESTS.parent), cores) == expected
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "scope"),
-    [
-        ("tests/kafka/test_probe.py::test_a[::1]", "tests/kafka/test_probe.py"),
-        ("tests/spark/test_spark_batch.py::test_a", "spark"),
-        ("tests/cli/test_help.py::test_a", "cli"),
-        ("tests/examples/test_examples.py::test_a", "tests/examples/test_examples.py"),
-    ],
-)
-def test_a_file_stays_together_and_so_do_some_folders(nodeid: str, scope: str) -> None:
-    assert workers.scope_of(nodeid) == scope
 
 
 def test_the_longest_files_come_first_and_a_file_stays_as_it_was(pytester: pytest.Pytester) -> None:

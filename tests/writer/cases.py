@@ -19,6 +19,9 @@ DATABASES = (POSTGRESQL, SQLITE)
 both_producers = pytest.mark.parametrize("producer", thinned(PRODUCERS, quick=[NATIVE]))
 """For tests of what depends on the producer but not on the database."""
 
+mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=[NATIVE], quick=[NATIVE]))
+"""For tests in which librdkafka only repeats what it does in others: `-m soak` runs it."""
+
 both_databases = pytest.mark.parametrize("database", thinned(DATABASES, quick=[POSTGRESQL]))
 """For tests of what depends on the database but not on the producer."""
 
@@ -31,6 +34,12 @@ producers_and_databases = pytest.mark.parametrize(
     ),
 )
 """For tests of what depends on both; producers behave the same with all databases, so CI runs each of both once, soak all."""
+
+native_on_postgresql = pytest.mark.parametrize(
+    ("producer", "database"),
+    thinned(product(PRODUCERS, DATABASES), kept=[(NATIVE, POSTGRESQL)], quick=[(NATIVE, POSTGRESQL)]),
+)
+"""For tests in which the other producer and the other database repeat what they do in others: `-m soak` runs them."""
 
 three_lanes = pytest.mark.parametrize("lanes", [3])
 """For tests of writers that rotate their transactions over several ids."""

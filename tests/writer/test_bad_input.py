@@ -34,7 +34,7 @@ from dualwrite import (
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, started
-from writer.cases import LIBRDKAFKA, both_producers, producers_and_databases
+from writer.cases import LIBRDKAFKA, both_producers, mostly_native, producers_and_databases
 from writer.scene import Base, Scene
 
 SHORT = Timeouts(claim=0.7, kafka=0.7, delivery=2)
@@ -145,7 +145,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@both_producers
+@mostly_native
 def test_an_invalid_setting(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as live:
@@ -227,7 +227,7 @@ def test_an_id_is_refused(sqlite_scene: Scene, transactional_id: Any, named: str
     assert sqlite_scene.checked_out() == 0
 
 
-@both_producers
+@mostly_native
 def test_the_longest_id_works(postgres_scene: Scene) -> None:
     scene = postgres_scene.with_new_id()
     topic = scene.topic
@@ -455,7 +455,7 @@ def test_the_table_disappears_under_an_open_writer(sqlite_scene: Scene, tmp_path
     engine.dispose()
 
 
-@both_producers
+@mostly_native
 def test_no_thread_is_left_behind(sqlite_scene: Scene, nobody: str) -> None:
     """A failed opening leaves no Python threads running; librdkafka's threads are its own."""
     before = set(threading.enumerate())

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from dualwrite import FencedError, Phase, Transaction, TransactionControlError, UsageError
-from writer.cases import both_databases, producers_and_databases
+from writer.cases import both_databases, native_on_postgresql, producers_and_databases
 from writer.scene import Event, Scene
 
 CALLS: dict[str, Callable[[Transaction], object]] = {
@@ -56,7 +56,7 @@ def test_calls_that_would_end_the_transaction_are_refused_and_nothing_is_lost(sc
     scene.assert_resolved()
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_a_rollback_that_bypasses_the_writer_is_found(scene: Scene) -> None:
     with scene.connect() as writer:
         with pytest.raises(TransactionControlError, match="transaction itself"), writer.transaction() as tx:

@@ -15,7 +15,7 @@ from dualwrite import ConcurrentUseError, DualWriter, FencedError, Phase, StoreU
 from dualwrite.recipe import idle
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, until, until_recorded
-from writer.cases import producers_and_databases
+from writer.cases import native_on_postgresql, producers_and_databases
 from writer.lane_scene import leave_in_doubt, unavailable
 from writer.scene import Scene
 
@@ -167,7 +167,7 @@ def test_idle_states_of_a_pool_are_cleared(scene: Scene, soon: None) -> None:
 
 
 @pytest.mark.parametrize("lanes", [2])
-@producers_and_databases
+@native_on_postgresql
 def test_a_transaction_in_doubt_is_resolved_although_no_other_begins(scene: Scene, soon: None) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)

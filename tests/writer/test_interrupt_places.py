@@ -1,4 +1,4 @@
-"""An interrupt at each place of a transaction, and of a writer's life, where Python looks for signals.
+"""An interrupt at places of a transaction, and of a writer's life, where Python looks for signals.
 
 `test_interrupts.py` sends signals at random moments; this finds what is too short to be hit by them.
 """
@@ -24,15 +24,15 @@ from writer.scene import Scene
 PLACES = 10
 """How many places a test takes, evenly distributed: a transaction has a thousand or more, a writer's life ten thousand."""
 
-SHARES = 100
-"""How many tests take different places: together each of a transaction, and one of ten or more of a writer's life."""
+SHARES = 3
+"""How many tests take different places, which follow one another: one in CI, all in a soak run."""
 
 COMBINATIONS = [(3, NATIVE, POSTGRESQL), (1, LIBRDKAFKA, SQLITE)]
 shares = pytest.mark.parametrize(
     ("lanes", "producer", "database", "share"),
     thinned(
         [(*combination, share) for combination, share in product(COMBINATIONS, range(SHARES))],
-        kept=[(*COMBINATIONS[0], 12), (*COMBINATIONS[1], 50)],
+        kept=[(*COMBINATIONS[0], 0), (*COMBINATIONS[1], 1)],
         quick=[],
     ),
 )

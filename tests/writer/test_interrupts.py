@@ -56,7 +56,7 @@ everywhere = pytest.mark.parametrize(
     ("lanes", "producer", "database"),
     thinned(
         product(LANES, PRODUCERS, DATABASES),
-        kept=[(3, NATIVE, POSTGRESQL), (1, LIBRDKAFKA, SQLITE)],  # librdkafka takes longest to start a lane
+        kept=[(3, NATIVE, POSTGRESQL)],  # librdkafka: below, at each point of a transaction, and at random moments
         quick=[(3, NATIVE, POSTGRESQL)],
     ),
 )
@@ -166,7 +166,7 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
         product(LEFT, KINDS, LANES, PRODUCERS, DATABASES),
         kept=[
             ("before_kafka_commit", KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
-            ("after_prepare", RuntimeError, 1, LIBRDKAFKA, SQLITE),
+            ("after_prepare", RuntimeError, 1, NATIVE, SQLITE),
         ],
     ),
 )
@@ -197,7 +197,7 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
     ("left", "lanes", "producer"),
     thinned(
         product(LEFT, LANES, PRODUCERS),
-        kept=[("before_kafka_commit", 3, NATIVE), ("after_prepare", 1, LIBRDKAFKA)],
+        kept=[("before_kafka_commit", 3, NATIVE)],
     ),
 )
 def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:

@@ -89,7 +89,7 @@ def test_transactions_left_by_a_crash_on_every_lane_are_resolved(scene: Scene, p
     thinned(
         product(["recover_after_claim", "recover_after_decision", "before_take_over"], [1, 2, 3], PRODUCERS),
         kept=[
-            ("recover_after_claim", 1, LIBRDKAFKA),
+            ("recover_after_claim", 1, NATIVE),
             ("recover_after_decision", 2, NATIVE),
             ("before_take_over", 3, NATIVE),
         ],
@@ -111,7 +111,7 @@ def test_an_interrupted_opening_is_finished_by_the_next_one(sqlite_scene: Scene,
     ("fewer", "producer", "database"),
     thinned(
         product([1, 2], PRODUCERS, DATABASES),
-        kept=[(1, NATIVE, POSTGRESQL), (2, LIBRDKAFKA, SQLITE)],
+        kept=[(1, NATIVE, POSTGRESQL), (2, NATIVE, SQLITE)],
         quick=[(1, NATIVE, POSTGRESQL)],
     ),
 )
@@ -179,7 +179,7 @@ def test_ids_that_resemble_lanes_are_not_recovered(sqlite_scene: Scene) -> None:
         ),
         kept=[
             ("after_send", 3, 1, NATIVE),
-            ("after_send", 3, 3, LIBRDKAFKA),
+            ("after_send", 3, 3, NATIVE),
             ("after_prepare", 1, 3, NATIVE),
         ],
         quick=[("after_send", 3, 1, NATIVE)],
@@ -229,7 +229,7 @@ def test_a_writer_paused_past_its_commit_point_never_says_that_it_was_rolled_bac
     thinned(
         product(["recover_after_claim", "recover_after_describe", "before_take_over"], [1, 2, 3], [1, 5], PRODUCERS, DATABASES),
         kept=[
-            ("recover_after_claim", 1, 1, LIBRDKAFKA, SQLITE),
+            ("recover_after_claim", 1, 1, NATIVE, SQLITE),
             ("recover_after_describe", 3, 5, NATIVE, POSTGRESQL),
             ("before_take_over", 2, 5, NATIVE, SQLITE),
         ],
@@ -273,7 +273,7 @@ def test_a_writer_whose_lane_is_claimed_while_it_starts_a_later_one_does_not_ope
     ("old", "new", "producer"),
     thinned(
         ((*lanes, producer) for lanes in ((3, 1), (1, 3), (2, 3)) for producer in PRODUCERS),
-        kept=[(3, 1, NATIVE), (1, 3, NATIVE), (2, 3, LIBRDKAFKA)],
+        kept=[(3, 1, NATIVE), (1, 3, NATIVE)],
         quick=[(3, 1, NATIVE)],
     ),
 )
@@ -302,7 +302,7 @@ def test_a_writer_is_fenced_even_if_its_successor_is_paused_while_it_opens(postg
         product(["recover_after_claim", "before_take_over"], PRODUCERS, DATABASES),
         kept=[
             ("recover_after_claim", NATIVE, POSTGRESQL),
-            ("before_take_over", LIBRDKAFKA, SQLITE),
+            ("before_take_over", NATIVE, SQLITE),
         ],
         quick=[("recover_after_claim", NATIVE, POSTGRESQL)],
     ),

@@ -30,13 +30,13 @@ from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 from writer.cases import (
     DATABASES,
-    LIBRDKAFKA,
     NATIVE,
     POSTGRESQL,
     PRODUCERS,
     SQLITE,
     both_databases,
-    both_producers,
+    mostly_native,
+    native_on_postgresql,
     producers_and_databases,
     three_lanes,
 )
@@ -78,7 +78,7 @@ def test_a_writer_fenced_on_one_lane_is_fenced_on_all(scene: Scene, lane: int) -
     scene.assert_resolved()
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_recovery_of_an_id_fences_its_writer(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1, 2, 3)
@@ -122,7 +122,7 @@ def test_no_id_is_recovered_twice(sqlite_scene: Scene) -> None:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_a_transaction_in_doubt_is_resolved_before_the_next_begins_on_another_lane(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -142,7 +142,7 @@ def test_a_transaction_in_doubt_is_resolved_before_the_next_begins_on_another_la
     scene.assert_resolved()
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_while_a_transaction_is_in_doubt_none_begins(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -160,7 +160,7 @@ def test_while_a_transaction_is_in_doubt_none_begins(scene: Scene) -> None:
     scene.assert_resolved()
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_a_lane_whose_id_was_claimed_while_in_doubt_fences_all(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)
@@ -177,7 +177,7 @@ def test_a_lane_whose_id_was_claimed_while_in_doubt_fences_all(scene: Scene) -> 
     scene.assert_resolved()
 
 
-@both_producers
+@mostly_native
 def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:
@@ -195,7 +195,7 @@ def test_an_exception_past_the_commit_point_names_the_lane(sqlite_scene: Scene) 
 # --- closing ------------------------------------------------------------------------------------------------------------
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_closing_resolves_one_lane_and_clears_the_others(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
@@ -255,7 +255,7 @@ def test_closing_reports_every_lane_that_could_not_be_resolved(sqlite_scene: Sce
     ("passage", "producer", "database"),
     thinned(
         product([1, 2], PRODUCERS, DATABASES),
-        kept=[(1, LIBRDKAFKA, SQLITE), (2, NATIVE, POSTGRESQL)],
+        kept=[(2, NATIVE, POSTGRESQL)],
         quick=[(2, NATIVE, POSTGRESQL)],
     ),
 )
@@ -284,7 +284,7 @@ def test_an_interrupt_while_lanes_are_resolved_for_closing_releases_all(scene: S
         ),
         kept=[
             ("open", "recover_after_claim", 2, NATIVE),
-            ("reopen", "recover_after_claim", 1, LIBRDKAFKA),
+            ("reopen", "recover_after_claim", 1, NATIVE),
             ("reopen", "recover_after_decision", 2, NATIVE),
             ("reopen", "before_take_over", 3, NATIVE),
         ],
@@ -342,7 +342,7 @@ def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
     return scene.connect()
 
 
-@both_producers
+@mostly_native
 def test_a_writer_that_reopens_with_an_unacknowledged_loss_can_use_its_other_lanes(sqlite_scene: Scene) -> None:
     """As with one lane: reopen() raises, nothing stays in doubt, and the writer may be used all the same."""
     scene = sqlite_scene

@@ -29,7 +29,8 @@ from writer.cases import (
     PRODUCERS,
     SQLITE,
     both_databases,
-    both_producers,
+    mostly_native,
+    native_on_postgresql,
     producers_and_databases,
     three_lanes,
 )
@@ -42,7 +43,7 @@ pytestmark = three_lanes
 # --- rotating -----------------------------------------------------------------------------------------------------------
 
 
-@producers_and_databases
+@native_on_postgresql
 def test_transactions_take_turns(scene: Scene) -> None:
     states = []
     with scene.connect() as writer:
@@ -63,7 +64,7 @@ def test_transactions_take_turns(scene: Scene) -> None:
     scene.assert_resolved()
 
 
-@both_producers
+@mostly_native
 def test_a_rolled_back_transaction_uses_up_its_turn(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:

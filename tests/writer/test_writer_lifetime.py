@@ -30,7 +30,7 @@ from dualwrite.producer_kind import ProducerKind
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.tiers import thinned
-from writer.cases import both_producers, producers_and_databases
+from writer.cases import both_producers, mostly_native, native_on_postgresql, producers_and_databases
 from writer.lane_scene import crash
 from writer.scene import Scene
 
@@ -41,7 +41,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:Depre
 
 
 @pytest.mark.slow
-@producers_and_databases
+@native_on_postgresql
 def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scene) -> None:
     writer = scene.connect()
     scene.write(writer, 1)
@@ -223,7 +223,7 @@ def _refusals(scene: Scene, writer: DualWriter, tx: dualwrite.Transaction | None
 
 @forks
 @pytest.mark.parametrize("fails", thinned([False, True], quick=[True]))
-@producers_and_databases
+@native_on_postgresql
 def test_a_forked_child_that_leaves_the_block_changes_neither_side(scene: Scene, fails: bool) -> None:
     """It shares the parent's connections: a rollback in the child would roll back the parent's transaction."""
     with scene.connect() as writer:
@@ -302,7 +302,7 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
     scene.assert_resolved()
 
 
-@both_producers
+@mostly_native
 def test_a_writer_fenced_in_a_failing_block_is_fenced_afterwards(postgres_scene: Scene) -> None:
     scene = postgres_scene
     with scene.connect() as writer:
@@ -343,7 +343,7 @@ def test_two_writers_that_reopen_fence_each_other(scene: Scene) -> None:
     assert scene.agree() == [0, 1, 2, 3, 4, 5]
 
 
-@both_producers
+@mostly_native
 def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> None:
     scene = sqlite_scene
     with scene.connect() as writer:

@@ -79,24 +79,6 @@ def test_a_check_of_the_fence_sees_a_claim_made_during_its_read(
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_survives_a_broken_connection(proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim) -> None:
-    proxied_store.check()
-    proxy.on_client_bytes(SET, Link.cut, times=2)
-    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
-
-
-@pytest.mark.parametrize("expected", [None, 1])
-@pytest.mark.parametrize("cut", [Link.cut, Link.cut_with_reset])
-def test_a_claim_whose_answer_was_lost_recognizes_itself(
-    proxied_store: ZooKeeperStore, proxy: TcpProxy, claim: Claim, expected: int | None, cut: Any
-) -> None:
-    proxied_store.check()
-    proxy.on_client_bytes(SET, cut, when="answered")
-    again = proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=expected)
-    assert again.fence == 2
-    assert proxied_store.read_claimed(again).owner == "ours"
-
-
 def test_a_first_claim_whose_answer_was_lost_recognizes_itself(
     proxied_store: ZooKeeperStore, proxy: TcpProxy, plain: KazooClient
 ) -> None:

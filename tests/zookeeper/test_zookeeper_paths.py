@@ -9,11 +9,12 @@ from kazoo.protocol.paths import normpath
 
 from dualwrite.errors import InvalidTransactionalIdError
 from dualwrite.stores.zookeeper.paths import is_ours, node_name, state_path, transactional_id_of
+from fixtures.tables import table
 
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("transactional_id", "name"),
     [
         ("orders", "orders"),
@@ -60,7 +61,7 @@ def test_a_name_belongs_to_at_most_one_id(name: str) -> None:
     assert found is None or node_name(found) == name
 
 
-@pytest.mark.parametrize("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])
+@table("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])
 def test_names_that_belong_to_no_id(name: str) -> None:
     assert transactional_id_of(name) is None
 

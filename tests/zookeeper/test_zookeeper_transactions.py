@@ -255,11 +255,6 @@ def test_plain_reads(store: ZooKeeperStore, claim: Claim, plain: KazooClient) ->
         batch.get("/b")
 
 
-def test_there_is_no_orm_session(store: ZooKeeperStore, claim: Claim) -> None:
-    with pytest.raises(UsageError, match=r"tx\.db"):
-        _ = store.begin(claim).session
-
-
 def test_no_operation_of_the_block_conflicts_before_commit(store: ZooKeeperStore) -> None:
     assert not store.is_conflict(NoNodeError())
 

@@ -13,6 +13,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.url import parse_url
+from fixtures.tables import table
 
 
 def test_a_store_from_a_url_connects_lazily() -> None:
@@ -23,7 +24,7 @@ def test_a_store_from_a_url_connects_lazily() -> None:
         assert not store.client.handler.running
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "hosts", "options"),
     [
         ("zookeeper://a", "a", {}),
@@ -52,7 +53,7 @@ def test_hosts_and_options_of_a_url(url: str, hosts: str, options: dict[str, Any
     assert (parsed.hosts, dict(parsed.options)) == (hosts, options)
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         "zookeeper:a",
