@@ -258,13 +258,15 @@ class Generator:
         yield from statement()
 
     def _single(self, one: Field, *, flexible: bool) -> str | None:
-        """The expression for a field that has one."""
+        """The expressions for a field, if it has the same ones always."""
         value = f"self.{one.name}"
         if one.number:
             return self._packed([one])
         if one.kind == "string":
             return f"compact_text({value})" if flexible else f"plain_text({value})"
         assert flexible, f"{one.name} is written in flexible versions only"
+        if not one.is_array and not one.is_nullable:
+            return f"compact_length(len({value})), {value}"
         if not one.is_array or one.struct is not None:
             return None
         if one.element == "string":
@@ -343,18 +345,19 @@ def _runs(fields: Sequence[Field], versions: Sequence[int]) -> Iterator[list[Fie
 def _written(one: Field) -> Iterator[str]:
     """An array of structures, or bytes; the length, unless it can be null, is written before."""
     value, indent = f"self.{one.name}", "    "
+    assert one.is_array or (one.struct is None and one.is_nullable), f"{one.name}: what no request has is not written"
     if one.is_nullable:
         yield f"    if {value} is None:"
         yield "        parts.append(NULL)"
         yield "    else:"
         indent = "        "
+    if not one.is_array:
+        yield f"{indent}parts += (compact_length(len({value})), {value})"
+        return
+    if one.is_nullable:
         yield f"{indent}parts.append(compact_length(len({value})))"
-    if one.is_array:
-        yield f"{indent}for {one.name}_item in {value}:"
-        yield f"{indent}    {one.name}_item.write(parts, version)"
-    else:
-        assert one.struct is None, f"{one.name}: no structure is written outside an array"
-        yield f"{indent}parts.append({value})"
+    yield f"{indent}for {one.name}_item in {value}:"
+    yield f"{indent}    {one.name}_item.write(parts, version)"
 
 
 def _read_one(one: Field, form: str) -> Iterator[str]:

@@ -149,7 +149,7 @@ def encoded(made: Structure, version: int, fields: Mapping[str, Any]) -> bytes:
 
 
 def read(name: str, version: int, data: bytes) -> Any:
-    fields = Fields(memoryview(data))
+    fields = Fields(data)
     found = getattr(messages_generated, name).read(fields, version)
     fields.end()
     return found

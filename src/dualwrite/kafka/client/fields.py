@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct, error
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 from uuid import UUID
 
 _MORE: Final = 0x80  # another byte of the number follows
@@ -38,7 +38,7 @@ class Fields:
 
     __slots__ = ("_data", "_place")
 
-    def __init__(self, data: bytes | memoryview, place: int = 0) -> None:
+    def __init__(self, data: bytes, place: int = 0) -> None:
         self._data = data
         self._place = place
 
@@ -58,27 +58,28 @@ class Fields:
     def varint(self) -> int:
         """An unsigned number of variable length, of at most 32 bits."""
         number = shift = 0
-        while True:
-            try:
+        try:
+            while True:
                 byte = self._data[self._place]
-            except IndexError:
-                raise self._too_short(1) from None
-            self._place += 1
-            number |= (byte & 0x7F) << shift
-            if byte < _MORE:
-                return number
-            shift += 7
-            if shift > _LONGEST_VARINT:
-                raise KafkaProtocolError(f"the number before byte {self._place} has more than 32 bits")
+                self._place += 1
+                if byte < _MORE:
+                    return number | byte << shift
+                number |= (byte & 0x7F) << shift
+                shift += 7
+                if shift > _LONGEST_VARINT:
+                    raise KafkaProtocolError(f"the number before byte {self._place} has more than 32 bits")
+        except IndexError:
+            raise self._too_short(1) from None
 
     def compact_count(self) -> int:
         """The number of elements of an array."""
-        return self._checked(self.varint() - 1)
+        count = self.varint() - 1
+        return count if 0 <= count <= len(self._data) - self._place else self._refused(count)
 
     def compact_nullable_count(self) -> int:
         """The number of elements of an array, or -1 for null."""
         count = self.varint() - 1
-        return count if count < 0 else self._checked(count)
+        return count if count <= len(self._data) - self._place else self._refused(count)
 
     def compact_text(self) -> str:
         """A string."""
@@ -90,17 +91,18 @@ class Fields:
         return None if length < 0 else self._text(length)
 
     def compact_bytes(self) -> bytes:
-        """Bytes, copied."""
-        return bytes(self._part(self.varint() - 1))
+        """Bytes."""
+        return self._part(self.varint() - 1)
 
     def compact_nullable_bytes(self) -> bytes | None:
-        """Bytes, copied, or null."""
+        """Bytes, or null."""
         length = self.varint() - 1
-        return None if length < 0 else bytes(self._part(length))
+        return None if length < 0 else self._part(length)
 
     def plain_count(self) -> int:
         """As `compact_count`, in versions that are not flexible."""
-        return self._checked(self.numbers(_INT32)[0])
+        count = int(self.numbers(_INT32)[0])
+        return count if 0 <= count <= len(self._data) - self._place else self._refused(count)
 
     def plain_text(self) -> str:
         """As `compact_text`, in versions that are not flexible."""
@@ -109,7 +111,7 @@ class Fields:
     def plain_nullable_bytes(self) -> bytes | None:
         """As `compact_nullable_bytes`, in versions that are not flexible."""
         length = self.numbers(_INT32)[0]
-        return None if length < 0 else bytes(self._part(length))
+        return None if length < 0 else self._part(length)
 
     def peek_int16(self) -> int:
         """The number that is next, which stays the next one."""
@@ -136,6 +138,9 @@ class Fields:
 
     def skip_tags(self) -> None:
         """Skip the tagged fields of a structure of which none is used."""
+        if self._place < len(self._data) and not self._data[self._place]:  # as in nearly all structures
+            self._place += 1
+            return
         for _ in range(self.varint()):
             self._place = self.tag()[1]
 
@@ -144,20 +149,17 @@ class Fields:
         if self._place != len(self._data):
             raise KafkaProtocolError(f"it has {len(self._data)} bytes, of which its fields are the first {self._place}")
 
-    def _checked(self, count: int) -> int:
-        if count > len(self._data) - self._place:  # each element has a byte at least
-            raise self._too_short(count)
-        if count < 0:
-            raise KafkaProtocolError(f"the array before byte {self._place} is null")
-        return count
+    def _refused(self, count: int) -> NoReturn:
+        """A count of elements, each of which has a byte at least."""
+        raise KafkaProtocolError(f"the array before byte {self._place} is null") if count < 0 else self._too_short(count)
 
     def _text(self, length: int) -> str:
         try:
-            return str(self._part(length), "utf-8")
+            return self._part(length).decode()
         except UnicodeDecodeError as problem:
             raise KafkaProtocolError(f"the string before byte {self._place} is not UTF-8: {problem}") from None
 
-    def _part(self, length: int) -> bytes | memoryview:
+    def _part(self, length: int) -> bytes:
         begin, end = self._place, self._place + length
         if length < 0:
             raise KafkaProtocolError(f"the field before byte {begin} is null")

@@ -62,12 +62,12 @@ class Framing:
             end = place + _SIZE.size + size
             if end > len(received):
                 break
-            found.append(self._answer(memoryview(received)[place + _SIZE.size : end]))
+            found.append(self._answer(received[place + _SIZE.size : end]))
             place = end
         self._rest = received[place:]
         return found
 
-    def _answer(self, frame: memoryview) -> tuple[int, Any]:
+    def _answer(self, frame: bytes) -> tuple[int, Any]:
         if not self._unanswered:
             raise KafkaProtocolError("a response without a request")
         number, request, version = self._unanswered.popleft()

@@ -257,9 +257,7 @@ class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"]):
         self.auth_bytes: Final = auth_bytes
 
     def write(self, parts: list[bytes], version: int) -> None:
-        parts.append(compact_length(len(self.auth_bytes)))
-        parts.append(self.auth_bytes)
-        parts.append(NO_TAGS)
+        parts += (compact_length(len(self.auth_bytes)), self.auth_bytes, NO_TAGS)
 
     def response(self, fields: Fields, version: int) -> SaslAuthenticateResponse:
         return SaslAuthenticateResponse.read(fields, version)
@@ -643,8 +641,7 @@ class ProduceRequest(Request["ProduceResponse"]):
                 if self.records is None:
                     parts.append(NULL)
                 else:
-                    parts.append(compact_length(len(self.records)))
-                    parts.append(self.records)
+                    parts += (compact_length(len(self.records)), self.records)
                 parts.append(NO_TAGS)
 
         def __init__(
