@@ -193,16 +193,18 @@ def compact_length(length: int) -> bytes:
 
 @lru_cache(maxsize=1000)
 def compact_text(text: str | None) -> bytes:
-    """A string, or null."""
-    if text is None:
-        return NULL
-    encoded = text.encode()
-    return compact_length(len(encoded)) + encoded
+    """A string, or null; kept, since most are names of topics and ids that are sent again."""
+    return NULL if text is None else _encoded(text)
 
 
 def compact_texts(texts: Sequence[str] | None) -> bytes:
     """An array of strings, or null."""
-    return NULL if texts is None else compact_length(len(texts)) + b"".join(map(compact_text, texts))
+    return NULL if texts is None else compact_length(len(texts)) + b"".join(map(_encoded, texts))
+
+
+def _encoded(text: str) -> bytes:
+    encoded = text.encode()
+    return compact_length(len(encoded)) + encoded
 
 
 def compact_row(kind: str, numbers: Sequence[int] | None) -> bytes:
