@@ -156,6 +156,11 @@ class ClockedStore(SqlStateStore):
         self._mark()
         return super().begin_group(claim)
 
+    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
+        """See TxnStateStore."""
+        self._mark()
+        return super().begin_soon(claim, is_group=is_group)
+
     def _mark(self) -> None:
         if self.recorder is not None:
             self.recorder.mark(_BEGIN)

@@ -93,15 +93,15 @@ class TimedStore(Timed):
 
     def __init__(self, store: TxnStateStore, clock: Clock) -> None:
         super().__init__(store, clock, {})
-        self._begin = clock.timed("begin database, check the fence", store.begin)
+        self._begin = clock.timed("begin database, check the fence", store.begin_soon)
         self._clock = clock
 
-    def begin(self, claim: Any) -> Timed:
-        """As TxnStateStore.begin."""
+    def begin_soon(self, claim: Any, *, is_group: bool = False) -> Timed:
+        """As TxnStateStore.begin_soon."""
         # under two-phase commit the record is sent to PostgreSQL with the COMMIT, and `record` only stores it
         record = "record the state (update)"
         steps = {"record": record, "record_at_commit": record, "commit": "database commit"}
-        return Timed(self._begin(claim), self._clock, steps)
+        return Timed(self._begin(claim, is_group=is_group), self._clock, steps)
 
 
 def take_apart(target: Target, seconds: float, *, warm_up: int) -> tuple[list[Step], int]:

@@ -195,9 +195,10 @@ class Call:
     Attributes:
         began: When it began.
         error: The last transient error, after which the call goes on.
+        has_answer: Whether it has an answer if the block raises nothing; false if it has sent nothing.
     """
 
-    __slots__ = ("__weakref__", "_side", "began", "error", "kind", "may_wait")
+    __slots__ = ("__weakref__", "_side", "began", "error", "has_answer", "kind", "may_wait")
 
     def __init__(self, side: Side, kind: str, *, may_wait: bool) -> None:
         self._side = side
@@ -205,6 +206,7 @@ class Call:
         self.may_wait = may_wait
         self.began = time.monotonic()
         self.error: BaseException | None = None
+        self.has_answer = True
 
     def __enter__(self) -> Self:
         self._side.calls[id(self)] = ref(self)
@@ -215,7 +217,7 @@ class Call:
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         side = self._side
         side.calls.pop(id(self), None)
-        if error is not None or side.failing or side.began is not None:
+        if error is not None or (self.has_answer and (side.failing or side.began is not None)):
             side.ended(self, error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
@@ -13,6 +13,7 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
 from dualwrite.kafka.messages import check_many, checked_message, checked_messages
 from dualwrite.kafka.offsets import progress_of
+from dualwrite.outages import DATABASE, Side
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
 from dualwrite.stores.positions import Move, Positions
@@ -151,7 +152,10 @@ class OpenTransaction:
     Attributes:
         transactional_id: The writer's logical id.
         state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
+        database: Gets the reports of calls to the database, if there is one.
     """
+
+    database: Side | None = None
 
     def __init__(
         self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
@@ -163,6 +167,7 @@ class OpenTransaction:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._open = True
+        self._may_send = False
         self.state: PreparedTxnState | None = None
 
     @property
@@ -189,6 +194,8 @@ class OpenTransaction:
     ) -> None:
         """See Transaction."""
         self._check()
+        if not self._may_send:
+            self.check_fence()
         self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -204,6 +211,8 @@ class OpenTransaction:
         """See Transaction."""
         self._check()
         check_many(values, keys)
+        if not self._may_send:
+            self.check_fence()
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -211,6 +220,7 @@ class OpenTransaction:
         """See Transaction."""
         self._check()
         positions, group = progress_of(consumer, offsets)
+        self.check_fence()
         self._producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
 
     def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
@@ -226,6 +236,18 @@ class OpenTransaction:
         """
         self._check()
         positions.move(self._store_transaction, group_id, moves)
+
+    def check_fence(self) -> None:
+        """Check the fencing token in the database, unless its transaction has done so; before the first message (rule F2)."""
+        if not self._store_transaction.is_fence_checked:
+            with nullcontext() if self.database is None else self.database.call(DATABASE):
+                self._store_transaction.check_fence()
+        self._may_send = True
+
+    @property
+    def begin_error(self) -> Exception | None:
+        """Why the database's transaction could not begin, if that has shown only later; see StoreTransaction."""
+        return self._store_transaction.begin_error
 
     def end(self) -> None:
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
@@ -311,6 +333,7 @@ class OpenTransaction:
     def send_messages(self, messages: Iterable[Message]) -> None:
         """Send the messages of units, after the last of them."""
         self._check()
+        self.check_fence()
         if isinstance(self._producer, MessagesProducer):
             self._producer.send_messages(messages)
         else:

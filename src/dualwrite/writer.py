@@ -240,7 +240,8 @@ class DualWriter(Generic[H]):
         An exception raised in the block propagates unchanged. In addition:
 
         Raises:
-            FencedError: Another writer or recoverer has claimed the id. Both sides are rolled back.
+            FencedError: Another writer or recoverer has claimed the id. Both sides are rolled back. Raised before the
+                block; on PostgreSQL by its first statement or message, or at its end.
             StoreCommitFailedError: The database did not commit (retriable). Both sides are rolled back.
             DeliveryError: A message was not stored; UnknownTopicError or MessageTooLargeError if that is the reason. Both sides
                 are rolled back.
@@ -262,6 +263,10 @@ class DualWriter(Generic[H]):
         check_may_block("transaction()", "a pool's `async with pool.transaction() as tx`")
         return self._transaction_of(Transaction, is_group=False)
 
+    def checked_transaction(self) -> AbstractContextManager[Transaction[H]]:
+        """Like `transaction`, for a pool: if the writer is fenced, the block does not begin."""
+        return self._transaction_of(Transaction, is_group=False, at_once=True)
+
     def group_transaction(self, *, is_group: bool) -> AbstractContextManager[OpenTransaction]:
         """Like `transaction`, for a pool.
 
@@ -271,7 +276,9 @@ class DualWriter(Generic[H]):
         return self._transaction_of(lambda begun: begun, is_group=is_group)
 
     @contextmanager
-    def _transaction_of(self, handed_out: Callable[[OpenTransaction], T], *, is_group: bool) -> Iterator[T]:
+    def _transaction_of(
+        self, handed_out: Callable[[OpenTransaction], T], *, is_group: bool, at_once: bool = False
+    ) -> Iterator[T]:
         self._acquire("transaction()")
         try:
             self._lanes.forget_transactions()  # as in `_exclusively`
@@ -280,7 +287,7 @@ class DualWriter(Generic[H]):
                 raise WriterClosedError(f"The writer {phase.value}.", transactional_id=self._id)
             lane = self._lanes.next()
             try:
-                transaction = lane.begin(is_group=is_group)
+                transaction = lane.begin(is_group=is_group, at_once=at_once)
                 yield handed_out(transaction)
                 self._check_process("the end of transaction()")
                 lane.before_commit()

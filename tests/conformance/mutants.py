@@ -49,6 +49,10 @@ _BEGINS_GROUP = """    def begin_group(self, claim):
         return InMemoryTransaction(self._database, claim)
 
     def acknowledge("""
+_BEGINS_SOON = """    def begin_soon(self, claim, *, is_group=False):
+        return InMemoryTransaction(self._database, claim)
+
+    def acknowledge("""
 _CHECKED_BEFORE = """self.read_claimed(claim)
         time.sleep(0.001)
         self._change(claim.transactional_id, lambda row: rows.with_resolution(row, resolution))"""
@@ -65,6 +69,7 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
         ("        self.read_claimed(claim)\n        return InMemory", "        return InMemory"),
     ),
     "begin_group does not check the fence": (("    def acknowledge(", _BEGINS_GROUP),),
+    "begin_soon leaves the check to nobody": (("    def acknowledge(", _BEGINS_SOON),),
     "a claim does not raise the fence": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, fence=max(1, row.fence - (before is not None)))\n"),
     ),

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 import dualwrite
+from crash import events
 from crash.cases import LEFT
 from crash.databases import Databases
 from crash.retention import delete_records
@@ -216,14 +217,19 @@ def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(sce
             begun.set()
             happened(described)
 
-        two = InThread(lambda: write(scene, writer, 2))
+        def write_and_pause() -> None:
+            with writer.transaction() as tx:
+                events.write_event(writer.store.description, tx.db, writer.transactional_id, 2)
+                pause_before_the_first_message()
+                tx.send(scene.topic, "2", key=writer.transactional_id)
+
+        two = InThread(write_and_pause)
 
         def let_it_send() -> None:
             described.set()
             happened(sent)
 
         with (
-            failpoints.armed("after_begin", failpoints.only_at(1, pause_before_the_first_message)),
             failpoints.armed("recover_after_describe", failpoints.only_at(1, let_it_send)),
             failpoints.armed("after_prepare", failpoints.only_at(1, sent.set)),
         ):

@@ -186,7 +186,7 @@ def test_an_id_that_is_claimed_before_a_unit_runs(scene: Scene) -> None:
 
 def test_ids_that_are_claimed_each_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends after the pool's time limit, on both paths, and the unit has not run."""
-    begin, begin_group = DualWriter.transaction, DualWriter.group_transaction
+    begin, begin_group = DualWriter.checked_transaction, DualWriter.group_transaction
 
     def claimed_first(writer: DualWriter[Any]) -> Any:
         claim(scene)
@@ -198,10 +198,40 @@ def test_ids_that_are_claimed_each_time(scene: Scene, monkeypatch: pytest.Monkey
 
     with open_pool(scene, size=1, options=PoolOptions(timeout=1)) as pool:
         with monkeypatch.context() as patched:
-            patched.setattr(DualWriter, "transaction", claimed_first)
+            patched.setattr(DualWriter, "checked_transaction", claimed_first)
             patched.setattr(DualWriter, "group_transaction", group_claimed_first)
             with pytest.raises(FencedError), pool.transaction() as tx:
                 write(tx, scene, 1)
             assert isinstance(pool.submit(write, scene, 2).exception(LIMIT), FencedError)
         assert pool.run(write, scene, 3) == 3
     assert scene.agree() == [3]
+
+
+@pytest.mark.parametrize("handle", ["postgresql", "psycopg"], indirect=True)
+def test_units_of_a_writer_that_was_fenced_after_it_has_just_committed(scene: Scene, handle: str) -> None:
+    """BEGIN goes out with the first statement then, so the units have begun: they run again, on a writer taken again."""
+    runs: list[int] = []
+
+    def counted(tx: Transaction, number: int) -> int:
+        runs.append(number)
+        return write(tx, scene, number)
+
+    with opened(scene, handle) as pool:
+        pool.run(write, scene, 1)
+        claim(scene)
+        assert pool.run(counted, 2) == 2
+        pool.run(write, scene, 3)
+        claim(scene)
+        assert [each.result(LIMIT) for each in grouped(pool, *(partial(counted, number=number) for number in (4, 5)))] == [4, 5]
+    assert runs.count(2) <= 2
+    assert scene.agree() == [1, 2, 3, 4, 5]
+
+
+def test_a_block_of_a_writer_that_was_fenced_after_it_has_just_committed(scene: Scene) -> None:
+    """A block does not run again, so it does not begin."""
+    with open_pool(scene, size=1) as pool:
+        pool.run(write, scene, 1)
+        claim(scene)
+        with pool.transaction() as tx:
+            write(tx, scene, 2)
+    assert scene.agree() == [1, 2]

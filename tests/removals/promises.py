@@ -360,7 +360,7 @@ PROMISES: Final = (
     ),
     Removal(
         "the attributes of an error are declared",
-        "errors/ownership.py",
+        "errors.py",
         "    fence: int\n",
         "    def __getattr__(self, name: str) -> int: ...\n",
         ("typing/test_typing.py::test_a_type_checker_finds_exactly_the_wrong_names",),

@@ -117,6 +117,23 @@ def test_a_search_path_that_another_client_has_left_on_the_servers_connection(bo
             assert store.list() == [ID]
 
 
+@pytest.mark.parametrize("threshold", [None, 1000])
+def test_begin_waits_for_the_first_statement_only_if_the_pooler_is_not_known(bounced_url: str, threshold: int | None) -> None:
+    """Not all poolers know pipelines; PgBouncer does, and prepared statements as well."""
+    engine = sa.create_engine(bounced_url, connect_args={"prepare_threshold": threshold})
+    store = SqlStateStore(engine, lock_timeout=LIMIT)
+    claim = store.claim(ID, "tests", timeout=LIMIT)
+    for number in range(1, 21):
+        with on_every_server_connection(bounced_url, number % 2):
+            transaction = store.begin_soon(claim)
+            assert transaction.is_fence_checked is (threshold is None or number == 1)
+            transaction.handle.execute(sa.insert(orders).values(id=number, item="chair"))
+            transaction.record_at_commit(STATE, generation=0, transaction_number=number)
+            transaction.commit()
+    assert rows(engine) == 20
+    engine.dispose()
+
+
 @pytest.mark.parametrize("kind", ["connection", "function"])
 def test_on_psycopg_connections_statements_of_dualwrite_are_not_prepared(bounced_url: str, kind: str) -> None:
     """The user's threshold is kept, and 0 prepares everything at once."""

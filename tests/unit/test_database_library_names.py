@@ -183,6 +183,29 @@ def test_psycopg_a_view_shares_the_dict_of_its_connection() -> None:
         connection.close()
 
 
+def test_psycopg_executes_a_statement_in_a_pipeline_that_only_collects() -> None:
+    """What `postgresql_queue` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
+    connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
+    try:
+        cursor = psycopg.Cursor(connection)
+        gen = cursor._execute_gen("SELECT 1", (1,))
+        assert gen.__name__ == "_execute_gen"
+        assert inspect.getgeneratorlocals(gen)["self"] is cursor
+        assert {"query", "params"} <= set(inspect.getgeneratorlocals(gen))
+        assert connection._pipeline is None
+        pipeline: Any = psycopg.Pipeline(connection)
+        assert not pipeline.command_queue
+        assert not pipeline.result_queue
+        assert callable(pipeline._process_results)
+        assert callable(pipeline._communicate_gen)
+        assert callable(connection._prepared.clear)
+        assert callable(psycopg.generators.send)
+        assert callable(psycopg.generators.fetch_many)
+        assert "wait" not in connection.__dict__
+    finally:
+        connection.close()
+
+
 # --- alembic ------------------------------------------------------------------------------------------------------------------
 
 

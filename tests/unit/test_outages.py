@@ -88,6 +88,16 @@ def test_calls_that_fail_are_one_outage(lines: Lines, error: Exception) -> None:
     lines.are(database, "does not answer", "answers again")
 
 
+def test_a_call_that_has_sent_nothing_is_no_answer(lines: Lines) -> None:
+    database = database_at("silent")
+    fail(database, DATABASE, StoreUnavailableError("No."))
+    with database.call(DATABASE) as call:
+        call.has_answer = False
+    assert database._answered is None
+    answer(database, DATABASE)
+    lines.are(database, "does not answer", "answers again")
+
+
 def test_one_call_that_had_too_little_time_is_no_outage_but_several_are(lines: Lines) -> None:
     kafka = kafka_at("brief:9092")
     fail(kafka, REQUEST, NO_BROKER)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 from sqlalchemy import NullPool
@@ -93,15 +94,15 @@ def test_an_interrupt_at_each_place_of_a_writers_life(scene: Scene, share: int) 
 def test_an_interrupt_right_after_the_store_has_begun(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a traceback refers to the store's transaction then, and with SQLite it has the lock of the whole file."""
     with scene.connect() as writer:
-        begin = writer.store.begin
+        begin = writer.store.begin_soon
 
-        def interrupted(claim: Claim) -> StoreTransaction:
-            begun = begin(claim)
+        def interrupted(claim: Claim, **options: Any) -> StoreTransaction:
+            begun = begin(claim, **options)
             assert begun
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(writer.store, "begin", interrupted)
+            patched.setattr(writer.store, "begin_soon", interrupted)
             with pytest.raises(KeyboardInterrupt) as held:
                 scene.write(writer, 1)
         scene.write(writer, 2)

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
 
-from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError
-from dualwrite.errors.causes import causes_of
+from dualwrite.errors import DeserializationError, DualWriteError, SchemaRegistryUnavailableError, SerializationError, causes_of
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.messages import check_many, check_topic, header_list
 from dualwrite.kafka.models import M, model_deserializer, model_serializer, text_key

@@ -219,7 +219,14 @@ class Group:
             self._has_begun = True
             if len(self.calls) == 1 and not self._rules.goes_alone(self.calls[0]):
                 self._grow()
-            messages = self._run(whole)
+            try:
+                messages = self._run(whole)
+                whole.check_fence()
+            except BaseException:
+                if whole.begin_error is None:
+                    raise
+                self._has_begun = False  # the transaction begins with the units' first statement, or here
+                raise whole.begin_error from None
             if not self.calls:
                 raise _AllFailedError
             self._rules.doing(f"committing a group of {_units(self.calls)}")

@@ -286,7 +286,7 @@ class WriterPool(Generic[H]):
                 if self._is_closed:
                     raise closed(self._prefix)
                 try:
-                    with writer.transaction() as begun:
+                    with writer.checked_transaction() as begun:
                         has_begun = True
                         opened(begun).watch(shares=False)
                         yield begun

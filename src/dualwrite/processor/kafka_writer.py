@@ -62,6 +62,10 @@ class KafkaTransaction(OpenTransaction):
         """Not available; see `db`."""
         raise self._no_database()
 
+    def check_fence(self) -> None:
+        """Nothing to check: only Kafka fences this writer."""
+        self._may_send = True
+
     def _no_database(self) -> UsageError:
         return UsageError(
             "A KafkaWriter's transaction has no database.",

@@ -24,8 +24,8 @@ from dualwrite.errors import (
     StoreError,
     StoreUnavailableError,
     TransactionTimeoutError,
+    causes_of,
 )
-from dualwrite.errors.causes import causes_of
 
 IsPassing = Callable[[BaseException], bool]
 """Whether an error, the driver's or our own, says that the same transaction may succeed later."""

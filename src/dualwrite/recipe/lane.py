@@ -101,16 +101,24 @@ class Lane:
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, is_group: bool = False) -> OpenTransaction:
-        """Begin the transaction on both sides; with `is_group`, the transaction of a pool's group."""
+    def begin(self, *, is_group: bool = False, at_once: bool = False) -> OpenTransaction:
+        """Begin the transaction on both sides.
+
+        Args:
+            is_group: It is the transaction of a pool's group.
+            at_once: Check the fencing token here, and not only before the first message.
+        """
         producer = self.ownership.producer
-        begin = self._store.begin_group if is_group else self._store.begin
-        with self._database.call(DATABASE):
-            self._store_transaction = begin(self.ownership.claim)  # checks the fencing token: rule F2
+        with self._database.call(DATABASE) as call:
+            claim = self.ownership.claim
+            # checks the fencing token, or `OpenTransaction` does so before the first message: rule F2
+            self._store_transaction = self._store.begin(claim) if at_once else self._store.begin_soon(claim, is_group=is_group)
+            call.has_answer = self._store_transaction.is_fence_checked
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
         self._transaction = OpenTransaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
+        self._transaction.database = self._database
         return self._transaction
 
     def before_commit(self) -> None:

@@ -255,6 +255,17 @@ class TxnStateStore(ABC):
         """
         return self.begin(claim)
 
+    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
+        """As `begin` or `begin_group`, but if that saves a round trip, the transaction begins with its first statement.
+
+        The fence is checked then: see `StoreTransaction.check_fence`.
+
+        Args:
+            claim: The claim.
+            is_group: As for `begin_group`.
+        """
+        return self.begin_group(claim) if is_group else self.begin(claim)
+
     def is_conflict(self, error: BaseException) -> bool:
         """Whether `error`, raised by the user's own statement, is a serialization failure or a deadlock.
 

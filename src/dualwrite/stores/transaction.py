@@ -73,6 +73,20 @@ class StoreTransaction(ABC):
         """
         raise UsageError(f"{type(self).__name__} has no ORM session; write through `tx.db`.")
 
+    # --- a transaction of `TxnStateStore.begin_soon`: BEGIN may be sent with the first statement ----------------------------
+
+    is_fence_checked: bool = True
+    """Whether the fence was found to be the claim's."""
+
+    def check_fence(self) -> None:  # noqa: B027  (most stores check it when they begin)
+        """Check the fence, unless that was done; called before the first message is sent (rule F2).
+
+        Raises: as `TxnStateStore.begin`, here or in whatever uses the database first: also what the user does with `handle`.
+        """
+
+    begin_error: Exception | None = None
+    """Why the transaction could not begin, if that has shown only later: nothing was written. It must be rolled back."""
+
     # --- for coroutines: called in the event loop's thread, while the transaction's thread waits --------------------------
 
     def async_handle(self, thread: TransactionThread) -> Any:

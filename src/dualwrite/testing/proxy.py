@@ -55,6 +55,7 @@ class Link:
         # Clear while a hook acts on what was just forwarded, so that the server's answer to it can't overtake the action.
         self._answers_may_pass = threading.Event()
         self._answers_may_pass.set()
+        self._has_answered = True
 
     def cut(self) -> None:
         """Close both sides."""
@@ -110,6 +111,8 @@ class Link:
                 if not chunk:
                     break
                 if direction == "client_to_server":
+                    self._proxy.exchanges += self._has_answered
+                    self._has_answered = False
                     # A pattern may be split over two chunks; a hook ignores what passed before it was set.
                     if hooks != self._proxy.hooks_set:
                         seen, hooks = b"", self._proxy.hooks_set
@@ -128,6 +131,7 @@ class Link:
                 else:
                     self._act(self._proxy.answered(self), "answered")
                     self._answers_may_pass.wait()
+                    self._has_answered = True
                     self._forward(chunk, direction, target)
         if self._open.is_set():  # else it was cut already, and a shutdown here would turn an RST into a FIN
             self.cut()
@@ -163,6 +167,7 @@ class TcpProxy:
 
     Attributes:
         port: The port on which the proxy listens, on the loopback interface.
+        exchanges: How many times a client has sent something after an answer, or first: the round trips, if it waits for all.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -174,6 +179,7 @@ class TcpProxy:
         self._listener: socket.socket | None = None
         self.threads: list[threading.Thread] = []
         self.hooks_set = 0
+        self.exchanges = 0
         self.port = 0
 
     # --- faults -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A new database needs one file with a `StoreDialect`, and a case in `dialects.py`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -66,6 +66,9 @@ class BlockerHiddenError(Exception):
 UNIT: Final = "dualwrite_unit"
 """The savepoint before a unit of a group."""
 
+NEXT_UNIT: Final = (f"RELEASE SAVEPOINT {UNIT}", f"SAVEPOINT {UNIT}")
+"""The statements between two units of a group. The first fails if the unit has ended the transaction."""
+
 WORK_TIME: Final = 5.0
 """Seconds that one of our own statements may run besides waiting for locks; on a single row it needs under a millisecond."""
 
@@ -110,6 +113,30 @@ class Record(NamedTuple):
     now: datetime
 
 
+class QueuedStatements(ABC):
+    """Statements of ours that are sent with the next statement on their connection, in one round trip.
+
+    Attributes:
+        is_waiting: Whether they were not sent yet.
+        error: Why one of them has failed, or None. Every later use of the connection raises it.
+    """
+
+    is_waiting: bool
+    error: Exception | None
+
+    @abstractmethod
+    def send(self) -> None:
+        """Send them now, unless they were sent, and wait for the responses.
+
+        Raises:
+            Exception: The driver's error of one of them; or `error`.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget them, and `error`; before the connection is rolled back."""
+
+
 class MergedStatements(ABC):
     """Our statements sent together with BEGIN and COMMIT, in one round trip each, where a database can do that."""
 
@@ -118,13 +145,50 @@ class MergedStatements(ABC):
         """Whether SQLAlchemy's transaction has begun, but not the database's: a listener for `begin` may have done that."""
 
     @abstractmethod
-    def begin(self, connection: Connection, transactional_id: str, token: str, *, with_unit: bool = False) -> Fence | None:
-        """Begin the transaction, mark it with `token`, and read the newest claim; None if the id has no row.
+    def begin(
+        self,
+        connection: Connection,
+        transactional_id: str,
+        token: str,
+        *,
+        begun: Callable[[Fence | None], None],
+        translated: Callable[[BaseException], Exception],
+        with_unit: bool = False,
+    ) -> QueuedStatements:
+        """Begin the transaction, mark it with `token`, and read the newest claim.
 
-        With `with_unit`, set the savepoint UNIT after that.
+        Args:
+            connection: For which `can_begin` is true.
+            transactional_id: The id.
+            token: The mark.
+            begun: Called with the newest claim, or None if the id has no row; may raise.
+            translated: The error to raise for the driver's if these statements fail in a call of the user's.
+            with_unit: Set the savepoint UNIT after that.
+        """
 
-        Raises:
-            Exception: The driver's error; the connection may be in a failed transaction.
+    @abstractmethod
+    def may_wait(self, connection: Connection) -> bool:
+        """Whether `begin` may wait for the next statement: it was just shown that the connection works, and this saves time."""
+
+    @abstractmethod
+    def begin_unit(
+        self,
+        connection: Connection,
+        queued: QueuedStatements | None,
+        translated: Callable[[BaseException], Exception],
+        *,
+        is_first: bool,
+    ) -> QueuedStatements | None:
+        """Set the savepoint UNIT, which replaces that of the unit before, with the next statement.
+
+        Args:
+            connection: In a transaction, or one that is queued.
+            queued: What was queued on the connection last: if it still waits, no unit has executed anything since.
+            translated: As for `begin`.
+            is_first: Whether there is no savepoint yet.
+
+        Returns:
+            What is queued now; None if waiting for the next statement saves no time.
         """
 
     @abstractmethod
@@ -232,8 +296,8 @@ class StoreDialect(ABC):
         del connection
         return True
 
-    next_unit: ClassVar[tuple[str, ...]] = (f"RELEASE SAVEPOINT {UNIT}", f"SAVEPOINT {UNIT}")
-    """The statements between two units of a group. The first fails if the unit has ended the transaction."""
+    next_unit: ClassVar[tuple[str, ...]] = NEXT_UNIT
+    """NEXT_UNIT, in as few round trips as possible."""
 
     # --- commit -----------------------------------------------------------------------------------------------------------
 

@@ -67,13 +67,17 @@ class GuardedPsycopgConnection(ConnectionView):
         return super().notifies(*args, **kwargs)
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.wait, which every cursor calls, also one that the user has made: `psycopg.ClientCursor(tx.db)`."""
+        """As Connection.wait, which every cursor calls."""
+        self.check_use(gen)
+        return super().wait(gen, *args, **kwargs)
+
+    def check_use(self, gen: Any) -> None:
+        """See ConnectionView: a cursor that the user has made, such as `psycopg.ClientCursor(tx.db)`, is not seen otherwise."""
         if self.guard.watch is not None:
             frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
             sender = None if frame is None else frame.f_locals.get("self")
             if isinstance(sender, Cursor) and not isinstance(sender, _GuardedCursor):
                 self.guard.watch.see_driver("a cursor that was not made by tx.db.cursor()")
-        return super().wait(gen, *args, **kwargs)
 
     def _end_batch(self) -> None:
         if self.guard.batch is not None:

@@ -27,6 +27,9 @@ class ConnectionView(psycopg.Connection[Any]):
 
     __slots__ = ()
 
+    def check_use(self, gen: Any) -> None:
+        """Called with what `wait` is about to run, before anything is sent; raises if that is refused."""
+
     def __del__(self, *_warn: Any) -> None:
         """Does nothing: psycopg's warns that a connection was left open, which the original connection does itself."""
 

@@ -295,6 +295,12 @@ class SqlStateStore(TxnStateStore):
         transaction.begin()
         return transaction
 
+    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._context, claim, is_group=is_group)
+        transaction.begin(may_wait=True)
+        return transaction
+
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore."""
         error = self._behind_lost_savepoint(error)

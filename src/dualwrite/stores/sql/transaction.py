@@ -23,7 +23,7 @@ from dualwrite.logs import SubjectLogger
 from dualwrite.state import PreparedTxnState, state_text
 from dualwrite.stores.sql.cleanup import quietly
 from dualwrite.stores.sql.context import NEWEST_CLAIM, StoreContext, parameters_of
-from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, Record, driver_error
+from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.home import own_connection
 from dualwrite.stores.sql.interrupts import InterruptsFirst
@@ -70,33 +70,41 @@ class SqlStoreTransaction(StoreTransaction):
         self._recorded_at_commit: Record | None = None
         self._reports: tuple[object, ...] = ()  # when the watch began
         self._store_id = ""  # of the row that BEGIN has read
+        self._beginning: QueuedStatements | None = None
+        self._queued: QueuedStatements | None = None  # `_beginning`, or the savepoint of a unit
 
-    def begin(self) -> None:
+    def begin(self, *, may_wait: bool = False) -> None:
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
 
         This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
         connection of its pool when one is dead.
+
+        Args:
+            may_wait: Whether BEGIN and the check may be sent with the first statement; see `check_fence`.
         """
         attempts = (None, None) if self._context.merged is None else (self._context.merged, None, None)
         for merged in attempts[:-1]:
             try:
-                return self._begin_once(merged)
+                return self._begin_once(merged, may_wait=may_wait)
             except self._context.driver_errors as error:
                 if self._context.errors.classify(error) is not ErrorClass.CONNECTION:
-                    raise self._errors.translated(error, "beginning a transaction") from error
+                    raise self._begin_failed(error) from error
         try:
-            return self._begin_once(attempts[-1])
+            return self._begin_once(attempts[-1], may_wait=False)
         except self._context.driver_errors as error:
-            raise self._errors.translated(error, "beginning a transaction") from error
+            raise self._begin_failed(error) from error
 
-    def _begin_once(self, merged: MergedStatements | None) -> None:
+    def _begin_once(self, merged: MergedStatements | None, *, may_wait: bool) -> None:
         guard = self._guard = self._context.access.guard(self._claim.transactional_id)
+        self._beginning = self._queued = None
         try:
             with InterruptsFirst():
                 connection = self._connection = self._context.access.connect(guard)
                 self._context.dialect.begin(connection)
-                current = self._begin_merged(connection, merged) if merged is not None else self._newest_claim(connection)
-                self._check_fence(current)
+                if merged is not None and merged.can_begin(connection):
+                    self._begin_merged(connection, merged, may_wait=may_wait)
+                else:
+                    self._check_fence(self._newest_claim(connection))
         except Exception:
             self._release(discard=False)
             raise
@@ -105,17 +113,27 @@ class SqlStoreTransaction(StoreTransaction):
             raise
         connection.restore_guard()
 
-    def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements) -> Any:
-        if not merged.can_begin(connection):
-            return self._newest_claim(connection)
+    def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements, *, may_wait: bool) -> None:
+        self._units.came_with_begin = self._is_group
+        self._beginning = self._queued = merged.begin(
+            connection,
+            self._claim.transactional_id,
+            self._token,
+            begun=self._check_fence,
+            translated=self._begin_failed,
+            with_unit=self._is_group,
+        )
+        if may_wait and merged.may_wait(connection):
+            return
         try:
-            current = merged.begin(connection, self._claim.transactional_id, self._token, with_unit=self._is_group)
+            self._queued.send()
         except self._context.driver_errors as error:
             if self._context.errors.classify(error) is ErrorClass.CONNECTION:
                 connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
             raise
-        self._units.came_with_begin = self._is_group
-        return current
+
+    def _begin_failed(self, error: BaseException) -> DualWriteError:
+        return self._errors.translated(error, "beginning a transaction")
 
     def _newest_claim(self, connection: Connection) -> Any:
         parameters = {"id": self._claim.transactional_id, "token": self._token}
@@ -125,6 +143,36 @@ class SqlStoreTransaction(StoreTransaction):
         if current is None or current.fence != self._claim.fence:
             raise self._errors.fenced(current)
         self._store_id = current.store_id
+
+    @property
+    def is_fence_checked(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
+        """See StoreTransaction."""
+        return self._beginning is None or not (self._beginning.is_waiting or self._beginning.error)
+
+    @property
+    def begin_error(self) -> Exception | None:  # type: ignore[override]  # as above
+        """See StoreTransaction."""
+        return None if self._beginning is None else self._beginning.error
+
+    def check_fence(self) -> None:
+        """See StoreTransaction."""
+        if not self.is_fence_checked:
+            self._send_queued()
+
+    def _send_queued(self, *, at_end: bool = False) -> None:
+        """Send what is queued; at the end of the transaction not the savepoint of a unit that has executed nothing."""
+        if self._queued is None:
+            return
+        if at_end and self._queued.is_waiting and self._queued is not self._beginning:
+            self._queued.drop()
+            self._queued = None
+            return
+        try:
+            self._queued.send()
+        except self._context.driver_errors as error:
+            if self._queued.error is None:
+                raise
+            raise self._queued.error from error
 
     # --- the user's side --------------------------------------------------------------------------------------------------
 
@@ -145,7 +193,9 @@ class SqlStoreTransaction(StoreTransaction):
     def own_statements(self) -> AbstractContextManager[Connection]:
         """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
         self._end_batch()  # SQLAlchemy reads each response
-        return self._open_connection().own_statements()
+        connection = self._open_connection()
+        self._send_queued()
+        return connection.own_statements()
 
     def async_handle(self, thread: TransactionThread) -> Any:
         """See StoreTransaction: an AsyncConnection."""
@@ -163,6 +213,8 @@ class SqlStoreTransaction(StoreTransaction):
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:
             raise self._errors.ended()
+        if self._queued is not None and self._queued.error is not None:
+            raise self._queued.error
         return self._connection
 
     # --- isolation --------------------------------------------------------------------------------------------------------
@@ -245,13 +297,14 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _check_can_commit(self, connection: GuardedConnection) -> None:
         """Raise if the block, or a unit, has left the transaction unable to commit; a batch shows that only at its end."""
-        blocker = None if self._guard.batch is not None else self._context.dialect.commit_blocker(connection)
+        is_unknown = self._guard.batch is not None or (self._queued is not None and self._queued.is_waiting)
+        blocker = None if is_unknown else self._context.dialect.commit_blocker(connection)
         if blocker is not None:
             raise self._errors.commit_failed(blocker)
 
     def begin_unit(self) -> None:
         """See StoreTransaction: a savepoint, which replaces that of the unit before."""
-        self._units.begin(self._open_connection())
+        self._queued = self._units.begin(self._open_connection(), self._queued)
         self.watch(shares=True)
 
     def end_unit(self) -> None:
@@ -294,6 +347,7 @@ class SqlStoreTransaction(StoreTransaction):
         """See StoreTransaction."""
         connection = self._open_connection()
         self._sessions.flush()
+        self._send_queued(at_end=True)
         connection.lift_guard()
         try:
             self._check_marked(connection)
@@ -315,10 +369,11 @@ class SqlStoreTransaction(StoreTransaction):
     ) -> None:
         """See StoreTransaction."""
         connection, merged = self._open_connection(), self._context.merged
+        self._sessions.flush()
+        self._send_queued(at_end=True)
         if merged is None or not merged.can_commit(connection):
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
             return
-        self._sessions.flush()
         self._check_marked(connection)
         self._recorded_at_commit = self._record_of(state, generation, transaction_number, delivery)
 
@@ -440,6 +495,8 @@ class SqlStoreTransaction(StoreTransaction):
         guard = self._guard
         connection.lift_guard()
         try:
+            if self._queued is not None:
+                self._queued.drop()
             if guard.watch is not None:
                 quietly(functools.partial(connection.renew, keeps_ends=True))
             if guard.batch is not None:

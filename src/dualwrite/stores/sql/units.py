@@ -6,7 +6,7 @@ import sys
 
 from dualwrite.errors import DualWriteError
 from dualwrite.stores.sql.context import StoreContext
-from dualwrite.stores.sql.dialect import UNIT, ErrorClass
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass, QueuedStatements
 from dualwrite.stores.sql.errors import error_and_causes
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.sessions import TransactionSessions, close_rolled_back
@@ -29,16 +29,30 @@ class UnitSavepoints:
         self._has_unit = False
         self._handled: BaseException | None = None  # when the unit began: it is the context of what the unit raises
         self.came_with_begin = False
-        """Whether BEGIN has already set the savepoint of the first unit."""
+        """Whether BEGIN sets the savepoint of the first unit."""
 
-    def begin(self, connection: GuardedConnection) -> None:
-        """Set the savepoint, which replaces that of the unit before."""
+    def begin(self, connection: GuardedConnection, queued: QueuedStatements | None) -> QueuedStatements | None:
+        """Set the savepoint, which replaces that of the unit before: now, or with the unit's first statement.
+
+        Args:
+            connection: The transaction's.
+            queued: What was queued on it last.
+
+        Returns:
+            What is queued now.
+        """
         self._handled = sys.exception()
+        is_first, self._has_unit = not self._has_unit, True
         if self.came_with_begin:
             self.came_with_begin = False
-        else:
-            self._execute(connection, *(self._context.dialect.next_unit if self._has_unit else (f"SAVEPOINT {UNIT}",)))
-        self._has_unit = True
+            return queued
+        merged = self._context.merged
+        if merged is not None:
+            waiting = merged.begin_unit(connection, queued, lambda error: self._failed(error, None), is_first=is_first)
+            if waiting is not None:
+                return waiting
+        self._execute(connection, *((f"SAVEPOINT {UNIT}",) if is_first else self._context.dialect.next_unit))
+        return None
 
     def end(self, connection: GuardedConnection) -> None:
         """Release the savepoints that the unit has left open, and finish with its session."""

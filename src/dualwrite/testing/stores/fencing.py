@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -47,6 +48,24 @@ class FencingConformance:
         again = scene.claim(store, name)
         number = scene.transact(store, again)
         assert scene.committed() == [number]
+
+    @pytest.mark.parametrize("is_group", [False, True], ids=["", "group"])
+    def test_the_check_of_the_fence_may_come_later_but_before_the_first_message(
+        self, scene: StoreScene, is_group: bool
+    ) -> None:
+        """`begin_soon` may leave the check to the first statement; `check_fence` makes it at once (F2)."""
+        store, name = scene.new_store(), scene.new_id()
+        ours = scene.claim(store, name)
+        scene.transact(store, ours)  # a store may know from it that the connection works
+        theirs = scene.claim(scene.new_store(), name, "theirs")
+        for _ in range(2):
+            expect_fenced(partial(_checked, store, is_group=is_group), ours, "begin_soon() and check_fence()", by=theirs)
+        again = scene.claim(store, name)
+        transaction = store.begin_soon(again, is_group=is_group)
+        transaction.check_fence()
+        assert transaction.is_fence_checked
+        assert transaction.begin_error is None
+        transaction.rollback()
 
     @pytest.mark.parametrize("expected", [False, True], ids=["claim", "conditional claim"])
     @pytest.mark.parametrize("moment", _MOMENTS)
@@ -285,3 +304,13 @@ def _waits(scene: StoreScene, moment: str) -> bool:
             return moment == "recorded"
         case ClaimsWait.NEVER:
             return False
+
+
+def _checked(store: TxnStateStore, claim: Claim, *, is_group: bool) -> StoreTransaction:
+    transaction = store.begin_soon(claim, is_group=is_group)
+    try:
+        transaction.check_fence()
+    except BaseException:
+        transaction.rollback()
+        raise
+    return transaction
