@@ -106,7 +106,16 @@ with dualwrite.connect(url, kafka=servers, transactional_id=name, producer="nati
     tx.send(topic, "1")
 print(json.dumps(sorted(sys.modules)))
 """
-NOT_NEEDED = {"kafka", "confluent_kafka", "alembic", "sqlalchemy.orm", "dualwrite.jobs", "dualwrite.migration", "pymysql", "kazoo"}
+NOT_NEEDED = {
+    "kafka",
+    "confluent_kafka",
+    "alembic",
+    "sqlalchemy.orm",
+    "dualwrite.jobs",
+    "dualwrite.migration",
+    "pymysql",
+    "kazoo",
+}
 """Must not be loaded."""
 
 

@@ -293,7 +293,8 @@ class Sender:
                 del self._waiting[partition]
         self.has_sent = True
         topics = [_Topic(name, found) for name, found in by_topic.items()]
-        request = ProduceRequest(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), topics)
+        timeout_ms = int(self._settings.request_timeout * 1000)
+        request = ProduceRequest(self._id, _ALL_REPLICAS, timeout_ms, topics, version=ProduceRequest.NEWEST)
         in_flight.send(request, batches, deadline)
 
     # --- responses ----------------------------------------------------------------------------------------------------------
