@@ -3,8 +3,8 @@
     python tools/kafka_messages.py
 
 The definitions are Apache Kafka's own (clients/src/main/resources/common/message, Apache License 2.0), in the copy that
-kafka-python 3.0.12 has, a dependency of the tests; `schemas/` has those that it lacks. A class has only the versions in `MESSAGES`, a
-method only what these need, and of the tagged fields only those in `TAGGED`: readers skip all others.
+kafka-python 3.0.12 has, a dependency of the tests; `schemas/` has those that it lacks. A class has only the versions in
+`MESSAGES`, a method only what these need, and of the tagged fields only those in `TAGGED`: readers skip all others.
 """
 
 from __future__ import annotations
