@@ -5,19 +5,22 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
+from typing import TypeVar
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from kafka.protocol.metadata import ApiVersionsRequest
-from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from dualwrite.devcluster import DevCluster, DevClusterError, probe, readiness
 from dualwrite.devcluster.record import ClusterRecord
+from dualwrite.kafka.client.fields import Request
+from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, InitProducerIdRequest
 from fixtures.pace import LIMIT, until
 
+Response = TypeVar("Response")
 
-def ask(cluster: DevCluster, request: object) -> object:
+
+def ask(cluster: DevCluster, request: Request[Response]) -> Response:
     with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
         return nodes.send(1, request)
 
@@ -63,7 +66,7 @@ def test_two_phase_commit_is_on(cluster: DevCluster) -> None:
                 keep_prepared_txn=False,
             ),
         )
-        assert answer.error_code == 0  # type: ignore[attr-defined]
+        assert answer.error_code == 0
 
 
 @pytest.mark.slow
@@ -140,8 +143,8 @@ def test_an_unknown_node_is_named(cluster: DevCluster) -> None:
 @pytest.mark.soak  # in CI: the tests with the fixture `broker_v4`
 def test_feature_levels_can_be_turned_down() -> None:
     with DevCluster.temporary(features={"transaction.version": "1"}) as plain:
-        versions = ask(plain, ApiVersionsRequest(version=3, client_software_name="test", client_software_version="0"))
-        levels = {each.name: each.max_version_level for each in versions.finalized_features}  # type: ignore[attr-defined]
+        versions = ask(plain, ApiVersionsRequest("test", "0"))
+        levels = {each.name: each.max_version_level for each in versions.finalized_features}
         assert levels["transaction.version"] == 1
 
 
@@ -150,8 +153,8 @@ def test_an_older_kafka_starts_without_the_newer_properties() -> None:
     with DevCluster.temporary(kafka_version="3.9.1") as old:
         assert old.status().kafka_version == "3.9.1"
         commit_one(old)
-        versions = ask(old, ApiVersionsRequest(version=3, client_software_name="test", client_software_version="0"))
-        highest = {each.api_key: each.max_version for each in versions.api_keys}  # type: ignore[attr-defined]
+        versions = ask(old, ApiVersionsRequest("test", "0"))
+        highest = {each.api_key: each.max_version for each in versions.api_keys}
         assert highest[22] < 6
 
 

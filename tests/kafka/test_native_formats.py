@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.messages_generated import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.partitioners import partitioner_by_name

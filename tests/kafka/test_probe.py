@@ -26,6 +26,7 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
 from dualwrite.kafka.admin.two_phase import two_phase_by_broker
+from dualwrite.kafka.client import messages_generated
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect.capabilities import TWO_PHASE_SETTING
@@ -124,7 +125,9 @@ def test_the_probe_finds_what_a_producer_gets(
 ) -> None:
     servers = request.getfixturevalue(fixture).bootstrap_servers
     name = new_name("id")
-    asked = InitProducerIdRequest(version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True)
+    asked = messages_generated.InitProducerIdRequest(
+        version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True
+    )
     with InspectionClient(KafkaConfig.of(servers), timeout=LIMIT) as client:
         answer = client.to_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
     assert answer.error_code == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 import sqlalchemy as sa
 import trustme
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
@@ -179,6 +185,26 @@ def test_a_mechanism_that_the_broker_does_not_offer_is_an_error_that_names_those
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **login})
         with pytest.raises(BrokerAuthorizationError, match=r"offers GSSAPI, OAUTHBEARER.*sasl\.mechanism"):
             new_coordinator(config).describe("x")
+
+
+def test_a_server_that_does_not_know_the_password_is_no_broker(new_coordinator: NewCoordinator) -> None:
+    def impostor(request: Any) -> Any:
+        first = bytes(request.auth_bytes).decode()
+        nonce = first.rpartition("r=")[2]
+        answer = f"r={nonce}more,s=c2FsdA==,i=4096" if first.startswith("n,,") else f"v={base64.b64encode(bytes(32)).decode()}"
+        return SaslAuthenticateResponse(error_code=0, auth_bytes=answer.encode(), session_lifetime_ms=0)
+
+    handlers = {SaslHandshakeRequest: lambda _: SaslHandshakeResponse(error_code=0), SaslAuthenticateRequest: impostor}
+    with WireServer(handlers) as server:
+        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", **LOGIN}
+        config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **login})
+        with pytest.raises(BrokerAuthorizationError, match=r"signature is not that of the password.*SASL_SSL"):
+            new_coordinator(config).describe("x")
+        assert {type(request).__name__ for request in server.requests} <= {
+            "ApiVersionsRequest",
+            "SaslHandshakeRequest",
+            "SaslAuthenticateRequest",
+        }
 
 
 @pytest.mark.slow

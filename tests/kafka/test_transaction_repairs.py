@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from dualwrite.admin import Examined, HangingTransaction, OpenTransaction, Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster
@@ -20,6 +19,7 @@ from dualwrite.kafka.base import EndTxnResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.messages_generated import WriteTxnMarkersRequest
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.producer import NativeProducer
 from dualwrite.state import TransactionDescription, TransactionStatus

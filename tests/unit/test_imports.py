@@ -43,12 +43,12 @@ def test_importing_dualwrite_loads_no_library_at_all() -> None:
     assert not imported_by("import dualwrite") & LATER
 
 
-USED = ["aio", "kafka.librdkafka.producer", "kafka.native.producer", "processor", "testing.topics", "kafka.admin.messages"]
+USED = ["aio", "kafka.librdkafka.producer", "kafka.native.producer", "processor", "testing.topics", "admin", "cli"]
 
 
 @pytest.mark.parametrize("first", thinned(["api", "devcluster"], quick=["api"]))
 def test_importing_anything_is_quiet_where_warnings_are_errors(first: str) -> None:
-    """kafka-python reads its schemas by deprecated functions; under pytest each test has other filters."""
+    """`python -W error`, and `filterwarnings = error` of a user's pytest."""
     reset = "import warnings\nwarnings.resetwarnings()\nwarnings.simplefilter('error')"
     code = "\n".join([f"import dualwrite.{first}", reset, *(f"import dualwrite.{name}" for name in USED)])
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -6,7 +6,6 @@ with DevCluster.temporary() as cluster:
     print(cluster.bootstrap_servers)
 """
 
-import dualwrite.kafka_python  # noqa: F401  (before any other module imports kafka-python)
 from dualwrite.devcluster.cluster import DevCluster
 from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError, SettingsDifferError
 from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION

@@ -11,22 +11,32 @@ from __future__ import annotations
 import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any, Self
-
-from kafka.errors import KafkaError, for_code
-from kafka.protocol.admin import DescribeGroupsRequest, DescribeTransactionsRequest
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.parser import KafkaProtocol
-from kafka.protocol.producer.transaction import InitProducerIdRequest
+from typing import Self, TypeVar
 
 from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.kafka.client.cluster import CoordinatorType
+from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.fields import KafkaProtocolError, Request
+from dualwrite.kafka.client.framing import Framing
+from dualwrite.kafka.client.messages_generated import (
+    DescribeGroupsRequest,
+    DescribeTransactionsRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    MetadataRequest,
+)
 
-_NONE = 0
-_TRANSACTIONAL_ID_NOT_FOUND = 105
-_DENIED = frozenset({29, 30, 31, 53})  # an authorizer rejects the unknown client: the broker is up
-_READY = _DENIED | {_NONE, _TRANSACTIONAL_ID_NOT_FOUND}
+_DENIED = {  # an authorizer rejects the unknown client: the broker is up
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_READY = _DENIED | {ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND}
 
 _MAX_KEYS = 64
+
+_Response = TypeVar("_Response")
 
 
 class _NotReadyError(Exception):
@@ -57,13 +67,13 @@ def why_not_ready(
                 _check_producer_ids(nodes, node_id)
     except _NotReadyError as reason:
         return str(reason)
-    except (OSError, KafkaError) as error:
+    except (OSError, KafkaProtocolError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _check_metadata(nodes: _Nodes, node_id: int, cluster_id: str, expected: Collection[int]) -> None:
-    metadata = nodes.send(node_id, MetadataRequest(version=9, topics=None, allow_auto_topic_creation=False))
+    metadata = nodes.send(node_id, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     if metadata.cluster_id != cluster_id:
         raise _NotReadyError(f"port {nodes.ports[node_id]} is answered by another cluster, {metadata.cluster_id}")
     missing = set(expected) - {broker.node_id for broker in metadata.brokers}
@@ -81,39 +91,33 @@ def _check_metadata(nodes: _Nodes, node_id: int, cluster_id: str, expected: Coll
 def _check_coordinators(nodes: _Nodes, kind: CoordinatorType, partitions: int, expected: Collection[int]) -> None:
     # keys whose last characters are consecutive hash to consecutive numbers, so they cover all partitions
     keys = ["dualwrite-ready-" + chr(ord("0") + number) for number in range(min(partitions, _MAX_KEYS))]
-    request = FindCoordinatorRequest(version=4, key_type=int(kind), coordinator_keys=keys)
+    request = FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
     by_node: dict[int, list[str]] = defaultdict(list)
     for found in nodes.send(next(iter(nodes.ports)), request).coordinators:
         if found.error_code in _DENIED:
             return
-        if found.error_code != _NONE:
-            raise _NotReadyError(f"no {kind.name.lower()} coordinator yet: {_name(found.error_code)}")
+        if found.error_code != ErrorCode.NONE:
+            raise _NotReadyError(f"no {kind.name.lower()} coordinator yet: {error_name(found.error_code)}")
         if found.node_id not in expected:
             raise _NotReadyError(f"the {kind.name.lower()} coordinator is still on node {found.node_id}, which is not running")
         by_node[found.node_id].append(found.key)
     for node_id, its_keys in by_node.items():
         if kind is CoordinatorType.TRANSACTION:
-            described = nodes.send(node_id, DescribeTransactionsRequest(version=0, transactional_ids=its_keys))
-            codes = [state.error_code for state in described.transaction_states]
+            states = nodes.send(node_id, DescribeTransactionsRequest(transactional_ids=its_keys)).transaction_states
+            codes = [state.error_code for state in states]
         else:
-            described = nodes.send(node_id, DescribeGroupsRequest(version=5, groups=its_keys))
-            codes = [group.error_code for group in described.groups]
+            groups = nodes.send(node_id, DescribeGroupsRequest(groups=its_keys)).groups
+            codes = [group.error_code for group in groups]
         for code in codes:
             if code not in _READY:
-                raise _NotReadyError(f"the {kind.name.lower()} coordinator on node {node_id} returns {_name(code)}")
+                raise _NotReadyError(f"the {kind.name.lower()} coordinator on node {node_id} returns {error_name(code)}")
 
 
 def _check_producer_ids(nodes: _Nodes, node_id: int) -> None:
-    request = InitProducerIdRequest(
-        version=4, transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
-    )
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     code = nodes.send(node_id, request).error_code
     if code not in _READY:
-        raise _NotReadyError(f"node {node_id} has no producer ids yet: {_name(code)}")
-
-
-def _name(code: int) -> str:
-    return str(getattr(for_code(code), "message", code))
+        raise _NotReadyError(f"node {node_id} has no producer ids yet: {error_name(code)}")
 
 
 class _Nodes:
@@ -122,26 +126,26 @@ class _Nodes:
     def __init__(self, ports: Mapping[int, int], timeout: float) -> None:
         self.ports = ports
         self._timeout = timeout
-        self._open: dict[int, tuple[socket.socket, KafkaProtocol]] = {}
+        self._open: dict[int, tuple[socket.socket, Framing]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection, _protocol in self._open.values():
+        for connection, _framing in self._open.values():
             connection.close()
 
-    def send(self, node_id: int, request: Any) -> Any:
-        """Send one request to a node and return its response."""
+    def send(self, node_id: int, request: Request[_Response]) -> _Response:
+        """Send one request to a node, in a version that all brokers have, and return its response."""
         if node_id not in self._open:
             connection = socket.create_connection((LOOPBACK, self.ports[node_id]), timeout=self._timeout)
-            self._open[node_id] = connection, KafkaProtocol(client_id="dualwrite-devcluster")
-        connection, protocol = self._open[node_id]
-        protocol.send_request(request)
-        connection.sendall(protocol.send_bytes())
+            self._open[node_id] = connection, Framing("dualwrite-devcluster")
+        connection, framing = self._open[node_id]
+        connection.sendall(framing.request(request, request.OLDEST if request.version is None else request.version)[1])
         while True:
             data = connection.recv(65536)
             if not data:
                 raise ConnectionResetError(f"node {node_id} closed the connection")
-            if responses := protocol.receive_bytes(data):
-                return responses[0][1]
+            for _, response in framing.responses(data):
+                found: _Response = response
+                return found

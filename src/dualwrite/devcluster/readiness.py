@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kafka.protocol.metadata import CoordinatorType
-
 from dualwrite.devcluster.errors import DevClusterError
 from dualwrite.devcluster.node import ClusterFiles
 from dualwrite.devcluster.probe import why_not_ready
 from dualwrite.devcluster.properties import COORDINATOR_PARTITIONS
 from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.kafka.client.cluster import CoordinatorType
 
 _POLL = 0.05
 _REQUEST_TIMEOUT = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import dualwrite.kafka_python  # noqa: F401  (before any other module imports kafka-python)
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
-
-from kafka.protocol.admin import DescribeGroupsRequest
-from kafka.protocol.consumer import ConsumerProtocolAssignment
+from typing import Final
 
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers, TryAgainError, batches
 from dualwrite.kafka.admin.groups import CONSUMER, STREAMS, GroupListing, by_coordinator, note_refused
 from dualwrite.kafka.admin.leaders import Key
-from dualwrite.kafka.admin.messages import ConsumerGroupDescribeRequest
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import error_name
+from dualwrite.kafka.client.fields import Fields, KafkaProtocolError
+from dualwrite.kafka.client.messages_generated import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerProtocolAssignment,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+from dualwrite.kafka.client.together import MakeRequest
 
+_VERSION_BYTES: Final = 2
+_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
 _CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
 
 
@@ -42,8 +48,8 @@ def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dic
     return found
 
 
-def _request(names: Sequence[str], *, is_new: bool) -> Any:
-    def made(_: Connection) -> Any:
+def _request(names: Sequence[str], *, is_new: bool) -> MakeRequest:
+    def made(_: Connection) -> ConsumerGroupDescribeRequest | DescribeGroupsRequest:
         if is_new:
             return ConsumerGroupDescribeRequest(group_ids=list(names), include_authorized_operations=False)
         return DescribeGroupsRequest(groups=list(names), include_authorized_operations=False)
@@ -51,7 +57,7 @@ def _request(names: Sequence[str], *, is_new: bool) -> Any:
     return made
 
 
-def _groups(brokers: Brokers, response: Any) -> Mapping[str, set[Key]]:
+def _groups(brokers: Brokers, response: ConsumerGroupDescribeResponse | DescribeGroupsResponse) -> Mapping[str, set[Key]]:
     found = {}
     for group in response.groups:
         if group.error_code in TRANSIENT:
@@ -63,13 +69,16 @@ def _groups(brokers: Brokers, response: Any) -> Mapping[str, set[Key]]:
     return found
 
 
-def _keys(brokers: Brokers, group: Any) -> Iterator[Key]:
+def _keys(
+    brokers: Brokers, group: ConsumerGroupDescribeResponse.DescribedGroup | DescribeGroupsResponse.DescribedGroup
+) -> Iterator[Key]:
+    if isinstance(group, ConsumerGroupDescribeResponse.DescribedGroup):
+        assigned = (topic for member in group.members for topic in member.assignment.topic_partitions)
+        yield from ((topic.topic_name, index) for topic in assigned for index in topic.partitions)
+        return
     for member in group.members:
-        if hasattr(member, "assignment"):
-            for topic in member.assignment.topic_partitions:
-                yield from ((topic.topic_name, index) for index in topic.partitions)
-        elif group.protocol_type == _CLASSIC and member.member_assignment:
-            keys = _written(bytes(member.member_assignment))
+        if group.protocol_type == _CLASSIC and member.member_assignment:
+            keys = _written(member.member_assignment)
             if keys is None:
                 _note_unreadable(brokers, group.group_id)
             yield from keys or ()
@@ -78,11 +87,10 @@ def _keys(brokers: Brokers, group: Any) -> Iterator[Key]:
 def _written(assignment: bytes) -> list[Key] | None:
     """The partitions of an assignment, which a client has written; None if it can't be read."""
     try:
-        topics = ConsumerProtocolAssignment.decode(assignment).assigned_partitions
-        keys = [(topic.topic, index) for topic in topics for index in topic.partitions]
-    except (struct.error, ValueError, TypeError):  # TypeError: an array that is null
+        found = ConsumerProtocolAssignment.read(Fields(assignment, _VERSION_BYTES), _VERSION)
+    except KafkaProtocolError:
         return None
-    return None if any(topic is None for topic, _ in keys) else keys
+    return [(topic.topic, index) for topic in found.assigned_partitions for index in topic.partitions]
 
 
 def _note_unreadable(brokers: Brokers, group_id: str) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kafka.protocol.metadata import MetadataRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.admin.facts import BrokerProblem
@@ -15,6 +13,8 @@ from dualwrite.kafka.admin.permissions import DENIED
 from dualwrite.kafka.client.cluster import TRANSACTION, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.fields import Request
+from dualwrite.kafka.client.messages_generated import MetadataRequest
 from dualwrite.kafka.client.retry import rounds
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import MakeRequest, request_together
@@ -133,7 +133,7 @@ class Brokers:
         """
         return self._of_any(lambda network, attempt: network.coordinators(ids, TRANSACTION, attempt))
 
-    def call_any(self, make: Callable[[], Any]) -> Any:
+    def call_any(self, make: Callable[[], Request[T]]) -> T:
         """The response of any broker; the request is made anew for each attempt, since it gets a broker's version.
 
         Raises: as for `view`.

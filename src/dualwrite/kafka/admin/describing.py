@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-
-from kafka.protocol.admin import DescribeTransactionsRequest
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError, UnknownTransactionStateError
 from dualwrite.kafka.admin.brokers import PAUSE, TRANSIENT, Brokers, batches
@@ -16,6 +13,7 @@ from dualwrite.kafka.client.cluster import CoordinatorUnavailableError
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.descriptions import description_of
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.messages_generated import DescribeTransactionsRequest, DescribeTransactionsResponse
 from dualwrite.kafka.client.retry import rounds
 
 
@@ -80,7 +78,7 @@ class _Batch:
         else:
             self._reasons[name] = (None, str(error))
 
-    def _add(self, node: int, state: Any) -> None:
+    def _add(self, node: int, state: DescribeTransactionsResponse.TransactionState) -> None:
         name, code = state.transactional_id, state.error_code
         if code in TRANSIENT:
             self._reasons[name] = (node, f"DescribeTransactions returned {error_name(code)}")
@@ -110,5 +108,5 @@ class _Batch:
         )
 
 
-def _request(names: list[str]) -> Any:
+def _request(names: list[str]) -> DescribeTransactionsRequest:
     return DescribeTransactionsRequest(transactional_ids=names)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from kafka.protocol.admin import ListGroupsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
+from typing import Final
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers, TryAgainError, batches, check
@@ -18,10 +15,15 @@ from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.messages_generated import (
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from dualwrite.kafka.client.together import MakeRequest
 
 GROUP_OFFSETS_TOPIC: Final = "__consumer_offsets"
-_NEWEST_BY_NAME: Final = 9  # OffsetFetch v10 names topics by id
-_SEVERAL_GROUPS: Final = 8
 _WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 _JAVA_FACTOR: Final = 31
 
@@ -81,10 +83,10 @@ def list_groups(brokers: Brokers) -> list[GroupListing]:
     """
     live = brokers.view([]).brokers
 
-    def conclude(node: int, response: Any) -> list[GroupListing]:
+    def conclude(node: int, response: ListGroupsResponse) -> list[GroupListing]:
         check(response.error_code, "ListGroups")
         return [
-            GroupListing(one.group_id, node, one.group_state, (one.group_type or "").lower())
+            GroupListing(one.group_id, node, one.group_state, one.group_type.lower())
             for one in response.groups
             if one.protocol_type in _PROTOCOLS
         ]
@@ -157,7 +159,7 @@ def _committed(
     *,
     stable: bool,
 ) -> list[CommittedOffset]:
-    def conclude(_: int, response: Any) -> list[CommittedOffset]:
+    def conclude(_: int, response: OffsetFetchResponse) -> list[CommittedOffset]:
         found = []
         for group in response.groups:
             if group.error_code in TRANSIENT:
@@ -177,22 +179,21 @@ def _committed(
     return brokers.request(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
 
 
-def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> Callable[[Connection], Any]:
-    def made(connection: Connection) -> Any:
-        version = min(_NEWEST_BY_NAME, connection.version_of(OffsetFetchRequest))
-        if version < _SEVERAL_GROUPS:
+def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> MakeRequest:
+    def made(connection: Connection) -> OffsetFetchRequest:
+        if not connection.supports(OffsetFetchRequest, OffsetFetchRequest.OLDEST):
             raise BrokerUnavailableError(f"{connection.address} is older than Apache Kafka 3.0: no OffsetFetch v8.")
         group_request = OffsetFetchRequest.OffsetFetchRequestGroup
         topic_request = group_request.OffsetFetchRequestTopics
 
-        def topics(name: str) -> Any:
+        def topics(name: str) -> list[OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics] | None:
             wanted = keys[name] if isinstance(keys, Mapping) else keys
             if wanted is None:
                 return None
             return [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(wanted).items()]
 
         return OffsetFetchRequest(
-            version=version, groups=[group_request(group_id=name, topics=topics(name)) for name in names], require_stable=stable
+            groups=[group_request(group_id=name, topics=topics(name)) for name in names], require_stable=stable
         )
 
     return made

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Final
 from uuid import uuid4
 
-from kafka.protocol.admin import DescribeClusterRequest, DescribeGroupsRequest
-
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.describing import describe_transactions
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.messages_generated import DescribeClusterRequest, DescribeGroupsRequest
 from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
 
-_DESCRIBE: Final = 8  # as an operation in Kafka's protocol
+_DESCRIBE: Final = 1 << 8  # of the operations in Kafka's protocol
+_NOT_REPORTED: Final = -(2**31)
 
 
 def sees_every_id(brokers: Brokers) -> bool:
@@ -69,7 +69,8 @@ def note_hidden_groups(brokers: Brokers) -> None:
     if group.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
         return
     cluster = brokers.call_any(lambda: DescribeClusterRequest(include_cluster_authorized_operations=True))
-    if _DESCRIBE not in (cluster.authorized_operations or ()):
+    operations = cluster.cluster_authorized_operations
+    if operations == _NOT_REPORTED or not operations & _DESCRIBE:
         _hide(brokers, "group", ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 

@@ -12,6 +12,7 @@ from dualwrite.kafka.admin.brokers import PAUSE, TRANSIENT, Brokers, ClusterView
 from dualwrite.kafka.admin.permissions import DENIED, denied
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.retry import rounds
 
 Key = tuple[str, int]
@@ -47,7 +48,7 @@ class PartitionRequest(Protocol):
         For example `The producers of {} could not be described`.
         """
 
-    def request(self, connection: Connection, keys: Sequence[Key]) -> Any:
+    def request(self, connection: Connection, keys: Sequence[Key]) -> Request[Any]:
         """The request about these partitions."""
 
     def responses(self, response: Any) -> Iterable[tuple[Key, int, Any]]:

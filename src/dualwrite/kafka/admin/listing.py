@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from kafka.protocol.admin import ListTransactionsRequest
 
 from dualwrite.kafka.admin.brokers import Brokers, check
 from dualwrite.kafka.admin.facts import RUNNING, TransactionListing
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.messages_generated import ListTransactionsRequest, ListTransactionsResponse
+from dualwrite.kafka.client.together import MakeRequest
 from dualwrite.state import TransactionStatus
 
 _BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
@@ -95,15 +95,15 @@ def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[in
     unfiltered: set[int] = set()  # nodes that reject the pattern: their dialect of regular expressions differs
     dated: set[int] = set()
 
-    def request(node: int) -> Callable[[Connection], Any]:
-        def made(connection: Connection) -> Any:
+    def request(node: int) -> MakeRequest:
+        def made(connection: Connection) -> ListTransactionsRequest:
             if connection.supports(ListTransactionsRequest, _BY_DURATION):
                 dated.add(node)
             return _request(connection, wanted, with_pattern=node not in unfiltered)
 
         return made
 
-    def conclude(node: int, response: Any) -> list[TransactionListing] | None:
+    def conclude(node: int, response: ListTransactionsResponse) -> list[TransactionListing] | None:
         if (
             response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
             and wanted.pattern is not None
@@ -126,7 +126,7 @@ def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[in
     return listed
 
 
-def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> Any:
+def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> ListTransactionsRequest:
     more: dict[str, Any] = {}
     if wanted.running_longer_than_ms is not None and connection.supports(ListTransactionsRequest, _BY_DURATION):
         more["duration_filter"] = wanted.running_longer_than_ms

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
-
-from kafka.protocol.producer import WriteTxnMarkersRequest
+from typing import Final, NoReturn
 
 from dualwrite.errors import TransactionChangedError
 from dualwrite.kafka.admin.brokers import TRANSIENT, Brokers
 from dualwrite.kafka.admin.leaders import Key, chosen_partitions, refused_partition
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.messages_generated import WriteTxnMarkersRequest
 from dualwrite.kafka.client.sockets import ConnectionLostError
 
 _NAME: Final = "WriteTxnMarkers"
 _OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
 _FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
-_VERSION: Final = 1  # version 2 includes the transaction's version, which only a coordinator knows (KIP-1228)
 
 
 def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: int, coordinator_epoch: int) -> str | None:
@@ -62,10 +60,9 @@ def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: i
     return None
 
 
-def _request(key: Key, producer_id: int, epoch: int, coordinator_epoch: int) -> Any:
+def _request(key: Key, producer_id: int, epoch: int, coordinator_epoch: int) -> WriteTxnMarkersRequest:
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     return WriteTxnMarkersRequest(
-        version=_VERSION,
         markers=[
             marker(
                 producer_id=producer_id,

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka.protocol.consumer import ListOffsetsRequest
-
 from dualwrite.errors import DualWriteError
 from dualwrite.kafka.admin.brokers import Brokers, batches
 from dualwrite.kafka.admin.leaders import Key, PartitionReply, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.messages_generated import ListOffsetsRequest, ListOffsetsResponse
 
 _LATEST: Final = -1
 _EARLIEST: Final = -2
@@ -100,7 +99,7 @@ class _Offset:
         self._isolation = isolation
         self._timestamp = timestamp
 
-    def request(self, _: Connection, keys: Sequence[Key]) -> Any:
+    def request(self, _: Connection, keys: Sequence[Key]) -> ListOffsetsRequest:
         topic_request = ListOffsetsRequest.ListOffsetsTopic
         partition_request = topic_request.ListOffsetsPartition
         return ListOffsetsRequest(
@@ -116,7 +115,7 @@ class _Offset:
         )
 
     @staticmethod
-    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+    def responses(response: ListOffsetsResponse) -> Iterator[tuple[Key, int, Any]]:
         for topic in response.topics:
             for found in topic.partitions:
                 yield (topic.name, found.partition_index), found.error_code, found.offset

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from kafka.protocol.admin import DescribeProducersRequest
-
 from dualwrite.errors import BrokerError, ConfigurationError
 from dualwrite.kafka.admin.brokers import Brokers, ClusterView, PartitionView, batches
 from dualwrite.kafka.admin.facts import ActiveProducer, PartitionProducers
 from dualwrite.kafka.admin.leaders import Key, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.messages_generated import DescribeProducersRequest, DescribeProducersResponse
 
 
 def describe_producers(
@@ -61,20 +60,20 @@ class _Producers:
     failure = "The producers of {} could not be described"
 
     @staticmethod
-    def request(_: Connection, keys: Sequence[Key]) -> Any:
+    def request(_: Connection, keys: Sequence[Key]) -> DescribeProducersRequest:
         topic_request = DescribeProducersRequest.TopicRequest
         topics = [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(keys).items()]
         return DescribeProducersRequest(topics=topics)
 
     @staticmethod
-    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+    def responses(response: DescribeProducersResponse) -> Iterator[tuple[Key, int, Any]]:
         for topic in response.topics:
             for found in topic.partitions:
                 producers = () if found.error_code else tuple(sorted(map(_producer, found.active_producers)))
                 yield (topic.name, found.partition_index), found.error_code, producers
 
 
-def _producer(found: Any) -> ActiveProducer:
+def _producer(found: DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState) -> ActiveProducer:
     return ActiveProducer(
         producer_id=found.producer_id,
         epoch=found.producer_epoch,

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka.protocol.consumer import FetchRequest
-
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.admin.leaders import Key, by_topic, chosen_partitions, request_partitions
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.log_batches import Batch, batches
+from dualwrite.kafka.client.messages_generated import FetchRequest, FetchResponse
 
-_NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
 _ONE_BATCH: Final = 1  # a broker returns the first batch whole, however small the limit is (KIP-74)
 _READ_UNCOMMITTED: Final = 0
 
@@ -73,11 +71,10 @@ class _BatchAt:
     def __init__(self, offset: int) -> None:
         self._offset = offset
 
-    def request(self, connection: Connection, keys: Sequence[Key]) -> Any:
+    def request(self, _: Connection, keys: Sequence[Key]) -> FetchRequest:
         topic_request = FetchRequest.FetchTopic
         partition_request = topic_request.FetchPartition
         return FetchRequest(
-            version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_ONE_BATCH,
@@ -95,7 +92,7 @@ class _BatchAt:
         )
 
     @staticmethod
-    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+    def responses(response: FetchResponse) -> Iterator[tuple[Key, int, Any]]:
         for topic in response.responses:
             for found in topic.partitions:
                 yield (topic.topic, found.partition_index), found.error_code, found

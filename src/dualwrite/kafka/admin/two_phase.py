@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any, Final
-
-from kafka.protocol.producer import InitProducerIdRequest
+from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.admin.brokers import Brokers
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.messages_generated import DescribeConfigsRequest, DescribeConfigsResponse, InitProducerIdRequest
+from dualwrite.kafka.client.together import MakeRequest
 from dualwrite.kafka.inspect.capabilities import INIT_PRODUCER_ID, TWO_PHASE_SETTING
 from dualwrite.kafka.inspect.client import BROKER_RESOURCE, settings_in, settings_request
 
@@ -32,14 +31,14 @@ def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, boo
     """
     has_version: dict[int, bool] = {}
 
-    def request(node: int) -> Callable[[Connection], Any]:
-        def made(connection: Connection) -> Any:
+    def request(node: int) -> MakeRequest:
+        def made(connection: Connection) -> DescribeConfigsRequest:
             has_version[node] = connection.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
             return settings_request(BROKER_RESOURCE, [str(node)], [TWO_PHASE_SETTING])
 
         return made
 
-    def setting(node: int, response: Any) -> str | None:
+    def setting(node: int, response: DescribeConfigsResponse) -> str | None:
         return settings_in(response).get(str(node), {}).get(TWO_PHASE_SETTING)
 
     with closing(Network(config)) as network:

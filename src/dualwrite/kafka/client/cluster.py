@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
-
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from enum import IntEnum
+from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, ClusterMismatchError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import error_name
+from dualwrite.kafka.client.messages_generated import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from dualwrite.kafka.client.opening import Opening, about_the_cluster
 from dualwrite.kafka.client.sockets import ConnectionLostError
 
-GROUP: Final = int(CoordinatorType.GROUP)
-TRANSACTION: Final = int(CoordinatorType.TRANSACTION)
-_BATCHED_FIND_COORDINATOR: Final = 4  # since this version the request takes a list of keys
+
+class CoordinatorType(IntEnum):
+    """What FindCoordinator finds the coordinator of."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+GROUP: Final = CoordinatorType.GROUP
+TRANSACTION: Final = CoordinatorType.TRANSACTION
 _JUST_NOW: Final = 1.0  # seconds for which a broker's answer counts as one given now
 _HEAD_START: Final = 1.0  # seconds to wait for one of several brokers before the next is tried as well
 
@@ -180,7 +187,7 @@ class Network:
             ConnectionLostError: The connection broke during the request, or the broker is older than Apache Kafka 3.0.
         """
         connection = self.any_broker(deadline)
-        if not connection.supports(FindCoordinatorRequest, _BATCHED_FIND_COORDINATOR):
+        if not connection.supports(FindCoordinatorRequest, FindCoordinatorRequest.OLDEST):
             raise ConnectionLostError(connection.address, "the broker is older than Apache Kafka 3.0: no FindCoordinator v4")
         response = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
         return {
@@ -210,7 +217,7 @@ class Network:
         """Look up the coordinator again next time, since it has moved."""
         self._coordinators.pop((kind, key), None)
 
-    def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> Any:
+    def metadata(self, topics: Sequence[str], deadline: Deadline | None = None) -> MetadataResponse:
         """The response to a Metadata request for these topics; missing ones are created if the broker does so automatically.
 
         Raises:
@@ -251,11 +258,7 @@ class Network:
 
     def _find(self, key: str, kind: int, deadline: Deadline | None) -> Address:
         connection = self.any_broker(deadline)
-        if connection.version_of(FindCoordinatorRequest) >= _BATCHED_FIND_COORDINATOR:
-            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
-            found: Any = connection.call(request, deadline).coordinators[0]
-        else:
-            found = connection.call(FindCoordinatorRequest(key=key, key_type=kind), deadline)
+        (found,) = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]), deadline).coordinators
         if found.error_code:
             raise CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
         return Address(found.host, found.port)

@@ -1,8 +1,4 @@
-"""One connection to one broker: kafka-python's messages, and two of our own (`hot_messages`), over our own socket.
-
-kafka-python's event loop is not used: a request over a blocking socket takes 0.5 ms, through the loop's thread 3 ms (measured).
-tests/unit/test_kafka_python_names.py checks the names of kafka-python that dualwrite relies on.
-"""
+"""One connection to one broker: Kafka's messages (`messages_generated`) over a blocking socket."""
 
 from __future__ import annotations
 
@@ -14,18 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
-
-from kafka.errors import KafkaError
-from kafka.protocol.metadata import ApiVersionsRequest
+from typing import Any, Final, TypeVar
 
 from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.fields import KafkaProtocolError, Request
 from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.login import log_in
+from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, ApiVersionsResponse
 from dualwrite.kafka.client.sockets import LEAST_TIME, ConnectionLostError, open_socket
 
 Inbox = list[tuple[int, Any]]
@@ -34,6 +29,8 @@ Inbox = list[tuple[int, Any]]
 _READ_SIZE: Final = 65536
 _SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
 _IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
+
+_Response = TypeVar("_Response")
 
 
 class Connection:
@@ -109,14 +106,15 @@ class Connection:
             return False
         return self.usable
 
-    def call(self, request: Any, deadline: Deadline | None = None) -> Any:
+    def call(self, request: Request[_Response], deadline: Deadline | None = None) -> _Response:
         """Send a request and wait for its response: until the deadline, and at most `socket.timeout.ms`.
 
         Raises:
             ConnectionLostError: No response came: the connection is closed, and the request may have been executed. Or no time
                 was left, and nothing was sent. Or the broker requires a new connection (KIP-1102).
         """
-        return self.call_all([request], deadline)[0]
+        response: _Response = self.call_all([request], deadline)[0]
+        return response
 
     def call_all(self, requests: Sequence[Any], deadline: Deadline | None = None) -> list[Any]:
         """As `call`, for several requests, which are sent one right after the other; a broker answers them in this order."""
@@ -129,13 +127,16 @@ class Connection:
         while True:
             self.receive(limit.left)
             if len(inbox) == len(requests):
-                return [self._checked(response) for _, response in inbox]
+                responses = [response for _, response in inbox]
+                for response in responses:
+                    self._check(response)
+                return responses
             if limit.expired:
                 self.close()
                 late = type(requests[len(inbox)]).__name__
                 raise ConnectionLostError(self.address, f"no response to {late} within {limit.seconds:.3g} s")
 
-    def send(self, request: Any, inbox: Inbox, deadline: Deadline | None = None) -> int:
+    def send(self, request: Request[Any], inbox: Inbox, deadline: Deadline | None = None) -> int:
         """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.
 
         Uses the newest version that both sides know, unless the request specifies one.
@@ -160,26 +161,25 @@ class Connection:
             self._receive(plug.recv(_READ_SIZE))
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
-        except (OSError, KafkaError) as error:
+        except (OSError, KafkaProtocolError) as error:
             self.close()
             raise ConnectionLostError(self.address, _reason(error)) from error
         except BaseException:  # as for `_send`
             self.close()
             raise
 
-    def _send(self, request: Any, inbox: Inbox, limit: Deadline) -> int:
+    def _send(self, request: Request[Any], inbox: Inbox, limit: Deadline) -> int:
         plug = self._open_socket()
-        if request.API_VERSION is None:
-            request.API_VERSION = self.version_of(type(request))
+        version = self.version_of(type(request)) if request.version is None else request.version
         try:
-            number, data = self._framing.request(request)
+            number, data = self._framing.request(request, version)
             self._inboxes[number] = inbox
             plug.settimeout(max(limit.left, LEAST_TIME))
             sent = plug.send(data)
             while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
                 plug.settimeout(max(limit.left, LEAST_TIME))
                 sent += plug.send(memoryview(data)[sent:])
-        except (OSError, KafkaError) as error:
+        except (OSError, KafkaProtocolError) as error:
             self.close()
             late = f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"
             raise ConnectionLostError(self.address, late if isinstance(error, TimeoutError) else _reason(error)) from error
@@ -195,19 +195,19 @@ class Connection:
         for number, response in self._framing.responses(data):
             self._inboxes.pop(number).append((number, response))
 
-    def version_of(self, request: Any) -> int:
-        """The newest version of a request that both the broker and kafka-python support.
+    def version_of(self, request: type[Request[Any]]) -> int:
+        """The newest version of a request that both the broker and dualwrite support.
 
         Raises:
             ConnectionLostError: They have no version of the request in common.
         """
         lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
-        chosen = min(highest, int(request.max_version))
-        if chosen < max(lowest, int(request.min_version)):
+        chosen = min(highest, request.NEWEST)
+        if chosen < max(lowest, request.OLDEST):
             raise ConnectionLostError(self.address, f"the broker does not support {request.__name__}")
         return chosen
 
-    def supports(self, request: Any, version: int) -> bool:
+    def supports(self, request: type[Request[Any]], version: int) -> bool:
         """Whether the broker supports this version of a request."""
         lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
         return lowest <= version <= highest
@@ -225,33 +225,30 @@ class Connection:
             raise ConnectionLostError(self.address, "closed")
         return self._socket
 
-    def _checked(self, response: Any) -> Any:
-        """The response, unless it is Metadata's REBOOTSTRAP_REQUIRED: such a response names neither brokers nor the cluster."""
+    def _check(self, response: object) -> None:
+        """Refuse Metadata's REBOOTSTRAP_REQUIRED: such a response names neither brokers nor the cluster."""
         if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.REBOOTSTRAP_REQUIRED:
             self.close()
             raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
-        return response
 
     def _limit(self, deadline: Deadline | None) -> Deadline:
         longest = self._config.socket_timeout
         return Deadline.after(longest) if deadline is None else deadline.within(longest)
 
     def _ask_versions(self, deadline: Deadline) -> None:
-        newest = int(ApiVersionsRequest.max_version)
-        while True:
-            response = self.call(
-                ApiVersionsRequest(
-                    version=newest, client_software_name="dualwrite", client_software_version=software_version()
-                ),
-                deadline,
-            )
-            if response.error_code != ErrorCode.UNSUPPORTED_VERSION or newest == 0:
-                break
+        response = self._versions(ApiVersionsRequest.NEWEST, deadline)
+        if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             known = [a.max_version for a in response.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
-            newest = min(newest - 1, known[0] if known else 0)
+            response = self._versions(max((ApiVersionsRequest.OLDEST, *known)), deadline)
         self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
-        self.features = {f.name: f.max_version_level for f in (getattr(response, "finalized_features", None) or ())}
-        self.newest_features = {f.name: f.max_version for f in (getattr(response, "supported_features", None) or ())}
+        self.features = {f.name: f.max_version_level for f in response.finalized_features}
+        self.newest_features = {f.name: f.max_version for f in response.supported_features}
+
+    def _versions(self, version: int, deadline: Deadline) -> ApiVersionsResponse:
+        request = ApiVersionsRequest(
+            client_software_name="dualwrite", client_software_version=software_version(), version=version
+        )
+        return self.call(request, deadline)
 
     def _log_in(self, deadline: Deadline) -> None:
         login = self._config.sasl

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
-
-from kafka.protocol.admin import DescribeConfigsRequest, ListTransactionsRequest
-from kafka.protocol.producer import InitProducerIdRequest
+from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.delivery import Fate, Place
@@ -17,8 +14,8 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection, Inbox
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
-from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
 from dualwrite.kafka.client.ids_together import (
+    END_BY_EPOCH,
     FOREIGN_PRODUCER_ID,
     INIT_PLAIN,
     INIT_TWO_PHASE,
@@ -28,6 +25,14 @@ from dualwrite.kafka.client.ids_together import (
 )
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
 from dualwrite.kafka.client.marker_leaders import check_leaders
+from dualwrite.kafka.client.messages_generated import (
+    DescribeConfigsRequest,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+)
 from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
 from dualwrite.kafka.client.retrying_client import RetryingClient
 from dualwrite.kafka.client.sockets import ConnectionLostError
@@ -84,7 +89,7 @@ class WireTransactionCoordinator:
             def request(deadline: Deadline) -> bool:
                 broker = self.network.any_broker(deadline)
                 return broker.features.get("transaction.version", 0) >= 2 and broker.supports(  # noqa: PLR2004
-                    EndTxn, EndTxn.BY_EPOCH
+                    EndTxnRequest, END_BY_EPOCH
                 )
 
             self._ends_by_epoch = self._client.repeated(request, "ApiVersions", timeout)
@@ -154,9 +159,9 @@ class WireTransactionCoordinator:
                 request is sent without checking the leaders.
         """
         limit = self._client.limit(timeout)
-        version = EndTxn.BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
+        version = END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
 
-        def call(coordinator: Connection, request: EndTxn, deadline: Deadline) -> EndTxnResult:
+        def call(coordinator: Connection, request: EndTxnRequest, deadline: Deadline) -> EndTxnResult:
             response = coordinator.call(request, deadline)
             if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
@@ -164,7 +169,7 @@ class WireTransactionCoordinator:
                 check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _end_txn_result(response)
 
-        request = EndTxn(version, kafka_transactional_id, producer_id, epoch, commit)
+        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, commit, version=version)
         return self._end(request, call, limit, just_written=just_written)
 
     def request_commit(
@@ -186,28 +191,34 @@ class WireTransactionCoordinator:
             BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
         """
 
-        def send(coordinator: Connection, request: EndTxn, deadline: Deadline) -> RequestedCommit:
+        def send(coordinator: Connection, request: EndTxnRequest, deadline: Deadline) -> RequestedCommit:
             inbox: Inbox = []
             coordinator.send(request, inbox, deadline)
             return RequestedCommit(coordinator, inbox)
 
-        request = EndTxn(EndTxn.BY_EPOCH, kafka_transactional_id, producer_id, epoch, committed=True)
+        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, committed=True, version=END_BY_EPOCH)
         return self._end(request, send, timeout, just_written=just_written)
 
     def _end(
-        self, request: EndTxn, send: Callable[[Connection, EndTxn, Deadline], _T], timeout: Limit | None, *, just_written: bool
+        self,
+        request: EndTxnRequest,
+        send: Callable[[Connection, EndTxnRequest, Deadline], _T],
+        timeout: Limit | None,
+        *,
+        just_written: bool,
     ) -> _T:
         """Send an EndTxn by `send`, after checking the leaders; with `just_written`, the first attempt does not check them."""
-        trusted = just_written
+        trusted, version = just_written, request.version
+        assert version is not None
 
         def once(coordinator: Connection, deadline: Deadline) -> _T:
             nonlocal trusted
             if not trusted:
                 check_leaders(coordinator, request.transactional_id, deadline)
             trusted = False
-            if not coordinator.supports(EndTxn, request.API_VERSION):  # the new coordinator of a cluster being upgraded
+            if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
                 self._ends_by_epoch = None
-                raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.API_VERSION}")
+                raise TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
             return send(coordinator, request, deadline)
 
         return self._client.to_coordinator(request.transactional_id, once, timeout)
@@ -283,7 +294,7 @@ class WireTransactionCoordinator:
     def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
         """See TransactionCoordinator; an id whose request gets no conclusive answer at first is created alone."""
         limit = self._client.limit(timeout)
-        found: dict[str, Any] = {}
+        found: dict[str, InitProducerIdResponse] = {}
         if len(new) > 1:
             found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
 
@@ -395,8 +406,8 @@ class WireTransactionCoordinator:
                 ),
                 deadline,
             )
-            values = [int(c.value) for r in response.results if not r.error_code for c in r.configs if c.name == name]
-            return values[0] if values else None
+            values = [c.value for r in response.results if not r.error_code for c in r.configs if c.name == name]
+            return int(values[0]) if values and values[0] is not None else None
 
         return self._client.repeated(request, "DescribeConfigs", timeout)
 
@@ -410,7 +421,7 @@ def _end_txn_result(response: EndTxnResponse) -> EndTxnResult:
     return EndTxnResult(response.error_code, name, response.producer_id, response.producer_epoch)
 
 
-def _init_result(response: Any, *, is_v6: bool) -> InitProducerIdResult:
+def _init_result(response: InitProducerIdResponse, *, is_v6: bool) -> InitProducerIdResult:
     return InitProducerIdResult(
         code=response.error_code,
         name=error_name(response.error_code),

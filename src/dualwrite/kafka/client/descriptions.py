@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from kafka.protocol.admin import DescribeTransactionsRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.messages_generated import DescribeTransactionsRequest, DescribeTransactionsResponse
 from dualwrite.kafka.client.refusals import status_of
 from dualwrite.kafka.client.transient import check_response
 from dualwrite.state import TransactionDescription
@@ -30,7 +27,7 @@ def described(coordinator: Connection, kafka_transactional_id: str, deadline: De
     return description_of(response)
 
 
-def description_of(state: Any) -> TransactionDescription:
+def description_of(state: DescribeTransactionsResponse.TransactionState) -> TransactionDescription:
     """One id's part of a response to DescribeTransactions.
 
     Raises:

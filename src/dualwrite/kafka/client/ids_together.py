@@ -9,9 +9,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kafka.protocol.admin import DescribeTransactionsRequest
-from kafka.protocol.producer import InitProducerIdRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.base import EndingTransaction, NewProducerId
 from dualwrite.kafka.client.cluster import Network
@@ -19,12 +16,21 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.descriptions import description_of
 from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.client.hot_messages import EndTxn, EndTxnResponse
 from dualwrite.kafka.client.marker_leaders import about_topics, check_partitions
+from dualwrite.kafka.client.messages_generated import (
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.client.together import MakeRequest, request_together, requests_together
 from dualwrite.kafka.client.transient import TRANSIENT, NoLeaderError, check_retriable
 from dualwrite.state import TransactionDescription
+
+END_BY_EPOCH: Final = 5
+"""EndTxn: the first version that is idempotent, and returns the next producer id and epoch (KIP-890)."""
 
 INIT_PLAIN: Final = 4
 """InitProducerId of Kafka 3.0."""
@@ -68,10 +74,10 @@ def ended_together(network: Network, endings: Iterable[EndingTransaction], deadl
     ready = _with_leaders(network, {name: just[name] for name in addresses}, addresses, deadline)
 
     def ending(each: EndingTransaction) -> MakeRequest:
-        def make(coordinator: Connection) -> EndTxn:
-            if not coordinator.supports(EndTxn, EndTxn.BY_EPOCH):
+        def make(coordinator: Connection) -> EndTxnRequest:
+            if not coordinator.supports(EndTxnRequest, END_BY_EPOCH):
                 raise ConnectionLostError(coordinator.address, "the broker does not support EndTxn v5")
-            return EndTxn(EndTxn.BY_EPOCH, each.kafka_transactional_id, each.producer_id, each.epoch, each.commit)
+            return EndTxnRequest(each.kafka_transactional_id, each.producer_id, each.epoch, each.commit, version=END_BY_EPOCH)
 
         return make
 
@@ -83,7 +89,7 @@ def ended_together(network: Network, endings: Iterable[EndingTransaction], deadl
     }
 
 
-def created_together(network: Network, new: Sequence[NewProducerId], deadline: Deadline) -> dict[str, Any]:
+def created_together(network: Network, new: Sequence[NewProducerId], deadline: Deadline) -> dict[str, InitProducerIdResponse]:
     """The responses to InitProducerId with a producer id that no producer has, by the ids."""
     addresses = _coordinators(network, [each.kafka_transactional_id for each in new], deadline)
 

@@ -8,10 +8,7 @@ the transaction.
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-from kafka.protocol.consumer import FetchRequest
-from kafka.protocol.metadata import MetadataRequest
+from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.delivery import Fate, Place
@@ -21,9 +18,9 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
 from dualwrite.kafka.client.log_batches import batches
+from dualwrite.kafka.client.messages_generated import FetchRequest, FetchResponse, MetadataRequest
 from dualwrite.state import PreparedTxnState
 
-_NEWEST_BY_NAME: Final = 12  # Fetch v13 names topics by id
 _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
 _TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -92,12 +89,13 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
     return Fate.OPEN
 
 
-def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int) -> Any:
+def _fetched(
+    connection: Connection, place: Place, offset: int, deadline: Deadline, *, size: int, isolation: int
+) -> FetchResponse.FetchableTopicResponse.PartitionData | None:
     """The leader's response for the partition; None if the offset is gone, or the principal may not read the topic."""
     wanted = FetchRequest.FetchTopic.FetchPartition(partition=place.partition, fetch_offset=offset, partition_max_bytes=size)
-    response: Any = connection.call(
+    response = connection.call(
         FetchRequest(
-            version=min(_NEWEST_BY_NAME, connection.version_of(FetchRequest)),
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=size,
@@ -106,7 +104,7 @@ def _fetched(connection: Connection, place: Place, offset: int, deadline: Deadli
         ),
         deadline,
     )
-    if getattr(response, "error_code", 0):
+    if response.error_code:
         raise LogNotReadableError(f"Fetch returned {error_name(response.error_code)}")
     (found,) = response.responses[0].partitions
     if found.error_code in _GONE:

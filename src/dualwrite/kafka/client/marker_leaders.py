@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kafka.protocol.metadata import MetadataRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.descriptions import described
 from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.messages_generated import MetadataRequest
 from dualwrite.kafka.client.transient import NoLeaderError
 from dualwrite.state import TransactionStatus
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import _thread
 import os
 
-from kafka.protocol.metadata import MetadataRequest
-
 from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.messages_generated import MetadataRequest
 
 
 def about_the_cluster() -> MetadataRequest:

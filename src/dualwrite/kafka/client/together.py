@@ -11,13 +11,14 @@ from dualwrite.errors import DualWriteError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection, Inbox
+from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.sockets import ConnectionLostError
 
 _LOOK_AT_OPENINGS: Final = 0.01
 
 K = TypeVar("K", bound=Hashable)
 
-MakeRequest = Callable[[Connection], Any]
+MakeRequest = Callable[[Connection], Request[Any]]
 """Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
 
 

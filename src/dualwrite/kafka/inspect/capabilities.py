@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
 from dualwrite.kafka.client.ids_together import FOREIGN_PRODUCER_ID
+from dualwrite.kafka.client.messages_generated import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from dualwrite.kafka.client.opening import about_the_cluster
 from dualwrite.kafka.inspect.client import BROKER_RESOURCE, InspectionClient, described_settings, forbidden, raise_if_transient
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-
-from kafka.protocol.admin import DescribeConfigsRequest
+from typing import Final, Self, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError
@@ -14,6 +12,7 @@ from dualwrite.kafka.client.cluster import CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.messages_generated import DescribeConfigsRequest, DescribeConfigsResponse
 from dualwrite.kafka.client.retry import repeated
 from dualwrite.kafka.client.sockets import ConnectionLostError
 
@@ -134,7 +133,7 @@ def described_settings(
     return settings_in(connection.call(settings_request(resource_type, names, keys), deadline))
 
 
-def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[str]) -> Any:
+def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[str]) -> DescribeConfigsRequest:
     """The request of `described_settings`."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = list(keys)
@@ -145,7 +144,7 @@ def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[st
     )
 
 
-def settings_in(response: Any) -> dict[str, Mapping[str, str]]:
+def settings_in(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:
     """The settings in the response to `settings_request`."""
     return {
         found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from kafka.protocol.metadata import MetadataRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.messages_generated import MetadataRequest
 from dualwrite.kafka.inspect.client import InspectionClient
 
 
@@ -56,13 +55,11 @@ def _found(network: Network, names: list[str], deadline: Deadline) -> dict[str, 
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     response = network.any_broker(deadline).call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
     return {
-        topic.name: TopicMetadata(
-            _text(getattr(topic, "topic_id", None)), frozenset(one.partition_index for one in topic.partitions)
-        )
+        topic.name: TopicMetadata(_text(topic.topic_id), frozenset(one.partition_index for one in topic.partitions))
         for topic in response.topics
         if not topic.error_code
     }
 
 
-def _text(found: UUID | None) -> str:
-    return "" if found is None or found.int == 0 else str(found)
+def _text(found: UUID) -> str:
+    return str(found) if found.int else ""

@@ -6,21 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka.protocol.metadata import MetadataRequest
-
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.error_codes import error_name
+from dualwrite.kafka.client.messages_generated import MetadataRequest, MetadataResponse
 from dualwrite.kafka.inspect.client import BROKER_RESOURCE, TOPIC_RESOURCE, InspectionClient, described_settings
 
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 
 _UNKNOWN_TOPIC: Final = 3
 _EXISTS: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
-_AUTHORIZED_OPERATIONS: Final = 8  # from this version of Metadata on
-_WRITE: Final = 4
+_WRITE: Final = 1 << 4
+_NOT_REPORTED: Final = (0, -(2**31))
 _SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
 _AUTO_CREATE: Final = "auto.create.topics.enable"
 
@@ -79,12 +78,10 @@ def describe_topics(
 
 def _described(network: Network, names: list[str], deadline: Deadline) -> list[TopicFacts]:
     connection = network.any_broker(deadline)
-    request: dict[str, Any] = {"allow_auto_topic_creation": False}
-    if connection.version_of(MetadataRequest) >= _AUTHORIZED_OPERATIONS:
-        request["include_topic_authorized_operations"] = True
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    response = connection.call(MetadataRequest(topics=topics, **request), deadline)
-    if getattr(response, "error_code", 0):
+    request = MetadataRequest(topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+    response = connection.call(request, deadline)
+    if response.error_code:
         raise BrokerError(f"Metadata returned {error_name(response.error_code)}.", code=response.error_code)
     there = [topic.name for topic in response.topics if topic.error_code in _EXISTS]
     settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
@@ -100,7 +97,9 @@ def _creates_topics(network: Network, deadline: Deadline) -> bool | None:
     return None if value is None else value == "true"
 
 
-def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: bool | None) -> TopicFacts:
+def _facts(
+    name: str, topic: MetadataResponse.MetadataResponseTopic, settings: Mapping[str, str], *, auto_create: bool | None
+) -> TopicFacts:
     if topic.error_code == _UNKNOWN_TOPIC:
         return TopicFacts(name, exists=False, made_at_first_use=auto_create)
     if topic.error_code not in _EXISTS:
@@ -113,14 +112,13 @@ def _facts(name: str, topic: Any, settings: Mapping[str, str], *, auto_create: b
         replicas=min((len(p.replica_nodes) for p in topic.partitions), default=0),
         in_sync=min((len(p.isr_nodes) for p in topic.partitions), default=0),
         without_leader=sum(p.leader_id < 0 for p in topic.partitions),
-        writable=_writable(getattr(topic, "authorized_operations", None)),
+        writable=_writable(topic.topic_authorized_operations),
         min_insync_replicas=None if min_insync is None else int(min_insync),
         unclean_leader_election=None if unclean is None else unclean == "true",
         max_message_bytes=None if limit is None else int(limit),
     )
 
 
-def _writable(operations: Iterable[int] | None) -> bool | None:
-    """Kafka-python turns the bit field into a set; None or an empty set means that the broker did not report it."""
-    reported = set(operations or ())
-    return _WRITE in reported if reported else None
+def _writable(operations: int) -> bool | None:
+    """Whether the operations, one in each bit, contain Write; None if the broker did not report them."""
+    return None if operations in _NOT_REPORTED else bool(operations & _WRITE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.connection import Connection, Inbox
-from dualwrite.kafka.client.hot_messages import Produce
+from dualwrite.kafka.client.messages_generated import ProduceRequest
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.partition import Batch, Partition
 
@@ -38,7 +38,9 @@ class InFlightRequests:
     requests: dict[int, SentBatches] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=list)
 
-    def send(self, request: Produce, batches: dict[tuple[str, int], tuple[Partition, Batch]], deadline: Deadline) -> None:
+    def send(
+        self, request: ProduceRequest, batches: dict[tuple[str, int], tuple[Partition, Batch]], deadline: Deadline
+    ) -> None:
         """Send a request with these batches.
 
         Raises:

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any, Final
 
 from crc32c import crc32c
-from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.errors import UsageError
 from dualwrite.kafka.base import Headers
@@ -175,21 +174,49 @@ def split(batch: bytes, into: int) -> list[BatchBuilder]:
 
     For a batch that a broker rejects as too large: several records are split into at least two builders, if `into` allows it.
     """
-    attributes, *others = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
+    attributes, _, first_timestamp, *_, count = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
     records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
-    rest = _AFTER_CHECKSUM.pack(attributes & ~_COMPRESSION_BITS, *others)
-    read = [
-        (r.key, r.value, r.headers, r.timestamp)
-        for r in DefaultRecordBatch(_join((batch[: _UP_TO_CHECKSUM.size], rest, records)))
-    ]
-    sizes = [size_bound(key, value, encoded_headers(headers)) for key, value, headers, _ in read]
+    read = _read_records(records, count, first_timestamp)
+    sizes = [size_bound(key, value, headers) for key, value, headers, _ in read]
     share = sum(sizes) / into
     builders = [BatchBuilder()]
     for record, size in zip(read, sizes, strict=True):
         if builders[-1].records and builders[-1].size + size > share and len(builders) < into:
             builders.append(BatchBuilder())
-        builders[-1].append(*record)
+        builders[-1].records.append(record)
+        builders[-1].size += size
     return builders
+
+
+def _read_records(data: bytes, count: int, first_timestamp: int) -> list[Record]:
+    read: list[Record] = []
+    at = 0
+    for _ in range(count):
+        length, at = _read_varint(data, at)
+        end = at + length
+        delta, at = _read_varint(data, at + len(_NO_ATTRIBUTES))
+        _, at = _read_varint(data, at)  # the offset
+        key, at = _read_bytes(data, at)
+        value, at = _read_bytes(data, at)
+        read.append((key, value, data[at:end], first_timestamp + delta))
+        at = end
+    return read
+
+
+def _read_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    length, at = _read_varint(data, at)
+    return (None, at) if length < 0 else (data[at : at + length], at + length)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number that `signed_varint` encoded, and the place after it."""
+    number = shift = 0
+    while data[at] & 0x80:
+        number |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    number |= data[at] << shift
+    return number >> 1 ^ -(number & 1), at + 1
 
 
 def size_bound(key: bytes | None, value: bytes | None, headers: bytes) -> int:

@@ -18,7 +18,7 @@ from dualwrite.kafka.client.cluster import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.client.hot_messages import Produce
+from dualwrite.kafka.client.messages_generated import ProduceRequest, ProduceResponse
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.in_flight import InFlightRequests, SentBatches, wait_for_responses
 from dualwrite.kafka.native.metadata import Topics
@@ -31,6 +31,8 @@ from dualwrite.outages import DELIVERY, Call, kafka_at
 
 log = SubjectLogger(__name__)
 
+_Topic: Final = ProduceRequest.TopicProduceData
+_Batch: Final = _Topic.PartitionProduceData
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
 _CHECK_INTERVAL: Final = 0.5  # seconds between checks for unanswered requests during a wait
@@ -250,8 +252,8 @@ class Sender:
                 self._connection_lost(address, error)
 
     def _on(self, address: Address, connection: Connection) -> InFlightRequests:
-        if not connection.supports(Produce, Produce.API_VERSION):
-            raise ConnectionLostError(address, f"the broker does not support Produce v{Produce.API_VERSION}")
+        if not connection.supports(ProduceRequest, ProduceRequest.NEWEST):
+            raise ConnectionLostError(address, f"the broker does not support Produce v{ProduceRequest.NEWEST}")
         in_flight = self._in_flight.get(address)
         if in_flight is None:
             in_flight = self._in_flight[address] = InFlightRequests(connection)
@@ -277,7 +279,7 @@ class Sender:
     def _send(self, in_flight: InFlightRequests, partitions: list[Partition], deadline: Deadline) -> None:
         """Send one request with the next batch of as many of the partitions as fit."""
         batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
-        by_topic: dict[str, list[tuple[int, bytes]]] = {}
+        by_topic: dict[str, list[ProduceRequest.TopicProduceData.PartitionProduceData]] = {}
         size = 0
         for partition in partitions:
             data = partition.waiting[0].data
@@ -286,11 +288,13 @@ class Sender:
             size += len(data)
             batch = partition.drain()
             batches[partition.topic, partition.index] = (partition, batch)
-            by_topic.setdefault(partition.topic, []).append((partition.index, batch.data))
+            by_topic.setdefault(partition.topic, []).append(_Batch(partition.index, batch.data))
             if not partition.waiting:
                 del self._waiting[partition]
         self.has_sent = True
-        request = Produce(self._id, _ALL_REPLICAS, int(self._settings.request_timeout * 1000), by_topic)
+        topics = [_Topic(name, found) for name, found in by_topic.items()]
+        timeout_ms = int(self._settings.request_timeout * 1000)
+        request = ProduceRequest(self._id, _ALL_REPLICAS, timeout_ms, topics, version=ProduceRequest.NEWEST)
         in_flight.send(request, batches, deadline)
 
     # --- responses ----------------------------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ class Sender:
         if not in_flight.requests and self._in_flight.get(address) is in_flight:
             del self._in_flight[address]
 
-    def _answered(self, request: SentBatches, response: Any) -> None:
+    def _answered(self, request: SentBatches, response: ProduceResponse) -> None:
         for topic in response.responses:
             for found in topic.partition_responses:
                 entry = request.batches.pop((topic.name, found.index), None)
@@ -345,7 +349,9 @@ class Sender:
         if request.batches:  # missing in the response
             self._send_again(request, NO_RESPONSE)
 
-    def _act_on(self, partition: Partition, batch: Batch, found: Any) -> None:
+    def _act_on(
+        self, partition: Partition, batch: Batch, found: ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+    ) -> None:
         """Act on the response for one batch."""
         code = found.error_code
         verdict = verdict_on(code)

@@ -1,21 +1,19 @@
-"""Adds a consumer's offsets to the transaction: TxnOffsetCommit v5 to the group's coordinator (KIP-447, KIP-890)."""
+"""Adds a consumer's offsets to the transaction: TxnOffsetCommit to the group's coordinator (KIP-447, KIP-890)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
-
-from kafka.protocol.producer import TxnOffsetCommitRequest
+from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.cluster import GROUP, CoordinatorUnavailableError, Network
+from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
 from dualwrite.kafka.client.retry import repeated
 from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
 
-TXN_OFFSET_COMMIT_VERSION: Final = 5  # since v5 the broker adds the group to the transaction automatically (KIP-890)
 _PAUSE: Final = 0.005
 _Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
@@ -73,8 +71,8 @@ def commit_offsets(
 
 def _request(
     kafka_transactional_id: str, producer_id: int, epoch: int, offsets: Sequence[ConsumedOffset], group: GroupMetadata
-) -> Any:
-    topics: dict[str, list[Any]] = {}
+) -> TxnOffsetCommitRequest:
+    topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition]] = {}
     for consumed in offsets:
         topics.setdefault(consumed.topic, []).append(
             _Topic.TxnOffsetCommitRequestPartition(
@@ -85,7 +83,6 @@ def _request(
             )
         )
     return TxnOffsetCommitRequest(
-        version=TXN_OFFSET_COMMIT_VERSION,
         transactional_id=kafka_transactional_id,
         group_id=group.group_id,
         producer_id=producer_id,
