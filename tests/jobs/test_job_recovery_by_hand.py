@@ -269,16 +269,6 @@ def test_status_shows_jobs(postgres_scene: JobScene) -> None:
     assert "ended" in CliRunner().invoke(status.app, ["--url", scene.url]).output
 
 
-def test_a_database_without_tables_for_jobs(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    with scene.store.engine.begin() as connection:
-        for table in ("kafka_job", "kafka_job_batch", "kafka_job_attempt"):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-    result = run(scene, "--yes")
-    assert result.exit_code == 0, result.output
-    assert "Nothing to recover" in result.output
-
-
 @pytest.mark.parametrize("command", ["complete", "force-terminate"])
 def test_the_transaction_of_an_open_batch_is_not_ended_alone(postgres_scene: JobScene, command: str) -> None:
     scene = postgres_scene

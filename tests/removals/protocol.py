@@ -44,48 +44,6 @@ PROTOCOL: Final = (
         ("writer/test_fenced_blocks.py::test_a_fenced_writer_sends_nothing",),
     ),
     Removal(
-        "B5 a group whose first statement finds the fence gone has not begun",
-        "pool/group.py",
-        "                self._has_begun = False  # the transaction begins with the units' first statement, or here\n",
-        "",
-        ("pool/test_fencing.py::test_units_of_a_writer_that_was_fenced_after_it_has_just_committed",),
-    ),
-    Removal(
-        "B5 a block of a pool does not begin on a writer that was fenced",
-        "pool/pool.py",
-        "with writer.checked_transaction() as begun:",
-        "with writer.transaction() as begun:",
-        ("pool/test_fencing.py::test_a_block_of_a_writer_that_was_fenced_after_it_has_just_committed",),
-    ),
-    Removal(
-        "a statement whose preparation failed behind ours is prepared again",
-        "stores/sql/postgresql_queue.py",
-        "            if len(theirs) > 1:\n",
-        "            if len(theirs) > 100:\n",
-        ("stores/test_first_statement.py::test_a_statement_whose_preparation_fails_is_prepared_again",),
-    ),
-    Removal(
-        "several statements in one text do not follow ours in a pipeline",
-        "stores/sql/postgresql_queue.py",
-        'not is_copy and (bool(params) or ";" not in query)',
-        "not is_copy",
-        ("stores/test_first_statement.py::test_every_use_of_the_connection_begins_the_transaction",),
-    ),
-    Removal(
-        "a transaction that has sent nothing yet is no answer of the database",
-        "recipe/lane.py",
-        "            call.has_answer = self._store_transaction.is_fence_checked\n",
-        "",
-        ("writer/test_fenced_blocks.py::test_a_transaction_that_has_sent_nothing_yet_is_no_answer_of_the_database",),
-    ),
-    Removal(
-        "COPY does not follow ours in a pipeline",
-        "stores/sql/postgresql_queue.py",
-        'not is_copy and (bool(params) or ";" not in query)',
-        'bool(params) or ";" not in query',
-        ("stores/test_first_statement.py::test_copy_by_execute_has_psycopgs_error",),
-    ),
-    Removal(
         "F3 only NONE proves an outcome",
         "recovery/resolve.py",
         """\
