@@ -289,8 +289,8 @@ PROMISES: Final = (
     Removal(
         "the list of lanes is not older than the claim of lane 0",
         "stores/sql/row_statements.py",
-        "    .order_by(t.c.transactional_id)\n    .with_for_update()\n",
-        "    .order_by(t.c.transactional_id)\n",
+        'lock = _LOCK_ONLY if connection.dialect.name in ("mariadb", "mysql") else _LOCK_ALL',
+        "lock = _LOCK_ALL",
         ("stores/test_mariadb_connections.py::test_statement_based_binary_logging",),
     ),
     Removal(

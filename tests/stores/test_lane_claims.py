@@ -44,6 +44,20 @@ def test_the_last_of_several_claimants_has_every_lane(store: SqlStateStore, riva
         assert {row.transactional_id: row.fence for row in rows} == {row.transactional_id: row.fence for row in last}
 
 
+def test_a_claim_waits_for_no_row_of_another_id(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:
+    """On MariaDB, a search with locks would wait for every row that it looks at."""
+    if store.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite locks the whole file")
+    name, other = new_name("id"), new_name("id")
+    store.claim_lanes(lanes_of(other, 2), "theirs", timeout=LIMIT, cluster_id="c")
+    with rival.engine.begin() as connection:
+        row = sa.select(state_table).where(state_table.c.transactional_id == other)
+        connection.execute(row.with_for_update()).all()
+        for fence, lanes in ((1, 1), (2, 3)):
+            claimed = store.claim_lanes(lanes_of(name, lanes), "ours", timeout=LIMIT, cluster_id="c").rows
+            assert claimed[0].fence == fence
+
+
 def test_a_locked_lane_is_named_and_no_other_is_claimed(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:
     if store.engine.dialect.name == "sqlite":
         pytest.skip("SQLite locks the whole file")

@@ -14,7 +14,7 @@ from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.rows import claimed, on_cluster, with_generation
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.errors import locked_too_long
-from dualwrite.stores.sql.row_statements import identity_or_first, lock_listed, lock_rows, write_rows
+from dualwrite.stores.sql.row_statements import identity_or_first, list_ids, lock_rows, write_rows
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.state_row import Acquiring, ClaimedLanes, StateRow
 from dualwrite.transactional_id import LANE_MARK, further_lanes
@@ -104,10 +104,10 @@ class ClaimAttempt:
         found, identity = lock_rows(connection, self.ids)
         ids = list(self.ids)
         if self.lanes is not None:  # in a statement of its own, which begins when the first id is locked
-            listed = lock_listed(connection, self.ids[0] + LANE_MARK)
-            further = further_lanes(listed, self.ids)
-            found |= {name: listed[name] for name in further}
-            ids += further
+            further = further_lanes(list_ids(connection, self.ids[0] + LANE_MARK), self.ids)
+            if further:
+                found |= lock_rows(connection, further).rows
+            ids += [name for name in further if name in found]
             for row in found.values():
                 on_cluster(row, self.lanes.cluster_id)
         rows = [self._claimed(name, found.get(name)) for name in ids]

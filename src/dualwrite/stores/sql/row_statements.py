@@ -33,16 +33,11 @@ _AMONG: Final = t.c.transactional_id.in_(bindparam("ids", expanding=True))
 _READ_ALL: Final = select(t).where(_AMONG)
 _THIS_STORE: Final = select(s.c.identity).where(s.c.number == 1).scalar_subquery().label("this_store")
 _LOCK_ALL: Final = select(t, _THIS_STORE).where(_AMONG).order_by(t.c.transactional_id).with_for_update()
+_LOCK_ONLY: Final = select(t, null().label("this_store")).where(_AMONG).order_by(t.c.transactional_id).with_for_update()
 _SINGLE_ROW: Final = select(literal_column("1").label("one")).subquery("single_row")
 _WRITE_ALL: Final = update(t).where(t.c.transactional_id == bindparam("id"))
 _INSERT: Final = insert(t)
 _LIST: Final = select(t.c.transactional_id).where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
-_LOCK_LISTED: Final = (
-    select(t)
-    .where(begins_with_prefix(t.c.transactional_id), t.c.forgotten.is_(False))
-    .order_by(t.c.transactional_id)
-    .with_for_update()
-)
 _IDENTITY: Final = select(s.c.identity).where(s.c.number == 1)
 
 ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
@@ -82,7 +77,7 @@ class LockedRows(NamedTuple):
 
     Args:
         rows: By their ids; ids without a row are missing.
-        identity: That of the database, if any row was found, and the database has one.
+        identity: That of the database, if it was read: not on MariaDB and MySQL.
     """
 
     rows: dict[str, StateRow]
@@ -90,19 +85,15 @@ class LockedRows(NamedTuple):
 
 
 def lock_rows(connection: Connection, ids: Collection[str]) -> LockedRows:
-    """Lock rows one after the other, in the order of their ids, as everybody does who locks several."""
-    found = connection.execute(_LOCK_ALL, {"ids": list(ids)}).mappings().all()
+    """Lock rows one after the other, in the order of their ids, as everybody does who locks several.
+
+    What is read in this transaction afterwards is not older than the locks, under REPEATABLE READ either: on MariaDB and MySQL
+    its snapshot begins with the first reading without a lock, so this statement has none.
+    """
+    lock = _LOCK_ONLY if connection.dialect.name in ("mariadb", "mysql") else _LOCK_ALL
+    found = connection.execute(lock, {"ids": list(ids)}).mappings().all()
     identity = _identity_in(found[0]["this_store"]) if found else None
     return LockedRows({row.transactional_id: row for row in map(state_row, found)}, identity)
-
-
-def lock_listed(connection: Connection, prefix: str) -> dict[str, StateRow]:
-    """Lock the rows that `list_ids` would list, by their ids.
-
-    Reading with locks shows what is committed when the statement begins, even in an older snapshot (MySQL, REPEATABLE READ).
-    """
-    found = connection.execute(_LOCK_LISTED, prefix_parameters(prefix)).mappings()
-    return {row.transactional_id: row for row in map(state_row, found)}
 
 
 def read_rows(connection: Connection, ids: Collection[str]) -> dict[str, StateRow]:
