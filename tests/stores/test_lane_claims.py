@@ -68,5 +68,6 @@ def test_a_locked_lane_is_named_and_no_other_is_claimed(store: SqlStateStore, ri
         connection.execute(sa.select(state_table).where(state_table.c.transactional_id == name).with_for_update()).all()
         with pytest.raises(ClaimTimeoutError) as caught:
             store.claim_lanes(lanes, "ours", timeout=0.5, cluster_id="c")
-    assert caught.value.transactional_id == name
+    shows_holders = store.engine.dialect.name == "postgresql"
+    assert caught.value.transactional_id == (name if shows_holders else lanes[0])
     assert store.read_claimed_rows([row.claim for row in before]) == before
