@@ -40,7 +40,7 @@ from surroundings import ROOT, show_progress
 
 _SOURCE: Final = str(Path(dualwrite.__file__).parent)
 _INSERT: Final = text("INSERT INTO counted (item) VALUES ('sofa')")
-_FOLDERS: Final = ("src", "migrations", "tests", "benchmarks")
+_FOLDERS: Final = ("src", "migrations", "tests", "tools", "benchmarks")
 _NO_CODE: Final = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
@@ -177,10 +177,10 @@ def code_lines(file: Path) -> int:
 
 
 def lines(root: Path) -> str:
-    """The table of files, lines, and lines of code of each folder."""
+    """The table of files, lines, and lines of code of each folder, without generated ones."""
     cells = []
     for folder in _FOLDERS:
-        files = sorted((root / folder).rglob("*.py"))
+        files = sorted(file for file in (root / folder).rglob("*.py") if not file.stem.endswith("_generated"))
         every = sum(len(file.read_bytes().splitlines()) for file in files)
         cells.append([folder, f"{len(files):,}", f"{every:,}", f"{sum(map(code_lines, files)):,}"])
     return table(["folder", "files", "lines", "code"], cells)

@@ -137,7 +137,7 @@ def test_calls_round_trips_and_lines() -> None:
     assert 0 < found["pool.run(unit), alone in its group"][0] < 680
     assert 0 < found["connect(lanes=3), known id"][3] < 25
     lines = {name: [number(cell) for cell in cells] for name, cells in rows_of(done.stdout, 4).items() if name != "folder"}
-    assert set(lines) == {"src", "migrations", "tests", "benchmarks"}
+    assert set(lines) == {"src", "migrations", "tests", "tools", "benchmarks"}
     assert all(0 < files < code < every for files, every, code in lines.values())
 
 
