@@ -20,7 +20,7 @@ from dualwrite.stores.sql.clock import clock_column, database_clock
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import begins_with_prefix, prefix_parameters
-from dualwrite.stores.sql.table import lease_table as t
+from dualwrite.stores.sql.table import lease_table
 from dualwrite.stores.state_row import MAX_OWNER_LENGTH
 
 _NOBODY: Final = ""
@@ -29,14 +29,14 @@ _NOBODY: Final = ""
 _MAX_IDS: Final = 500
 """Ids in one statement: SQLite had a limit of 999 parameters."""
 
-_AMONG: Final = t.c.transactional_id.in_(bindparam("ids", expanding=True))
-_OURS: Final = (_AMONG, t.c.owner == bindparam("owner_"))
-_RENEW: Final = update(t).where(*_OURS).values(leased_until=bindparam("until"))
-_READ_OURS: Final = select(t.c.transactional_id).where(*_OURS)
-_RELEASE: Final = update(t).where(*_OURS).values(owner=_NOBODY, leased_until=bindparam("now"))
-_ACQUIRE: Final = update(t).where(t.c.transactional_id == bindparam("id"))
-_INSERT: Final = insert(t)
-_LISTED: Final = begins_with_prefix(t.c.transactional_id), t.c.owner != _NOBODY
+_AMONG: Final = lease_table.c.transactional_id.in_(bindparam("ids", expanding=True))
+_OURS: Final = (_AMONG, lease_table.c.owner == bindparam("owner_"))
+_RENEW: Final = update(lease_table).where(*_OURS).values(leased_until=bindparam("until"))
+_READ_OURS: Final = select(lease_table.c.transactional_id).where(*_OURS)
+_RELEASE: Final = update(lease_table).where(*_OURS).values(owner=_NOBODY, leased_until=bindparam("now"))
+_ACQUIRE: Final = update(lease_table).where(lease_table.c.transactional_id == bindparam("id"))
+_INSERT: Final = insert(lease_table)
+_LISTED: Final = begins_with_prefix(lease_table.c.transactional_id), lease_table.c.owner != _NOBODY
 
 
 class SqlLeases(LeaseStore):
@@ -114,13 +114,13 @@ class SqlLeases(LeaseStore):
 @cache
 def _locking(dialect: str) -> Select[Any]:
     """The rows of ids, locked, each with the database's clock."""
-    return select(t, clock_column(dialect)).where(_AMONG).order_by(t.c.transactional_id).with_for_update()
+    return select(lease_table, clock_column(dialect)).where(_AMONG).order_by(lease_table.c.transactional_id).with_for_update()
 
 
 @cache
 def _listing(dialect: str) -> Select[Any]:
     """The leases of the ids that begin with a prefix, each with the database's clock."""
-    return select(t, clock_column(dialect)).where(*_LISTED)
+    return select(lease_table, clock_column(dialect)).where(*_LISTED)
 
 
 def _times(clock: float, seconds: float) -> dict[str, datetime]:

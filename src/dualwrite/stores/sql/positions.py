@@ -14,24 +14,24 @@ from dualwrite.stores.positions import Move, Partition, Position, Positions, in_
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.table import begins_with_prefix, prefix_parameters
-from dualwrite.stores.sql.table import position_table as t
+from dualwrite.stores.sql.table import position_table
 from dualwrite.stores.sql.transaction import SqlStoreTransaction
 from dualwrite.stores.transaction import StoreTransaction
 
-_OF_GROUP: Final = t.c.group_id == bindparam("group")
-_OF_ONE: Final = (_OF_GROUP, t.c.topic == bindparam("of_topic"), t.c.partition_number == bindparam("of_partition"))
-_CHECK_TABLE: Final = select(t.c.group_id).where(t.c.group_id == "").limit(1)
-_READ: Final = select(t).where(_OF_GROUP)
-_READ_ONE: Final = select(t).where(*_OF_ONE)
+_OF_GROUP: Final = position_table.c.group_id == bindparam("group")
+_OF_ONE: Final = (_OF_GROUP, position_table.c.topic == bindparam("of_topic"), position_table.c.partition_number == bindparam("of_partition"))
+_CHECK_TABLE: Final = select(position_table.c.group_id).where(position_table.c.group_id == "").limit(1)
+_READ: Final = select(position_table).where(_OF_GROUP)
+_READ_ONE: Final = select(position_table).where(*_OF_ONE)
 _MOVE: Final = (
-    update(t)
-    .where(*_OF_ONE, t.c.next_offset == bindparam("expected"), t.c.topic_id == bindparam("expected_id"))
+    update(position_table)
+    .where(*_OF_ONE, position_table.c.next_offset == bindparam("expected"), position_table.c.topic_id == bindparam("expected_id"))
     .values(next_offset=bindparam("next"), topic_id=bindparam("next_id"), updated_at=bindparam("now"))
 )
-_INSERT: Final = insert(t)
-_COUNT: Final = select(func.count()).select_from(t).where(_OF_GROUP)
-_DELETE: Final = delete(t).where(_OF_GROUP)
-_GROUPS: Final = select(t.c.group_id).where(begins_with_prefix(t.c.group_id)).distinct()
+_INSERT: Final = insert(position_table)
+_COUNT: Final = select(func.count()).select_from(position_table).where(_OF_GROUP)
+_DELETE: Final = delete(position_table).where(_OF_GROUP)
+_GROUPS: Final = select(position_table.c.group_id).where(begins_with_prefix(position_table.c.group_id)).distinct()
 
 Execute = Callable[..., Any]
 
