@@ -21,7 +21,6 @@ MODULES: Final = (
     "dualwrite/kafka/native/partition.py",
     "dualwrite/kafka/native/partitioners.py",
     "dualwrite/kafka/native/records.py",
-    "dualwrite/kafka/native/topic_partitions.py",
 )
 """What runs once for each message. Requests, EndTxn and recovery run a few times per transaction, and gain nothing."""
 

@@ -34,7 +34,7 @@ from sqlalchemy import create_engine, text
 import dualwrite
 from connect import network_between, statements_of
 from delay import Network
-from dualwrite.kafka.librdkafka.admin import create_topic
+from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from figures import table
 from surroundings import ROOT, show_progress
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 from confluent_kafka import Producer
 
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from figures import Spread, percentile, table, with_range
 from options import add_servers, count, parser_of, part, positive
 from processes import committed

@@ -18,7 +18,7 @@ from delay import Network
 from dualwrite import migration
 from dualwrite.devcluster import SERVER_JAVA_OPTIONS, DevCluster
 from dualwrite.kafka import KafkaConfig, NativeProducer
-from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
+from dualwrite.kafka.librdkafka.topic_admin import create_topic, delete_topic
 from dualwrite.testing.postgres import PostgresServer
 from surroundings import show_progress
 

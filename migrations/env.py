@@ -12,8 +12,8 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 from dualwrite.errors import StoreUnavailableError
-from dualwrite.jobs.tables import metadata
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.jobs.job_tables import metadata
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
 
 ADVISORY_LOCK = 939_000_001
 """Serializes concurrent upgrades (PostgreSQL); an arbitrary number that nothing else uses."""

@@ -12,11 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from dualwrite.delivery import Delivery
 from dualwrite.errors import ClaimTimeoutError, UsageError, WriterClosedError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
-from dualwrite.stores import rows
+from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
+from dualwrite.stores import row as rows
 from dualwrite.stores.base import (
     MAX_OWNER_LENGTH,
     Claim,
@@ -26,9 +24,9 @@ from dualwrite.stores.base import (
     StoreTransaction,
     TxnStateStore,
 )
-from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.row import document, parse_document
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from dualwrite.errors import *  # noqa: F403  (what its __all__ lists)
 if TYPE_CHECKING:
     from dualwrite.api import connect, create_pool, open_recoverer, plan_recovery, recover
     from dualwrite.kafka.topic import Topic
-    from dualwrite.pool.options import PoolOptions
     from dualwrite.pool.pool import WriterPool
+    from dualwrite.pool.scaling import PoolOptions
     from dualwrite.recipe.phases import Phase
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
@@ -63,7 +63,7 @@ _WHERE = {
     "IdReport": "dualwrite.recovery.report",
     "Outcome": "dualwrite.recovery.report",
     "Phase": "dualwrite.recipe.phases",
-    "PoolOptions": "dualwrite.pool.options",
+    "PoolOptions": "dualwrite.pool.scaling",
     "PreparedTxnState": "dualwrite.state",
     "Recoverer": "dualwrite.recovery.recoverer",
     "RecoveryPlan": "dualwrite.recovery.plan",

@@ -13,7 +13,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.choose import ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.settings import KNOWN_NAMES
+from dualwrite.kafka.native.native_settings import KNOWN_NAMES
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.plan import RecoveryPlan
@@ -28,13 +28,13 @@ from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
-    from dualwrite.pool.options import PoolOptions
     from dualwrite.pool.pool import WriterPool
+    from dualwrite.pool.scaling import PoolOptions
     from dualwrite.stores.rocksdb import RocksDBStore
-    from dualwrite.stores.rocksdb.batch import TransactionBatch
+    from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
     from dualwrite.stores.zookeeper import ZooKeeperStore
-    from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
+    from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
 
 log = SubjectLogger(__name__)
 
@@ -180,7 +180,7 @@ def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
     """Check the settings before anything is claimed: invalid settings must not take the id from a writer that works."""
     chosen_timeout_ms(config)  # raises if it is too short
     if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
-        from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415  (the native producer checks its own)
+        from dualwrite.kafka.librdkafka.librdkafka_producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
 
         check_settings(config)
 
@@ -279,8 +279,8 @@ def create_pool(
         ConfigurationError: A setting is missing, or contradicts another.
         DualWriteError: As for `DualWriter.open`.
     """
-    from dualwrite.pool.options import PoolOptions  # noqa: PLC0415  (a writer alone does not need it)
     from dualwrite.pool.pool import WriterPool  # noqa: PLC0415  (as above)
+    from dualwrite.pool.scaling import PoolOptions  # noqa: PLC0415  (a writer alone does not need it)
 
     _check_pool_arguments(connecting, {each.name for each in fields(PoolOptions)})
     options = options or PoolOptions()

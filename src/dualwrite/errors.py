@@ -6,8 +6,10 @@ boundaries (Spark, multiprocessing).
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 __all__ = [
     "AfterCommitError",
@@ -611,3 +613,22 @@ def causes_of(error: BaseException, *, before: BaseException | None = None) -> I
         seen.add(id(found))
         yield found
         error = found
+
+
+_NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
+
+
+def shell_word(text: str) -> str:
+    """Quote a text, if necessary, so that a shell reads it as one word.
+
+    What is not printable is escaped, as bash, ksh and zsh read it, so that the command can be shown, and pasted.
+    """
+    if _NEEDS_NO_QUOTES.fullmatch(text):
+        return text
+    return shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(each: str) -> str:
+    if each in "\\'":
+        return f"\\{each}"
+    return each if each.isprintable() else f"\\U{ord(each):08x}"

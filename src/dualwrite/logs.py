@@ -6,7 +6,9 @@ See docs/operations/monitoring.md.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 from dualwrite.errors import DualWriteError
 
@@ -43,3 +45,20 @@ class SubjectLogger(logging.LoggerAdapter[logging.Logger]):
 def if_unexpected(error: BaseException) -> BaseException | None:
     """For `exc_info`: the error, unless it is one of ours, whose text says what failed, why, and what to do."""
     return None if isinstance(error, DualWriteError) else error
+
+
+class SupportsClose(Protocol):
+    """A socket, a connection, a producer."""
+
+    def close(self) -> object:
+        """Release its resources."""
+
+
+@contextmanager
+def closed_on_error(made: SupportsClose) -> Iterator[None]:
+    """Close it if the block raises anything, KeyboardInterrupt included; otherwise it stays open."""
+    try:
+        yield
+    except BaseException:
+        made.close()
+        raise

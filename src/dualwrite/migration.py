@@ -34,13 +34,17 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.cleanup import quietly
-from dualwrite.stores.sql.dialects import dialect_of
-from dualwrite.stores.sql.engines import make_engine, parse_url
-from dualwrite.stores.sql.errors import ErrorMap
-from dualwrite.stores.sql.home import SCHEMAS_ARE_DATABASES, found_schema
-from dualwrite.stores.sql.schema import made_in_schema, refuse_without_schemas, schema_script, script_in_schema
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.stores.sql.engines import dialect_of, make_engine, parse_url
+from dualwrite.stores.sql.home import (
+    SCHEMAS_ARE_DATABASES,
+    found_schema,
+    made_in_schema,
+    refuse_without_schemas,
+    schema_script,
+    script_in_schema,
+)
+from dualwrite.stores.sql.sql_errors import ErrorMap, quietly
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
 
 _RELATIVE: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer
+from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer, progress_of
 from dualwrite.kafka.messages import check_many, checked_message, checked_messages
-from dualwrite.kafka.offsets import progress_of
 from dualwrite.outages import DATABASE, Side
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
 from dualwrite.stores.positions import Move, Positions
-from dualwrite.stores.transaction import RunAloneError
+from dualwrite.stores.store_transaction import RunAloneError
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import (
     ConcurrentUseError,
     ConfigurationError,
@@ -18,17 +18,16 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.event_loop import check_may_block
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, OpenTransaction, Transaction, forked
 from dualwrite.transactional import transactional

@@ -16,12 +16,11 @@ import pytest
 
 import dualwrite
 from dualwrite.cli import recover
-from dualwrite.cli.next_command import GivenOptions
+from dualwrite.cli.options import GivenOptions
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, FencedError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints

@@ -16,8 +16,7 @@ from rich.console import Console
 from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.cli import watch
-from dualwrite.cli.stuck import Look
-from dualwrite.cli.stuck_view import stuck_table
+from dualwrite.cli.stuck import Look, stuck_table
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url

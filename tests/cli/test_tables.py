@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from cli.conftest import Crash, NewName, Run
-from dualwrite.cli import tables
+from dualwrite.cli import output
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
@@ -28,7 +28,7 @@ CHANGES = re.compile(r"\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # ages and times d
 
 def printed(headings: list[str], rows: list[list[str]], width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(tables.table_of(headings, rows, width), soft_wrap=True)
+    console.print(output.table_of(headings, rows, width), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -65,7 +65,7 @@ def test_a_list_names_the_cells_of_a_row() -> None:
         f"  because  {'x' * 30}",
     ]
     assert printed(["id", "state", "because"], rows, 80)[0].split() == ["id", "state", "because"]
-    assert tables.folded("shop.2#0123456789ab.17", 15) == ["shop.2#", "0123456789ab.17"]
+    assert output.folded("shop.2#0123456789ab.17", 15) == ["shop.2#", "0123456789ab.17"]
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_commands_fit_into_80_columns(
     for command in commands:
         wide = called(*command)[1]
         with monkeypatch.context() as patch:
-            patch.setattr(tables, "terminal_width", lambda: WIDTH)
+            patch.setattr(output, "terminal_width", lambda: WIDTH)
             patch.setattr("dualwrite.cli.stuck.terminal_width", lambda: WIDTH)
             narrow = called(*command)[1]
         assert wide

@@ -13,7 +13,7 @@ import pytest
 
 from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite.cli import main
-from dualwrite.cli.tool_group import in_our_order
+from dualwrite.cli.tool_options import in_our_order
 from dualwrite.devcluster import DevCluster
 from dualwrite.recovery import recoverer
 from fixtures import json_pages

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import state_table
+from dualwrite.stores.sql.tables import state_table
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 from fixtures.pace import LIMIT

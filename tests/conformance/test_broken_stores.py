@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.rocksdb.batch import ColumnFamilyBatch
-from dualwrite.stores.rocksdb.store import RocksDBStore
-from dualwrite.stores.sql.transaction import SqlStoreTransaction
+from dualwrite.stores.rocksdb.rocksdb_batch import ColumnFamilyBatch
+from dualwrite.stores.rocksdb.rocksdb_store import RocksDBStore
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.testing.stores import ConnectionLossConformance, FencingConformance, StoreScene, UnitConformance, fencing
 
 _record = SqlStoreTransaction.record

@@ -11,9 +11,9 @@ from sqlalchemy import bindparam, delete, func, literal, select, update
 
 from dualwrite.errors import ClaimTimeoutError, DualWriteError, PositionMovedError, StoreUnavailableError
 from dualwrite.stores.positions import Move, check_expected
-from dualwrite.stores.sql import positions as sql
-from dualwrite.stores.sql.positions import SqlPositions
-from dualwrite.stores.sql.table import position_table as t
+from dualwrite.stores.sql import sql_keeping as sql
+from dualwrite.stores.sql.sql_keeping import SqlPositions
+from dualwrite.stores.sql.tables import position_table as t
 from dualwrite.testing.stores import PositionConformance, StoreScene
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -12,8 +12,8 @@ from sql_conformance import cut_once
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
 from dualwrite.stores.zookeeper.paths import state_path
+from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.stores import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene
 from dualwrite.testing.zookeeper import ZooKeeperServer

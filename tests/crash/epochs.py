@@ -14,7 +14,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from fixtures.pace import LIMIT, TimeLimitError
 from fixtures.producing import producing
 

@@ -23,7 +23,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import started, wait_for_markers
@@ -118,7 +118,7 @@ def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(
     scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction of the last epoch was rolled back, so the row still names the previous one, which committed."""
-    monkeypatch.setattr("dualwrite.kafka.native.producer.LAST_EPOCH", LAST_EPOCH + 1)
+    monkeypatch.setattr("dualwrite.kafka.native.native_producer.LAST_EPOCH", LAST_EPOCH + 1)
     scene = scenes[LAST_EPOCH - 2].pop()
     with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
         write_event(writer, scene.topic, 2)

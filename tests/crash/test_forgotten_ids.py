@@ -17,13 +17,12 @@ from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.retention import delete_records
 from crash.scene import Scene
-from dualwrite.delivery import Fate, Place
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe import ownership
 from dualwrite.recovery.decision import Decision
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import Fate, Place, PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.testing.topics import read_committed
 from fixtures.broker import PROMPT_TIMEOUTS, started

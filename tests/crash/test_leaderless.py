@@ -24,9 +24,9 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect.topics import describe_topics
-from dualwrite.kafka.librdkafka.admin import admin_client
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.inspect import describe_topics
+from dualwrite.kafka.librdkafka.topic_admin import admin_client
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed

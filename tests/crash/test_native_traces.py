@@ -20,7 +20,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, happened

@@ -25,8 +25,8 @@ from dualwrite.cli import db, status
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity, examine
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.recovery.copies import keep_store_id, new_store_id
+from dualwrite.kafka.native.native_producer import NativeProducer
+from dualwrite.recovery.clusters import keep_store_id, new_store_id
 from dualwrite.state import TransactionStatus
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer

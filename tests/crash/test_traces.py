@@ -26,9 +26,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import TransactionStatus
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+from dualwrite.state import ProducerKind, TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.pace import happened, joined, until
 from fixtures.tiers import thinned

@@ -15,12 +15,11 @@ from crash.databases import DATABASES, Databases
 from crash.scene import Scene
 from dualwrite.cli import db
 from dualwrite.devcluster import DevCluster
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery import clusters
 from dualwrite.recovery.clusters import move_to_cluster
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, Resolution, StateRow
-from dualwrite.stores.sql.table import state_table
+from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 

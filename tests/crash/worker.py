@@ -15,7 +15,7 @@ from typing import Any
 
 import dualwrite
 from crash import events
-from dualwrite.kafka.native import producer as native
+from dualwrite.kafka.native import native_producer as native
 from dualwrite.recipe import idle
 from dualwrite.state import MAX_EPOCH
 from fixtures.pace import LIMIT

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.demo.comparison import Evidence, Findings, Message, compare
 from dualwrite.demo.flights import Flight, share_of
+from dualwrite.demo.verdict import Evidence, Findings, Message, compare
 
 AIRCRAFT = ("N1", "N2", "N3")
 

@@ -10,9 +10,16 @@ from unittest.mock import Mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.demo.kills import MAX_DELAY, MAX_OPENING_DELAY, MAX_POOL_DELAY, Kill, plan_kills
-from dualwrite.demo.process import Stage, WorkerProcess
-from dualwrite.demo.supervisor import Supervisor
+from dualwrite.demo.supervisor import (
+    MAX_DELAY,
+    MAX_OPENING_DELAY,
+    MAX_POOL_DELAY,
+    Kill,
+    Stage,
+    Supervisor,
+    WorkerProcess,
+    plan_kills,
+)
 
 
 @given(

@@ -21,11 +21,10 @@ from sqlalchemy.exc import OperationalError
 
 from dualwrite.cli import main
 from dualwrite.demo import flights, supervisor
-from dualwrite.demo.comparison import Findings
-from dualwrite.demo.errors import DemoError
-from dualwrite.demo.run import Options, run_demo
-from dualwrite.demo.screen import Silent
+from dualwrite.demo.job import DemoError
+from dualwrite.demo.run import Options, Silent, run_demo
 from dualwrite.demo.supervisor import Tally
+from dualwrite.demo.verdict import Findings
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.settings import ProducerName
@@ -141,7 +140,7 @@ def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
 def test_disagreement_is_exit_code_1_with_the_next_step(
     kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualwrite.demo.evidence._content", lambda _: None)
+    monkeypatch.setattr("dualwrite.demo.verdict._content", lambda _: None)
     assert main(["demo", "--departures", "10", "--kills", "0", "--kafka", kafka["bootstrap.servers"]]) == 1
     printed = capsys.readouterr().out
     assert "DISAGREEMENT: 10 lost, 10 phantom." in printed

@@ -10,10 +10,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from dualwrite.demo.comparison import Findings
-from dualwrite.demo.screen import Bar, Lines, Quiet, Screen, screen_for, show_verdict
+from dualwrite.demo.run import Bar, Lines, Quiet, Screen, screen_for, show_verdict
 from dualwrite.demo.supervisor import Tally
-from dualwrite.demo.verdict import Verdict
+from dualwrite.demo.verdict import Findings, Verdict
 
 
 @pytest.fixture

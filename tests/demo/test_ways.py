@@ -13,15 +13,12 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 
 import dualwrite
-from dualwrite.demo.comparison import compare
-from dualwrite.demo.errors import StalePositionError
-from dualwrite.demo.evidence import read_evidence
 from dualwrite.demo.flights import Flight, read_flights
-from dualwrite.demo.job import Job
+from dualwrite.demo.job import Job, StalePositionError
 from dualwrite.demo.places import Places, prepared
-from dualwrite.demo.process import Report, WorkerProcess
-from dualwrite.demo.ways import WINDOW, Transaction, opened
-from dualwrite.demo.worker import encoded
+from dualwrite.demo.supervisor import Report, WorkerProcess
+from dualwrite.demo.verdict import compare, read_evidence
+from dualwrite.demo.worker import WINDOW, Transaction, encoded, opened
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DeliveryError, FencedError, InDoubtTransactionError
 from fixtures.pace import LIMIT, until

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dualwrite.devcluster import DevCluster, SilentProgress, archive
-from dualwrite.devcluster.archive import ClassArchive
-from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
-from dualwrite.devcluster.java import Java, find_java
+from dualwrite.devcluster import DevCluster, SilentProgress, programs
+from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION, ClassArchive, Java, find_java
 from fixtures.pace import LIMIT, joined
 
 OPTIONS = ["-XX:+UseSerialGC", "-Xshare:auto"]
@@ -23,7 +21,7 @@ CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/la"  # the JVM i
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache without an archive."""
-    monkeypatch.setattr(archive, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(programs, "cache_dir", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "classes"
 
 
@@ -136,7 +134,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache with the archive of the first broker that used it."""
     place = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(archive, "cache_dir", lambda: place)
+        patch.setattr(programs, "cache_dir", lambda: place)
         with DevCluster.temporary(timeout=LIMIT) as cluster:
             assert archives(cluster) == set()
             assert not list(cluster.data_dir.rglob("classes"))

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.devcluster import DevCluster, DevClusterError, probe, readiness
-from dualwrite.devcluster.record import ClusterRecord
+from dualwrite.devcluster import DevCluster, DevClusterError, starting
+from dualwrite.devcluster.registry import ClusterRecord
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, InitProducerIdRequest
 from fixtures.pace import LIMIT, until
@@ -21,7 +21,7 @@ Response = TypeVar("Response")
 
 
 def ask(cluster: DevCluster, request: Request[Response]) -> Response:
-    with probe._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
+    with starting._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
         return nodes.send(1, request)
 
 
@@ -130,9 +130,9 @@ def test_another_cluster_on_the_port_is_not_taken_for_this_one(cluster: DevClust
     """It may have taken the port between the check and the start of the broker; its node has the same id."""
     record = ClusterRecord.load(cluster.data_dir)
     assert record is not None
-    assert readiness.obstacle(record, record.nodes) is None
+    assert starting.obstacle(record, record.nodes) is None
     record.cluster_id = "another"
-    assert "answered by another cluster" in (readiness.obstacle(record, record.nodes) or "")
+    assert "answered by another cluster" in (starting.obstacle(record, record.nodes) or "")
 
 
 def test_an_unknown_node_is_named(cluster: DevCluster) -> None:

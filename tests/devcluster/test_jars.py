@@ -14,13 +14,13 @@ import jgo.util.http
 import pytest
 import requests
 
-from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, DevClusterError, jars
+from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, DevClusterError, programs
 from fixtures.pace import happened
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(jars, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(programs, "cache_dir", lambda: tmp_path)
     return tmp_path
 
 
@@ -29,16 +29,16 @@ def offline(*_args: object, **_kwargs: object) -> None:
 
 
 def test_the_classpath_has_a_logging_backend() -> None:
-    names = {jar.name for jar in jars.classpath(DEFAULT_KAFKA_VERSION)}
+    names = {jar.name for jar in programs.classpath(DEFAULT_KAFKA_VERSION)}
     assert f"kafka-clients-{DEFAULT_KAFKA_VERSION}.jar" in names
     assert any(name.startswith("log4j-slf4j-impl-2.25") for name in names)
     assert any(name.startswith("slf4j-api-1.7") for name in names)
 
 
 def test_cached_jars_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = jars.classpath(DEFAULT_KAFKA_VERSION)
+    first = programs.classpath(DEFAULT_KAFKA_VERSION)
     monkeypatch.setattr(jgo.util.http, "request", offline)
-    assert jars.classpath(DEFAULT_KAFKA_VERSION) == first
+    assert programs.classpath(DEFAULT_KAFKA_VERSION) == first
 
 
 @pytest.mark.slow
@@ -46,12 +46,12 @@ def test_an_unreachable_network_is_one_clear_error(cache: Path, tmp_path: Path, 
     monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
     monkeypatch.setattr(jgo.util.http, "request", offline)
     with pytest.raises(DevClusterError, match=r"could not be downloaded.*no route to host.*check the network"):
-        jars.classpath(DEFAULT_KAFKA_VERSION)
+        programs.classpath(DEFAULT_KAFKA_VERSION)
 
 
 def test_an_invalid_version_is_refused() -> None:
     with pytest.raises(DevClusterError, match="not a Kafka version"):
-        jars.classpath("latest")
+        programs.classpath("latest")
 
 
 class Artifact:
@@ -68,11 +68,11 @@ class Artifact:
 
 
 def test_a_truncated_jar_is_downloaded_again(tmp_path: Path) -> None:
-    whole = next(jar for jar in jars.classpath(DEFAULT_KAFKA_VERSION) if jar.name.startswith("slf4j-api"))
+    whole = next(jar for jar in programs.classpath(DEFAULT_KAFKA_VERSION) if jar.name.startswith("slf4j-api"))
     path = tmp_path / "slf4j.jar"
     path.write_bytes(whole.read_bytes()[:1000])
     artifact = Artifact(path, whole)
-    assert jars._undamaged(artifact).read_bytes() == whole.read_bytes()
+    assert programs._undamaged(artifact).read_bytes() == whole.read_bytes()
     assert artifact.downloads == 1
 
 
@@ -83,7 +83,7 @@ POM = b"<project><groupId>g</groupId><artifactId>a</artifactId><version>1</versi
 def repository(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the artifact g:a:1 in an empty local Maven repository, which is also what the cache is."""
     monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
-    monkeypatch.setattr(jars, "_PAUSE", 0)
+    monkeypatch.setattr(programs, "_PAUSE", 0)
     return tmp_path / "m2" / "g" / "a" / "1"
 
 
@@ -113,7 +113,7 @@ def test_a_pom_of_a_download_that_was_killed_is_downloaded_again(
     repository.mkdir(parents=True)
     (repository / "a-1.pom").write_bytes(rest)
     serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
-    assert jars.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
+    assert programs.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
     assert (repository / "a-1.pom").read_bytes() == POM
 
 
@@ -123,9 +123,9 @@ def test_a_login_page_instead_of_a_pom_is_not_kept(
 ) -> None:
     serve(monkeypatch, pom=page)
     with pytest.raises(DevClusterError, match=r"a-1\.pom is something else.*proxy settings"):
-        jars.artifact_jars("A", "1", ["g:a:1"])
+        programs.artifact_jars("A", "1", ["g:a:1"])
     serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
-    assert jars.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
+    assert programs.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
 
 
 def test_a_login_page_instead_of_the_pom_of_a_dependency_leaves_nothing_out(
@@ -138,9 +138,9 @@ def test_a_login_page_instead_of_the_pom_of_a_dependency_leaves_nothing_out(
     page = b"<html><body/></html>"
     serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": page, "c-1.pom": c})
     with pytest.raises(DevClusterError, match=r"b-1\.pom is something else.*proxy settings"):
-        jars.artifact_jars("A", "1", ["g:a:1"])
+        programs.artifact_jars("A", "1", ["g:a:1"])
     serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": b, "c-1.pom": c})
-    assert {path.name for path in jars.artifact_jars("A", "1", ["g:a:1"])} == {"a-1.jar", "b-1.jar", "c-1.jar"}
+    assert {path.name for path in programs.artifact_jars("A", "1", ["g:a:1"])} == {"a-1.jar", "b-1.jar", "c-1.jar"}
 
 
 def test_poms_that_only_maven_can_read_are_kept(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_poms_that_only_maven_can_read_are_kept(tmp_path: Path) -> None:
     }
     for name, content in {**kept, "truncated.pom": POM[:40], "page.pom": b"<html/>"}.items():
         (tmp_path / name).write_bytes(content)
-    jars._remove_damaged_poms(tmp_path)
+    programs._remove_damaged_poms(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept.keys()
 
 
@@ -160,7 +160,7 @@ def test_a_refused_request_is_not_taken_for_a_missing_version_only(
 ) -> None:
     serve(monkeypatch, status, pom=b"", jar=b"")
     with pytest.raises(DevClusterError, match=r"a proxy refused.*another version, or check the network and the proxy"):
-        jars.artifact_jars("A", "1", ["g:a:1"])
+        programs.artifact_jars("A", "1", ["g:a:1"])
 
 
 def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.Mo
         happened(release)
         return [jar]
 
-    monkeypatch.setattr(jars, "_download", download)
-    run: Callable[[], object] = lambda: jars.classpath("9.9.9")  # noqa: E731
+    monkeypatch.setattr(programs, "_download", download)
+    run: Callable[[], object] = lambda: programs.classpath("9.9.9")  # noqa: E731
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()

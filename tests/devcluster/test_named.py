@@ -22,11 +22,11 @@ from dualwrite.devcluster import (
     ports,
     registry,
 )
+from dualwrite.devcluster.broker_process import BrokerProcess
+from dualwrite.devcluster.cluster import plan
 from dualwrite.devcluster.locations import make_cache_directory
 from dualwrite.devcluster.node import ClusterFiles
-from dualwrite.devcluster.plan import plan
-from dualwrite.devcluster.process import BrokerProcess
-from dualwrite.devcluster.record import ClusterRecord
+from dualwrite.devcluster.registry import ClusterRecord
 
 
 def pretend_reboot(cluster: DevCluster) -> None:

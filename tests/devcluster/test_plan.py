@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dualwrite.devcluster import DevClusterError, Security, SettingsDifferError, TlsFiles
-from dualwrite.devcluster.plan import plan
-from dualwrite.devcluster.properties import render, server_properties
-from dualwrite.devcluster.record import ClusterRecord
-from dualwrite.devcluster.settings import ClusterSettings
+from dualwrite.devcluster.cluster import plan
+from dualwrite.devcluster.cluster_settings import ClusterSettings
+from dualwrite.devcluster.node import render, server_properties
+from dualwrite.devcluster.registry import ClusterRecord
 
 
 def properties(record: ClusterRecord, index: int = 0) -> dict[str, str]:

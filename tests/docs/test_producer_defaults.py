@@ -10,8 +10,8 @@ import pytest
 
 import dualwrite
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka import settings as librdkafka
-from dualwrite.kafka.native.settings import KNOWN_NAMES, MAX_IN_FLIGHT, NativeSettings
+from dualwrite.kafka.librdkafka import librdkafka_producer as librdkafka
+from dualwrite.kafka.native.native_settings import KNOWN_NAMES, MAX_IN_FLIGHT, NativeSettings
 from fixtures.tables import table
 
 GUIDE: Final = (Path(__file__).parents[2] / "docs" / "guides" / "producers.md").read_text(encoding="utf-8")

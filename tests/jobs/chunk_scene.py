@@ -11,8 +11,7 @@ import pyarrow as pa
 import dualwrite
 from crash.events import Events
 from dualwrite import DualWriter, Transaction
-from dualwrite.spark.chunks import PartitionReport, arrow_chunks, write_chunks
-from dualwrite.spark.markers import JobPlan, forget_job
+from dualwrite.spark.chunks import JobPlan, PartitionReport, arrow_chunks, forget_job, write_chunks
 from dualwrite.testing.topics import read_committed
 
 Write = Callable[[Transaction, Any], object]

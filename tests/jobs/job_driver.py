@@ -12,8 +12,8 @@ from pathlib import Path
 
 from job_scene import NumberSink
 
-from dualwrite.jobs.context import JobSite, OpenSite
 from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.job_context import JobSite, OpenSite
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.stores.sql import mysql, postgresql

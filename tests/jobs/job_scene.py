@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dualwrite.jobs.context import JobSite
 from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.job_context import JobSite
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.kafka.base import TransactionalProducer

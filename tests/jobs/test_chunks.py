@@ -18,8 +18,7 @@ from crash.events import events_at
 from dualwrite import FencedError, SqlStateStore, StateTableMissingError, Transaction, UsageError, migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ChunkChangedError, ConfigurationError, JobPlanChangedError, StoreCommitFailedError
-from dualwrite.spark.chunks import PartitionReport
-from dualwrite.spark.markers import JobPlan, forget_job
+from dualwrite.spark.chunks import JobPlan, PartitionReport, forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy

@@ -22,11 +22,10 @@ from dualwrite.errors import (
     LostTransactionError,
     PrefixLeasedError,
 )
+from dualwrite.jobs.job_recovery import delete_staged, recover_job
+from dualwrite.jobs.job_tables import AttemptRow, StagedRows
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.recovery import delete_staged, recover_job
 from dualwrite.jobs.rules import TaskOutcome
-from dualwrite.jobs.staged_rows import StagedRows
-from dualwrite.jobs.tables import AttemptRow
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import Recoverer

@@ -12,13 +12,13 @@ from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
 import dualwrite
-from dualwrite.cli import jobs, recover, status, transactions
-from dualwrite.cli.jobs import jobs_to_recover
+from dualwrite.cli import recover, recover_jobs, status, transactions
 from dualwrite.cli.options import settings_for
+from dualwrite.cli.recover_jobs import jobs_to_recover
 from dualwrite.errors import BatchRefusedError, JobClosedError, StoreError
-from dualwrite.jobs.context import OpenSite
+from dualwrite.jobs.job_context import OpenSite
+from dualwrite.jobs.job_recovery import plan_job, recover_job
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.recovery import plan_job, recover_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT
@@ -75,8 +75,8 @@ def test_the_error_of_a_job_does_not_stop_the_others(postgres_scene: JobScene, m
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "plan_job", fails_for_the_first(plan_job))
-        patch.setattr(jobs, "recover_job", fails_for_the_first(recover_job))
+        patch.setattr(recover_jobs, "plan_job", fails_for_the_first(plan_job))
+        patch.setattr(recover_jobs, "recover_job", fails_for_the_first(recover_job))
         planned = run(scene, "--dry-run", "--json")
         recovered = run(scene, "--json")
     assert (planned.exit_code, recovered.exit_code) == (1, 1)
@@ -127,13 +127,13 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), PARTS))
     settings = settings_for(scene.url, scene.servers, None)
-    with jobs_to_recover(settings, scene.store.list(), "", named=False, release=False) as jobs:
-        assert jobs is not None
-        assert [row.prefix for row in jobs.rows] == [scene.prefix]
+    with jobs_to_recover(settings, scene.store.list(), "", named=False, release=False) as recover_jobs:
+        assert recover_jobs is not None
+        assert [row.prefix for row in recover_jobs.rows] == [scene.prefix]
         outcomes = scene.write(scene.run(1), [[7]])
-        jobs.recover(release=False, yes=True)
-        jobs.name_skipped()
-        assert [(row.prefix, row.batch_id) for row in jobs.skipped] == [(scene.prefix, 1)]
+        recover_jobs.recover(release=False, yes=True)
+        recover_jobs.name_skipped()
+        assert [(row.prefix, row.batch_id) for row in recover_jobs.skipped] == [(scene.prefix, 1)]
     assert "Skipped: batch 1 of job 'job' is open" in capsys.readouterr().err
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
@@ -143,14 +143,14 @@ def test_a_prefix_whose_next_batch_is_opened_meanwhile_is_confirmed_again(postgr
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), PARTS))
     settings = settings_for(scene.url, scene.servers, None)
-    with jobs_to_recover(settings, scene.store.list(), scene.prefix, named=False, release=False) as jobs:
-        assert jobs is not None
+    with jobs_to_recover(settings, scene.store.list(), scene.prefix, named=False, release=False) as recover_jobs:
+        assert recover_jobs is not None
         outcomes = scene.write(scene.run(1), [[7]])
         with pytest.raises(typer.Exit):
-            jobs.recover(release=False, yes=False)
+            recover_jobs.recover(release=False, yes=False)
         scene.commit(outcomes)
         outcomes = scene.write(scene.run(2), [[8]])
-        jobs.recover(release=False, yes=True)
+        recover_jobs.recover(release=False, yes=True)
     with pytest.raises(JobClosedError):
         scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])

@@ -9,7 +9,7 @@ from job_scene import JobScene
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ClusterMismatchError
-from dualwrite.jobs.recovery import recover_job
+from dualwrite.jobs.job_recovery import recover_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 

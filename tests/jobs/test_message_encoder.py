@@ -13,8 +13,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError, InvalidMessageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.spark.frame import MessageEncoder
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.pace import LIMIT

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.spark.chunks import arrow_chunks, cut
-from dualwrite.spark.digest import table_digest
+from dualwrite.spark.loading import table_digest
 
 ROWS = st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.text(), st.none() | st.binary()))
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string()), ("data", pa.binary())])

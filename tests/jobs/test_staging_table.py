@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError, UsageError
-from dualwrite.jobs.staged_rows import StagedRows, quoted_name
+from dualwrite.jobs.job_tables import StagedRows, quoted_name
 from dualwrite.spark.columns import compare, table_columns
 from dualwrite.spark.staging import StagingTable
 from dualwrite.testing.postgres import PostgresServer

@@ -15,7 +15,7 @@ from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from fixtures.acls import AUTHORIZED
 from fixtures.broker import USERS, make_topic, started
 from fixtures.open_transactions import left_open

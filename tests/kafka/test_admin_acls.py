@@ -24,7 +24,7 @@ from dualwrite.admin import Ending, Reason, RecordTransaction, TransactionAdmin
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from fixtures import acls, json_pages
 from fixtures.acls import Operation, Resource
 from fixtures.broker import TRUSTING, make_topic

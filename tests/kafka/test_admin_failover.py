@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient
 from outage_scene import IDS, PARTITIONS, TOPIC, coordinators, must_have_responded, three_brokers
 
 from dualwrite.admin import StuckSearch, TransactionAdmin
+from dualwrite.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC, partition_of_group
 from fixtures.pace import LIMIT, limit, until
 
 pytestmark = pytest.mark.soak  # in CI: brokers that do not respond, in test_admin_outage

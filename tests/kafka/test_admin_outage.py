@@ -11,10 +11,10 @@ import pytest
 from outage_scene import IDS, PARTITIONS, TOPIC, coordinators, must_have_responded, three_brokers
 
 from dualwrite.admin import TransactionAdmin
+from dualwrite.admin.requests import Brokers
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.admin.brokers import Brokers
 from fixtures import json_pages
 from fixtures.broker import make_topic
 from fixtures.pace import LIMIT, TimeLimitError, limit, until

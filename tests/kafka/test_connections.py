@@ -22,13 +22,12 @@ import dualwrite
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import UsageError
-from dualwrite.kafka.client import sockets
+from dualwrite.kafka.client import broker_connection
+from dualwrite.kafka.client.broker_connection import ConnectionLostError, Opening, open_socket
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.opening import Opening
-from dualwrite.kafka.client.sockets import ConnectionLostError, open_socket
-from dualwrite.kafka.native import markers
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native import retry_policy
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.migration import upgrade
 from fixtures.broker import USERS, make_topic, read_values, started
 from fixtures.logins import LOGIN
@@ -222,7 +221,7 @@ def test_a_session_is_renewed_on_its_connection_with_requests_in_flight(
     """KIP-368: when a session is renewed no connection is replaced, unless the machine stands still for longer than the
     client's margin: a request then arrives when its session is over.
     """
-    monkeypatch.setattr(markers, "_LIMIT", LIMIT)  # a check of the markers that takes longer costs the connection
+    monkeypatch.setattr(retry_policy, "_LIMIT", LIMIT)  # a check of the markers that takes longer costs the connection
     login = {"sasl.mechanism": "SCRAM-SHA-512", **LOGIN}
     producer, topic = new_producer("SASL_PLAINTEXT", **login), new_name("topic")
     warm_topic(strict_host, topic)
@@ -294,8 +293,8 @@ def test_an_address_of_a_family_that_the_system_lacks_is_a_lost_connection(
         (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", free_port)),
         (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", free_port, 0, 0)),
     ]
-    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(sockets.socket, "socket", without_ipv6)
+    monkeypatch.setattr(broker_connection.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(broker_connection.socket, "socket", without_ipv6)
     for last in ("Address family not supported", "refused"):
         with pytest.raises(ConnectionLostError, match=last):
             open_socket(Address("broker", 9092), KafkaConfig.of("broker:9092"), Deadline.after(LIMIT))

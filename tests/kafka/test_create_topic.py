@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.librdkafka.admin import admin_client, create_topic, delete_topic
+from dualwrite.kafka.librdkafka.topic_admin import admin_client, create_topic, delete_topic
 from fixtures.broker import started
 from fixtures.pace import LIMIT, until
 

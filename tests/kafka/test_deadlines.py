@@ -30,19 +30,19 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.base import ProducerFactory
+from dualwrite.kafka.client.broker_connection import Opening
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.opening import Opening
-from dualwrite.kafka.inspect.capabilities import probe
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-from dualwrite.kafka.native.patience import Patience
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.inspect import probe
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
+from dualwrite.kafka.native.retry_policy import Patience
 from dualwrite.migration import upgrade
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
+from dualwrite.state import ProducerKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT as PATIENCE
 from fixtures.pace import joined

@@ -8,8 +8,8 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity
-from dualwrite.diagnosis.topic_findings import judge_topic
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.diagnosis.kafka_findings import judge_topic
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
 from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, until
 

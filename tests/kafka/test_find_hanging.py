@@ -21,7 +21,7 @@ from dualwrite.errors import BrokerError, ConfigurationError, UnknownTopicError
 from dualwrite.kafka import probe
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from fixtures.apache_tool import transactions_tool
 from fixtures.broker import TRUSTING, make_topic, started, wait_for_markers
 from fixtures.open_transactions import left_open

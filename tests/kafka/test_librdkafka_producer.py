@@ -24,7 +24,7 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures import pace
 from fixtures.acls import Operation, Resource, grant

@@ -9,14 +9,13 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.delivery import Delivery, Fate, Place
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.state import PreparedTxnState
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
+from dualwrite.state import Delivery, Fate, Place, PreparedTxnState
 from fixtures.broker import make_topic, wait_for_markers
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned

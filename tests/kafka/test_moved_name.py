@@ -6,7 +6,7 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ClusterMismatchError
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.testing.proxy import TcpProxy
 

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.messages_generated import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS

@@ -19,12 +19,11 @@ from dualwrite.errors import (
     ProducerFencedError,
     TransactionTimeoutRefusedError,
 )
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.native.states import ProducerState
-from dualwrite.kafka.offsets import GroupMetadata
+from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from fixtures import pace
 from fixtures.broker import make_topic, read_topic, read_values

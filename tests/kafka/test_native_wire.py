@@ -20,13 +20,12 @@ from dualwrite.errors import (
     ProducerFencedError,
     UnknownTransactionStateError,
 )
+from dualwrite.kafka.client.broker_connection import Opening
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.opening import Opening
-from dualwrite.kafka.native import markers
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native import retry_policy
+from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.kafka.native.sender import Sender
-from dualwrite.kafka.native.states import ProducerState
 from dualwrite.state import PreparedTxnState
 from fixtures.pace import LIMIT
 from fixtures.wire_server import NODE_ID, PRODUCER_ID, WireServer, init_producer_id_answer
@@ -194,8 +193,8 @@ def test_a_coordinator_with_slow_markers_is_asked_a_dozen_times_at_most() -> Non
 def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
     now = [1000.0]
-    monkeypatch.setattr(markers, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(markers, "_SLOW", LIMIT)  # how long a message takes here says nothing about markers
+    monkeypatch.setattr(retry_policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(retry_policy, "_SLOW", LIMIT)  # how long a message takes here says nothing about markers
     epochs = iter(range(1, 1000))
     finished = lambda request: described_as("CompleteCommit", request)  # noqa: E731
     ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731

@@ -16,6 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
 import dualwrite
+from dualwrite.admin.listing import two_phase_by_broker
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
@@ -25,18 +26,14 @@ from dualwrite.errors import (
     TwoPhaseCommitRefusedError,
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
-from dualwrite.kafka.admin.two_phase import two_phase_by_broker
 from dualwrite.kafka.client import messages_generated
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect.capabilities import TWO_PHASE_SETTING
-from dualwrite.kafka.inspect.client import InspectionClient
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.native.states import ProducerState
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.kafka.inspect import TWO_PHASE_SETTING, InspectionClient
+from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.recovery.report import Outcome
 from dualwrite.settings import ProducerName, Settings, Timeouts
-from dualwrite.state import TransactionStatus
+from dualwrite.state import ProducerKind, TransactionStatus
 from dualwrite.testing import failpoints
 from fixtures.acls import Names, Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, started
@@ -393,7 +390,7 @@ def test_a_missing_version_with_hidden_settings_has_two_possible_reasons() -> No
 
 def test_the_probe_needs_no_librdkafka() -> None:
     graph = grimp.build_graph("dualwrite", include_external_packages=True)
-    assert graph.find_shortest_chain("dualwrite.kafka.inspect.capabilities", "confluent_kafka") is None
+    assert graph.find_shortest_chain("dualwrite.kafka.inspect", "confluent_kafka") is None
 
 
 @table(

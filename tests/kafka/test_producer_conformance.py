@@ -10,12 +10,11 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.base import TransactionalProducer, progress_of
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.offsets import progress_of
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.testing.producers import ProducerCapabilities, ProducerConformance, ProducerScene, SeenMessage
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT

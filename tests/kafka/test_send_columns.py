@@ -13,7 +13,7 @@ from dualwrite.errors import InvalidMessageError, InvalidTransitionError, Messag
 from dualwrite.kafka.base import ColumnProducer
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.arrow_records import RecordColumns
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT
 

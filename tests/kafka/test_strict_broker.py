@@ -23,7 +23,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError, BrokerError, ConfigurationError, UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import make_topic, read_topic, read_values

@@ -12,21 +12,25 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
-from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
-from dualwrite.admin.examiner import Examiner
-from dualwrite.admin.hanging import CoordinatorSide, OpenTransaction
-from dualwrite.admin.stuck import _holders
+from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup, partitions
+from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, TransactionListing
+from dualwrite.admin.groups import (
+    CONSUMER,
+    GROUP_OFFSETS_TOPIC,
+    STREAMS,
+    GroupListing,
+    assigned_partitions,
+    list_groups,
+    partition_of_group,
+)
+from dualwrite.admin.hanging import CoordinatorSide, Examiner, OpenTransaction
+from dualwrite.admin.requests import Brokers, ClusterView, Key
+from dualwrite.admin.waiting import _holders
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownGroupError
-from dualwrite.kafka.admin import offsets
-from dualwrite.kafka.admin.assignments import assigned_partitions
-from dualwrite.kafka.admin.brokers import Brokers, ClusterView
-from dualwrite.kafka.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, TransactionListing
-from dualwrite.kafka.admin.groups import CONSUMER, GROUP_OFFSETS_TOPIC, STREAMS, GroupListing, list_groups, partition_of_group
-from dualwrite.kafka.admin.leaders import Key
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
-from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
@@ -83,13 +87,13 @@ def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
 ) -> None:
     """The error is put into the first response: no broker returns it when a test wants it to."""
     codes = [code]
-    responses = offsets._Offset.responses
+    responses = partitions._Offset.responses
 
     def first_refused(response: Any) -> Iterator[tuple[Key, int, Any]]:
         for key, real, offset in responses(response):
             yield key, codes.pop() if codes else real, offset
 
-    monkeypatch.setattr(offsets._Offset, "responses", staticmethod(first_refused))
+    monkeypatch.setattr(partitions._Offset, "responses", staticmethod(first_refused))
     found = admin.stuck(topic=topic)
     assert (codes, found.unreadable, found.complete) == ([], (), True)
 

@@ -14,13 +14,12 @@ import pytest
 from confluent_kafka import Producer
 from kafka.protocol.admin import ListTransactionsRequest
 
-from dualwrite.admin import TransactionAdmin
+from dualwrite.admin import TransactionAdmin, listing
+from dualwrite.admin.listing import Filter
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.admin import listing
-from dualwrite.kafka.admin.listing import Filter
-from dualwrite.kafka.client.connection import Connection
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.client.broker_connection import Connection
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from fixtures.broker import wait_for_markers
 from fixtures.pace import LIMIT

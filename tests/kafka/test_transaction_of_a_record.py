@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.admin import Ending, Reason, TransactionAdmin, records
-from dualwrite.delivery import Fate
+from dualwrite.admin import Ending, Reason, TransactionAdmin, log_records
 from dualwrite.errors import BrokerError, BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
+from dualwrite.state import Fate
 from fixtures.broker import wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, limit
@@ -98,7 +98,7 @@ def test_a_record_deleted_during_the_search(
         client.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(LIMIT)
         return fate_in_log(*arguments)
 
-    monkeypatch.setattr(records, "fate_in_log", deletes_first)
+    monkeypatch.setattr(log_records, "fate_in_log", deletes_first)
     with pytest.raises(BrokerError, match=rf"There is no record {topic}-0 at 0.*retention has deleted it"):
         admin.transaction_of(topic, 0, 0)
     assert len(asked) == 1
@@ -113,7 +113,7 @@ def test_an_end_that_cannot_be_read(servers: str, topic: str, new_name: NewName,
     def fails(*_: Any) -> Fate:
         raise LogNotReadableError("the partition has no leader")
 
-    monkeypatch.setattr(records, "fate_in_log", fails)
+    monkeypatch.setattr(log_records, "fate_in_log", fails)
     with (
         TransactionAdmin(servers, timeout=limit(1)) as admin,
         pytest.raises(BrokerUnavailableError, match="could not be read: the partition has no leader"),

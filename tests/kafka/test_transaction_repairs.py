@@ -11,17 +11,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dualwrite.admin import Examined, HangingTransaction, OpenTransaction, Reason, TransactionAdmin
+from dualwrite.admin.facts import ActiveProducer
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import RepairRefusedError, TransactionChangedError, UnknownTopicError
 from dualwrite.kafka import probe
-from dualwrite.kafka.admin.facts import ActiveProducer
 from dualwrite.kafka.base import EndTxnResult
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.connection import Connection
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.messages_generated import WriteTxnMarkersRequest
-from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import TRUSTING, read_values, started, wait_for_markers
 from fixtures.open_transactions import left_open

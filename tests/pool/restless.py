@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from dualwrite.pool import scaler, window
+from dualwrite.pool import scaling
 from dualwrite.pool.scaling import Scaling, Seen
 
 MOST: Final = 6
@@ -21,7 +21,7 @@ class Restless(Scaling):
         self._place = random.randrange(len(self._levels))
 
 
-class RestlessScaler(scaler.Scaler):
+class RestlessScaler(scaling.Scaler):
     """Closes writers as soon as there are fewer groups."""
 
     def _ask_for_writers(self, *, may_shrink: bool = False) -> None:
@@ -31,7 +31,7 @@ class RestlessScaler(scaler.Scaler):
 
 def make_restless(patch: pytest.MonkeyPatch) -> None:
     """Pools that are made from now on decide after every few groups."""
-    patch.setattr(scaler, "Scaling", Restless)
+    patch.setattr(scaling, "Scaling", Restless)
     patch.setattr("dualwrite.pool.pool.Scaler", RestlessScaler)
     for name, value in {"_SETTLING": 0.0, "_LEAST_SECONDS": 0.0, "_LEAST_GROUPS": 1, "_LEAST_TURNS": 0}.items():
-        patch.setattr(window, name, value)
+        patch.setattr(scaling, name, value)

@@ -31,7 +31,7 @@ from crash.worker import say, settings, timeouts
 from dualwrite import Transaction, aio
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.watch import Watch
+from dualwrite.stores.sql.guard import Watch
 from fixtures.pace import LIMIT
 
 TENANTS: Final = ("red", "green", "blue", None)

@@ -236,7 +236,7 @@ def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
         assert made[0].is_closed
 
     here = threading.get_ident()
-    monkeypatch.setattr("dualwrite.aio.create.create_writer_pool", slowly_created)
+    monkeypatch.setattr("dualwrite.aio.async_pool.create_writer_pool", slowly_created)
     monkeypatch.setattr(WriterPool, "close", slowly_closed)
     try:
         in_loop(main())

@@ -22,7 +22,7 @@ from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, SqlStateStore, Transaction, aio
 from dualwrite.errors import TransactionControlError, UsageError
-from dualwrite.stores.sql.psycopg_batch import PipelineBatch
+from dualwrite.stores.sql.psycopg_sources import PipelineBatch
 from fixtures.pace import LIMIT
 from pool.aio_scene import both_here, in_loop, opened
 from pool.pool_scene import both

@@ -249,7 +249,7 @@ def test_a_loop_whose_tasks_are_cancelled_at_its_end(scene: Scene, code: Any) ->
 
 
 def test_the_pool_can_be_closed_after_its_loop_has_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
+    monkeypatch.setattr("dualwrite.aio.coroutine_threads.GRACE", 0.1)
 
     async def begin(threads: WriterPool[Any]) -> asyncio.Task[None]:
         begun = asyncio.Event()

@@ -428,7 +428,7 @@ def test_closing_the_pool_cancels_a_coroutine_that_does_not_end(scene: Scene) ->
 
 @pytest.mark.slow
 def test_closing_the_pool_abandons_a_coroutine_that_ignores_cancellation(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualwrite.aio.borrowed_thread.GRACE", 0.1)
+    monkeypatch.setattr("dualwrite.aio.coroutine_threads.GRACE", 0.1)
     seen: list[type] = []
 
     async def stubborn(tx: aio.AsyncTransaction, begun: asyncio.Event, release: asyncio.Event) -> None:

@@ -17,10 +17,9 @@ from psycopg_pool import ConnectionPool
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
-from dualwrite.pool.savepoint_policy import SavepointPolicy
+from dualwrite.pool.group import SavepointPolicy
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.session_effects import SessionEffects
-from dualwrite.stores.sql.session_text import Effect
+from dualwrite.stores.sql.session_text import Effect, SessionEffects
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 from pool.pool_scene import both, held, open_pool

@@ -32,8 +32,7 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.outages import database_at
-from dualwrite.pool.ids import FixedIds
-from dualwrite.pool.leases import LeasedIds
+from dualwrite.pool.pool_ids import FixedIds, LeasedIds
 from dualwrite.pool.writers import Writers
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.rocksdb import RocksDBStore

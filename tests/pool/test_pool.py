@@ -27,7 +27,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.pool.call import Call
+from dualwrite.pool.calls import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed

@@ -20,7 +20,7 @@ from crash.events import write_event
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool, aio
 from dualwrite.errors import ConfigurationError, PoolTimeoutError
-from dualwrite.pool.call import Call
+from dualwrite.pool.calls import Call
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed

@@ -18,7 +18,7 @@ from crash.databases import Databases
 from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, PoolTimeoutError, StoreUnavailableError, Transaction
-from dualwrite.pool import scaler
+from dualwrite.pool import scaling
 from dualwrite.pool.scaling import SERIAL, Scaling, Seen
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, until
@@ -92,7 +92,7 @@ def test_groups_that_wait_for_the_database_run_side_by_side(
         unit = Counted(scene, database)
         with calling(lambda _: pool.run(unit)):
             until(lambda: pool.size > 2 and unit.most > 2)
-        monkeypatch.setattr(scaler, "_QUIET", 0.0)
+        monkeypatch.setattr(scaling, "_QUIET", 0.0)
         until(lambda: pool.size == 2)
         pool.run(unit)
         monkeypatch.undo()
@@ -143,7 +143,7 @@ def test_groups_that_lock_the_same_rows_in_another_order_fail_for_nobody(
 ) -> None:
     """The database ends a deadlock of two groups by an error, of which callers see nothing; then groups run in turn."""
     del databases, database
-    monkeypatch.setattr(scaler, "Scaling", Side)
+    monkeypatch.setattr(scaling, "Scaling", Side)
     engine = create_engine(scene.url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE hot (id INT PRIMARY KEY, n INT NOT NULL)"))
@@ -218,7 +218,7 @@ def test_several_writers_are_opened_side_by_side_and_one_of_them_is_refused(
 ) -> None:
     """A mock of the opening: it waits for the two others."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(scaler.Scaler, "rest", lambda _: None)  # nothing has asked for these writers
+    monkeypatch.setattr(scaling.Scaler, "rest", lambda _: None)  # nothing has asked for these writers
     with open_pool(scene, size=None) as pool:
         opened, together, refused = pool._upkeep._open_writer, threading.Barrier(3), []
 

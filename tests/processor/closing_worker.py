@@ -13,8 +13,8 @@ from uuid import uuid4
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.kafka.librdkafka.batch import Partition
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Partition
 from fixtures.pace import LIMIT, until
 
 PROTOCOLS: dict[str, dict[str, Any]] = {

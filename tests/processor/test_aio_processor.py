@@ -261,7 +261,7 @@ def test_a_stop_before_the_thread_has_started(scene: ProcessorScene, stop: str) 
 
     scene.produce(range(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualwrite.processor.aio.ThreadPoolExecutor", Late)
+        patch.setattr("dualwrite.processor.async_processor.ThreadPoolExecutor", Late)
         asyncio.run(main())
 
 

@@ -24,8 +24,8 @@ from dualwrite.errors import (
     PositionForgottenError,
     TopicReplacedError,
 )
-from dualwrite.kafka.librdkafka.admin import admin_client
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerError
-from dualwrite.kafka.librdkafka.batch import Partition
 from dualwrite.kafka.librdkafka.consumer import Begin, GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Partition
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended, limit, until

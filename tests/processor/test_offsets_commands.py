@@ -12,11 +12,11 @@ from confluent_kafka import Consumer, TopicPartition
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import PositionMovedError
-from dualwrite.kafka.inspect.topic_metadata import topic_ids
-from dualwrite.kafka.librdkafka.admin import admin_client
+from dualwrite.kafka.inspect import topic_ids
+from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
-from dualwrite.stores.sql.positions import SqlPositions
+from dualwrite.stores.sql.sql_keeping import SqlPositions
 from fixtures.broker import make_topic
 from fixtures.command import output_of
 from fixtures.open_transactions import left_open

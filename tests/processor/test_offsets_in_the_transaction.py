@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import dualwrite
 from dualwrite.admin import TransactionAdmin
+from dualwrite.admin.groups import GROUP_OFFSETS_TOPIC
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ProducerFencedError
-from dualwrite.kafka.admin.groups import GROUP_OFFSETS_TOPIC
-from dualwrite.kafka.offsets import GroupMetadata
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.fork_server import ForkedProcess

@@ -24,11 +24,11 @@ from dualwrite.errors import (
     StoreUnavailableError,
     TopicReplacedError,
 )
-from dualwrite.kafka.librdkafka.admin import admin_client
-from dualwrite.kafka.librdkafka.batch import Batch
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Batch
+from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from dualwrite.processor.stored import StoredProgress
+from dualwrite.processor.position_keeping import StoredProgress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until, until_received, until_recorded

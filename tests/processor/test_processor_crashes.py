@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.librdkafka.consumer import BEGINNING, GroupConsumer
-from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer

@@ -18,11 +18,11 @@ import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MessageFailedError, StoreUnavailableError
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.kafka.offsets import GroupMetadata
 from dualwrite.processor import ProcessorOptions
-from dualwrite.processor.stopping import StopFlag
-from dualwrite.processor.stored import StoredProgress
+from dualwrite.processor.attempts import StopFlag
+from dualwrite.processor.position_keeping import StoredProgress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received

@@ -90,7 +90,7 @@ PROMISES: Final = (
     ),
     Removal(
         "the log proves what its coordinator has forgotten",
-        "recovery/log_evidence.py",
+        "recovery/resolve.py",
         "places = () if delivery is None else delivery.proofs",
         "places = ()",
         (
@@ -138,7 +138,7 @@ PROMISES: Final = (
     ),
     Removal(
         "opening a connection is waited for only until the caller's limit",
-        "kafka/client/cluster.py",
+        "kafka/client/brokers.py",
         "if not opening.wait(wait):",
         "if not opening.wait(self.config.connect_timeout):",
         (
@@ -150,7 +150,7 @@ PROMISES: Final = (
     # --- TLS ------------------------------------------------------------------------------------------------------------------
     Removal(
         "ssl.ca.location replaces the system's authorities",
-        "kafka/client/tls.py",
+        "kafka/client/config.py",
         "    elif not text:\n        context.load_default_certs()",
         "    context.load_default_certs()",
         (
@@ -160,21 +160,21 @@ PROMISES: Final = (
     ),
     Removal(
         "certificates are looked up in the revocation list",
-        "kafka/client/tls.py",
+        "kafka/client/config.py",
         "context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF",
         "pass",
         ("kafka/test_strict_broker.py::test_a_certificate_that_was_revoked_is_not_trusted",),
     ),
     Removal(
         "the cipher suites of the settings are used",
-        "kafka/client/tls.py",
+        "kafka/client/config.py",
         'context.set_ciphers(str(given["ssl.cipher.suites"]))',
         "pass",
         ("unit/test_kafka_config.py::test_the_cipher_suites_are_those_of_the_setting",),
     ),
     Removal(
         "a TLS setting that Python lacks is refused",
-        "kafka/client/tls.py",
+        "kafka/client/config.py",
         "    if not lacking:\n",
         "    if lacking or not lacking:\n",
         ("kafka/test_strict_broker.py::test_an_unsupported_tls_setting_is_refused_before_the_id_is_claimed",),
@@ -190,7 +190,7 @@ PROMISES: Final = (
     *(
         Removal(
             f"{code} is permanent",
-            "kafka/client/error_codes.py",
+            "kafka/client/kafka_errors.py",
             f"        ErrorCode.{code},\n",
             "",
             ("unit/test_native_answers.py::test_the_error_is_the_one_that_users_catch",),
@@ -199,16 +199,16 @@ PROMISES: Final = (
     ),
     Removal(
         "librdkafka's errors have the same verdicts",
-        "kafka/librdkafka/errors.py",
+        "kafka/librdkafka/librdkafka_errors.py",
         "if is_delivery and code in PERMANENT:",
         "if is_delivery and code is None:",
         ("unit/test_native_answers.py::test_a_delivery_is_retriable_by_the_brokers_code",),
     ),
     Removal(
         "an unknown transaction state is an error of ours",
-        "kafka/client/refusals.py",
-        "    except ValueError:\n",
-        "    except KeyError:\n",
+        "kafka/client/kafka_errors.py",
+        "    except ValueError:\n        raise Unknown",
+        "    except KeyError:\n        raise Unknown",
         ("kafka/test_native_wire.py::test_an_unknown_transaction_state_is_an_error_with_a_next_step",),
     ),
     # --- connecting -----------------------------------------------------------------------------------------------------------
@@ -229,28 +229,28 @@ PROMISES: Final = (
     ),
     Removal(
         "a writer does not close an engine of the user",
-        "stores/sql/store.py",
+        "stores/sql/sql_store.py",
         "        if self._owns_engine:\n            self._engine.dispose()",
         "        self._engine.dispose()",
         ("writer/test_connect.py::test_an_engine_of_the_user_stays_open",),
     ),
     Removal(
         "Kafka's connections have keepalive",
-        "kafka/client/sockets.py",
+        "kafka/client/broker_connection.py",
         "if config.keepalive:",
         "if config.keepalive and not config.keepalive:",
         ("kafka/test_connections.py::test_a_connection_uses_tcp_keepalive_unless_switched_off",),
     ),
     Removal(
         "an idle connection is checked before a request",
-        "kafka/client/connection.py",
+        "kafka/client/broker_connection.py",
         "elif now - self._used_at >= _IDLE:",
         "elif now < 0:",
         ("kafka/test_connections.py::test_a_connection_closed_by_the_broker_is_noticed_before_anything_is_sent",),
     ),
     Removal(
         "brokers get the real version",
-        "kafka/client/connection.py",
+        "kafka/client/broker_connection.py",
         "client_software_version=software_version()",
         'client_software_version="1"',
         ("kafka/test_native_wire.py::test_brokers_get_the_version_of_dualwrite",),
@@ -281,14 +281,14 @@ PROMISES: Final = (
     ),
     Removal(
         "the lanes of an id are listed after lane 0 is claimed",  # in the same transaction
-        "stores/sql/claim.py",
+        "stores/sql/short.py",
         "            ids += [name for name in further if name in found]\n",
         "",
         ("stores/test_lane_claims.py::test_a_claimant_with_fewer_lanes_claims_them_all",),
     ),
     Removal(
         "the list of lanes is not older than the claim of lane 0",
-        "stores/sql/row_statements.py",
+        "stores/sql/tables.py",
         'lock = _LOCK_ONLY if connection.dialect.name in ("mariadb", "mysql") else _LOCK_ALL',
         "lock = _LOCK_ALL",
         ("stores/test_mariadb_connections.py::test_statement_based_binary_logging",),
@@ -318,7 +318,7 @@ PROMISES: Final = (
     # --- settings of the session ----------------------------------------------------------------------------------------------
     Removal(
         "times do not depend on DateStyle",
-        "stores/sql/column_types.py",
+        "stores/sql/tables.py",
         '    return f"(extract(epoch FROM {compiler.process(element.clauses, **options)}) * 1000000)::bigint"\n',
         "    return compiler.process(element.clauses, **options)\n",
         ("stores/test_settings_of_the_session.py::test_a_database_without_an_encoding_that_writes_times_in_german",),
@@ -339,7 +339,7 @@ PROMISES: Final = (
     ),
     Removal(
         "an id is listed under MariaDB's sql_mode ORACLE",
-        "stores/sql/table.py",
+        "stores/sql/tables.py",
         "or_(length == 0, ",
         "or_(",
         ("stores/test_settings_of_the_session.py::test_settings_of_mariadb",),
@@ -361,7 +361,7 @@ PROMISES: Final = (
     ),
     Removal(
         "before_commit is sent",
-        "stores/sql/transaction.py",
+        "stores/sql/sql_transaction.py",
         "self._sessions.dispatch_before_commit()",
         "pass",
         (
@@ -371,21 +371,21 @@ PROMISES: Final = (
     ),
     Removal(
         "after_commit is sent only after a commit",
-        "stores/sql/sessions.py",
+        "stores/sql/orm.py",
         "        if is_committed:\n",
         "        if is_committed or not is_committed:\n",
         ("writer/test_orm.py::test_after_commit_is_not_sent_if_the_database_refuses_the_commit",),
     ),
     Removal(
         "after_rollback is sent",
-        "stores/sql/sessions.py",
+        "stores/sql/orm.py",
         "    if is_known and not is_committed:\n        close_rolled_back(session)\n        return None\n",
         "",
         ("writer/test_orm.py::test_session_events_are_sent_after_the_facts",),
     ),
     Removal(
         "after_rollback is sent for a unit that is undone",
-        "stores/sql/sessions.py",
+        "stores/sql/orm.py",
         'must be lifted."""\n    quietly(session.dispatch_after_rollback)\n',
         'must be lifted."""\n',
         ("stores/test_units.py::test_sessions_get_the_outcome_of_their_unit",),
@@ -427,14 +427,14 @@ PROMISES: Final = (
     ),
     Removal(
         "a unit gets only what is its own",
-        "pool/call.py",
+        "pool/calls.py",
         "self._context.run(self.unit, Transaction(transaction), ",
         "self._context.run(self.unit, transaction, ",
         ("unit/test_surfaces.py::test_a_unit_gets_only_what_is_its_own",),
     ),
     Removal(
         "a call that would block an event loop is refused",
-        "event_loop.py",
+        "deadline.py",
         '    if hasattr(sys, "ps1"):\n        return\n',
         "    return\n",
         (
@@ -445,7 +445,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a call in the cell of a notebook may block",
-        "event_loop.py",
+        "deadline.py",
         '    if hasattr(sys, "ps1"):\n',
         '    if hasattr(sys, "nothing"):\n',
         ("unit/test_event_loop.py::test_threads_and_interactive_sessions_may_block",),
@@ -459,7 +459,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a broker proves by SCRAM that it knows the password",
-        "kafka/client/scram.py",
+        "kafka/client/authentication.py",
         '    if not hmac.compare_digest(_decoded(outcome, "v"), expected):\n',
         '    if not _decoded(outcome, "v"):\n',
         (
@@ -469,14 +469,14 @@ PROMISES: Final = (
     ),
     Removal(
         "a broker can't make the password cheap to guess, or a login long, by the number of iterations",
-        "kafka/client/scram.py",
+        "kafka/client/authentication.py",
         "    if not _LEAST_ITERATIONS <= number <= _MOST_ITERATIONS:\n",
         "    if not number:\n",
         ("unit/test_scram.py::test_a_first_message_that_is_not_scram_is_refused",),
     ),
     Removal(
         "a response with more than its fields is refused",
-        "kafka/client/framing.py",
+        "kafka/client/broker_connection.py",
         "    fields.end()\n",
         "",
         ("unit/test_framing.py::test_an_invalid_response_is_an_error",),
@@ -493,7 +493,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a model that shows a secret or computed fields that it can't read is refused at once",
-        "kafka/model_types.py",
+        "kafka/models.py",
         "    for each in _kinds_in(model, set()):\n        decorators",
         "    for each in ():\n        decorators",
         ("unit/test_topic_of_models.py::test_a_class_that_shows_that_it_can_not_be_read_back_is_refused",),
@@ -525,7 +525,7 @@ PROMISES: Final = (
     # --- isolation of units ---------------------------------------------------------------------------------------------------
     Removal(
         "a statement that leaves something behind is not executed in a group",
-        "stores/sql/watch.py",
+        "stores/sql/guard.py",
         "        if self.shares:\n",
         "        if self.shares and not what:\n",
         (
@@ -536,7 +536,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a connection whose session was changed is not used again",
-        "stores/sql/transaction.py",
+        "stores/sql/sql_transaction.py",
         "            if guard.watch is not None and guard.watch.has_changed_session and self._context.access.can_replace:\n",
         "            if guard.watch is not None and not guard.watch:\n",
         (
@@ -546,7 +546,7 @@ PROMISES: Final = (
     ),
     Removal(
         "what a unit sets on its handle ends with it",
-        "stores/sql/transaction.py",
+        "stores/sql/sql_transaction.py",
         "        self._units.end(connection)\n        self._renew_handle(keeps_ends=True)\n",
         "        self._units.end(connection)\n",
         (
@@ -556,7 +556,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a function is known to be harmless only if it is",
-        "stores/sql/session_effects.py",
+        "stores/sql/session_text.py",
         "        if called is Effect.NONE and not names:",
         "        if max(called, found.effect) is found.effect:",
         (
@@ -565,7 +565,7 @@ PROMISES: Final = (
     ),
     Removal(
         "what a listener of the user's executes with the cursor is noticed",
-        "stores/sql/checked_statements.py",
+        "stores/sql/guard.py",
         "        if guard.executing is not context and _has_run(cursor):",
         "        if guard.executing is not context and not cursor:",
         ("pool/test_units_are_isolated.py::test_each_unit_begins_as_in_a_fresh_connection",),
@@ -579,7 +579,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a text is known to be harmless only until a statement defines something",
-        "stores/sql/session_effects.py",
+        "stores/sql/session_text.py",
         "        return sql in self._harmless and time.monotonic() < self._until\n",
         "        return sql in self._harmless\n",
         ("stores/test_session_text.py::test_a_text_is_known_to_be_harmless_until_a_statement_defines_something",),
@@ -601,7 +601,7 @@ PROMISES: Final = (
     ),
     Removal(
         "what follows the value is keyword-only",
-        "kafka/native/producer.py",
+        "kafka/native/native_producer.py",
         "        value: bytes | str | None,\n        *,\n        key:",
         "        value: bytes | str | None,\n        key:",
         ("unit/test_send_signatures.py::test_parameters_after_topic_and_value_are_keyword_only",),
@@ -625,7 +625,7 @@ PROMISES: Final = (
     ),
     Removal(
         "`dualwrite dev` runs a release without KAFKA-20734",
-        "devcluster/jars.py",
+        "devcluster/programs.py",
         'DEFAULT_KAFKA_VERSION = "4.2.2"',
         'DEFAULT_KAFKA_VERSION = "4.3.1"',
         ("crash/test_leaderless.py::test_the_release_of_the_development_cluster_writes_the_marker_when_the_leader_is_back",),
@@ -655,7 +655,7 @@ PROMISES: Final = (
     ),
     Removal(
         "librdkafka logs through logging",
-        "kafka/librdkafka/own_lines.py",
+        "kafka/librdkafka/librdkafka_errors.py",
         'return {"logger": OwnLines(**fields), **settings}',
         "return dict(settings)",
         ("unit/test_logs.py::test_the_lines_of_an_admin_client_go_through_logging",),
@@ -684,7 +684,7 @@ PROMISES: Final = (
     # --- statements and commands ----------------------------------------------------------------------------------------------
     Removal(
         "a statement that commits implicitly is refused before it runs",
-        "stores/sql/control_text.py",
+        "stores/sql/guard.py",
         "    found = _IMPLICIT_COMMIT.match(sql)\n",
         "    found = None\n",
         ("stores/test_mariadb.py::test_a_statement_that_would_commit_by_itself_is_refused_before_it_runs",),
@@ -699,14 +699,14 @@ PROMISES: Final = (
     # --- the doctor -----------------------------------------------------------------------------------------------------------
     Removal(
         "a Galera cluster is not called safe",
-        "diagnosis/mysql_findings.py",
+        "diagnosis/database_findings.py",
         "        found.append(_GALERA)",
         "        pass",
         ("unit/test_diagnosis.py::test_mysql_that_may_lose_a_commit_is_reported",),
     ),
     Removal(
         "what can't be seen is not called safe",
-        "diagnosis/topic_findings.py",
+        "diagnosis/kafka_findings.py",
         "    if hidden:",
         "    if not hidden:",
         ("unit/test_diagnosis.py::test_what_is_hidden_is_not_called_safe",),
@@ -727,14 +727,14 @@ PROMISES: Final = (
     ),
     Removal(
         "a statement whose preparation failed behind ours is prepared again",
-        "stores/sql/postgresql_queue.py",
+        "stores/sql/postgresql_pipeline.py",
         "            if len(theirs) > 1:\n",
         "            if len(theirs) > 100:\n",
         ("stores/test_first_statement.py::test_a_statement_whose_preparation_fails_is_prepared_again",),
     ),
     Removal(
         "several statements in one text do not follow ours in a pipeline",
-        "stores/sql/postgresql_queue.py",
+        "stores/sql/postgresql_pipeline.py",
         'not is_copy and (bool(params) or ";" not in query)',
         "not is_copy",
         ("stores/test_first_statement.py::test_every_use_of_the_connection_begins_the_transaction",),
@@ -748,7 +748,7 @@ PROMISES: Final = (
     ),
     Removal(
         "COPY does not follow ours in a pipeline",
-        "stores/sql/postgresql_queue.py",
+        "stores/sql/postgresql_pipeline.py",
         'not is_copy and (bool(params) or ";" not in query)',
         'bool(params) or ";" not in query',
         ("stores/test_first_statement.py::test_copy_by_execute_has_psycopgs_error",),

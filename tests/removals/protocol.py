@@ -24,7 +24,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "F2 a transaction begins with a check of the fencing token",
-        "stores/sql/transaction.py",
+        "stores/sql/sql_transaction.py",
         "current.fence != self._claim.fence:\n            raise self._errors.fenced(current)\n        self._store",
         "False:\n            raise self._errors.fenced(current)\n        self._store",
         ("crash/test_traces.py::test_f2_a_writer_that_was_claimed_begins_no_further_transaction",),
@@ -117,7 +117,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "F9 a repeated EndTxn ends the session",
-        "kafka/librdkafka/producer.py",
+        "kafka/librdkafka/librdkafka_producer.py",
         "                    self._must_be_replaced = True\n                    if not is_retriable(error)",
         "                    if not is_retriable(error)",
         ("crash/test_traces.py::test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_id_at_kafka",),
@@ -131,14 +131,14 @@ PROTOCOL: Final = (
     ),
     Removal(
         "FB a transaction is ended only while its partitions have leaders",
-        "kafka/client/marker_leaders.py",
+        "kafka/client/descriptions.py",
         "if missing := sorted(leaderless & partitions):",
         "if missing := sorted(leaderless - leaderless):",
         ("crash/test_leaderless.py::test_a_producer_and_recovery_wait_for_the_leader",),
     ),
     Removal(
         "O2 every claim of a librdkafka writer acquires a generation",
-        "stores/rows.py",
+        "stores/row.py",
         "elif reuse and kind.takes_over and row.generation_kind is kind and",
         "elif row.generation_kind is kind and",
         (
@@ -161,14 +161,14 @@ PROTOCOL: Final = (
     ),
     Removal(
         "SG resolved generations are not described again",
-        "stores/state_row.py",
+        "stores/row.py",
         "return range(self.resolved_generation + 1, self.generation + 1)",
         "return range(1, self.generation + 1)",
         ("unit/test_state_row.py::test_resolved_generations_are_not_examined_again",),
     ),
     Removal(
         "CL another cluster than the row's is refused before anything is claimed",
-        "stores/rows.py",
+        "stores/row.py",
         'if row.forgotten or row.cluster_id in ("", cluster_id):',
         "if cluster_id or not cluster_id:",
         (
@@ -179,7 +179,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "ST the id at Kafka names the database",
-        "stores/state_row.py",
+        "stores/row.py",
         "at(generation, self.store_id)",
         "at(generation, '0')",
         ("crash/test_shared_id.py::test_opening_an_id_in_another_database_aborts_nothing",),
@@ -205,35 +205,35 @@ PROTOCOL: Final = (
     ),
     Removal(
         "QN the record with COMMIT names its store",
-        "stores/sql/postgresql_merged.py",
+        "stores/sql/postgresql_pipeline.py",
         'f"AND store_id = {text.of(record.store_id)} RETURNING 1) "',
         '"RETURNING 1) "',
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),
     Removal(
         "QN the record names its store",
-        "stores/sql/context.py",
+        "stores/sql/sql_context.py",
         '                t.c.store_id == bindparam("store_id_"),  # rule QN\n',
         "",
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),
     Removal(
         "UC an UNVERIFIED transaction that is found ongoing is committed",
-        "stores/rows.py",
+        "stores/row.py",
         "return next((entry for entry in entries if names(entry.state, described)), None)",
         "return next((entry for entry in entries if described is generation), None)",
         ("crash/test_wrong_cluster.py::test_a_transaction_left_unverified_by_a_wrong_cluster_is_committed_on_the_right_one",),
     ),
     Removal(
         "UC the log of another cluster proves nothing",
-        "recovery/log_evidence.py",
+        "recovery/resolve.py",
         "if entry.cluster_id and entry.cluster_id == row.cluster_id",
         "if entry.state",
         ("crash/test_forgotten_ids.py::test_the_log_of_another_cluster_proves_nothing",),
     ),
     Removal(
         "UG a generation with an UNVERIFIED entry is not used again",
-        "stores/rows.py",
+        "stores/row.py",
         "has_unverified = any(entry.generation == row.generation for entry in row.unverified)",
         "has_unverified = False",
         ("crash/test_wrong_cluster.py::test_a_generation_with_an_unverified_transaction_is_not_reused",),

@@ -11,7 +11,7 @@ import pytest
 from rocksdb_scene import ID, STATE, recorded, stored
 
 from dualwrite.errors import ClaimTimeoutError, FencedError
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Claim, Resolution, StateRow
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.testing import failpoints

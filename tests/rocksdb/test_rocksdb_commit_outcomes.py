@@ -26,7 +26,7 @@ from dualwrite.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from dualwrite.stores.rocksdb.locks import LockRequest, LockTable
+from dualwrite.stores.rocksdb.database import LockRequest, LockTable
 
 
 def test_one_holder_at_a_time() -> None:

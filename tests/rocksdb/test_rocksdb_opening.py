@@ -22,7 +22,7 @@ from dualwrite.errors import ConfigurationError, StoreUnavailableError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.rocksdb import RocksDBStore
-from dualwrite.stores.rocksdb.lock_holder import lock_holder
+from dualwrite.stores.rocksdb.opening import lock_holder
 from fixtures.pace import LIMIT, ended, take
 from fixtures.store_calls import every_call
 from fixtures.tables import table

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from dualwrite.devcluster.java import Java, find_java
+from dualwrite.devcluster.programs import Java, find_java
 
 _ASKED_FOR = "jdk.incubator.vector"
 """Spark starts every JVM with this module, to speed up linear algebra; it works without, but Java doesn't start then."""

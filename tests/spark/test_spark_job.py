@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dualwrite.devcluster.java import BUNDLED, find_java
+from dualwrite.devcluster.programs import BUNDLED, find_java
 from spark.java_home import java_home
 from spark.job import LIMIT, SparkJob
 from spark.processes import Role, processes_of_session

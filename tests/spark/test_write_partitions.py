@@ -26,7 +26,7 @@ from crash.events import events_at
 from dualwrite import DualWriter, Transaction, UsageError
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import ConfigurationError
-from dualwrite.spark.markers import forget_job
+from dualwrite.spark.chunks import forget_job
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures import zookeeper_client

@@ -16,8 +16,8 @@ from alembic_command import make_project, run_alembic
 
 import dualwrite_alembic
 from dualwrite import migration
-from dualwrite.jobs.tables import metadata
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.jobs.job_tables import metadata
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
 from fixtures.tiers import thinned
 
 MODELS = """

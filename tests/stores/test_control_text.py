@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualwrite.stores.sql.control_text import control_statement, implicit_commit
+from dualwrite.stores.sql.guard import control_statement, implicit_commit
 from fixtures.tables import table
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from dualwrite.errors import ClaimTimeoutError
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import state_table
+from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
 
 NewName = Callable[[str], str]

@@ -22,12 +22,7 @@ from store_scene import (
 )
 
 from dualwrite import migration
-from dualwrite.errors import (
-    ClaimTimeoutError,
-    FencedError,
-    StoreCommitFailedError,
-    TransactionControlError,
-)
+from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError, TransactionControlError
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer

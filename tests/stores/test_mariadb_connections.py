@@ -38,7 +38,7 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import TABLE_NAME, state_table
+from dualwrite.stores.sql.tables import TABLE_NAME, state_table
 from dualwrite.testing.mariadb import MariaDBServer
 from fixtures.pace import LIMIT, done, happened, until
 

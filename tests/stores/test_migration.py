@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from dualwrite import migration
 from dualwrite.cli import db
 from dualwrite.errors import ConfigurationError, StateTableMissingError, StoreError, StoreUnavailableError
-from dualwrite.jobs.tables import metadata
+from dualwrite.jobs.job_tables import metadata
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
 from fixtures.fork_server import TESTS, ForkedProcess
 from fixtures.pace import LIMIT, ended
 

@@ -12,8 +12,8 @@ from dualwrite import migration
 from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.clock import database_clock
-from dualwrite.stores.sql.table import lease_table
+from dualwrite.stores.sql.short import database_clock
+from dualwrite.stores.sql.tables import lease_table
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

@@ -11,8 +11,8 @@ import pytest
 from dualwrite.errors import NotResolvedError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.migration import upgrade
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recovery.clusters import move_to_cluster
+from dualwrite.state import ProducerKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 

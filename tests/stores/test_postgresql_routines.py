@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from dualwrite.stores.sql.postgresql_routines import ROUTINES, routines
+from dualwrite.stores.sql.postgresql_catalog import ROUTINES, routines
 from dualwrite.testing.postgres import PostgresServer
 
 TENANTS = """

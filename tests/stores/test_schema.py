@@ -19,14 +19,14 @@ import dualwrite
 from dualwrite import Transaction, migration
 from dualwrite.cli import main
 from dualwrite.errors import ClaimTimeoutError, ConfigurationError, NotResolvedError, StateTableMissingError
-from dualwrite.jobs.tables import metadata
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
+from dualwrite.jobs.job_tables import metadata
+from dualwrite.spark.chunks import ChunkMarker, ChunkMarkers
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME, state_table
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME, state_table
 from fixtures.pace import LIMIT
 
 SCHEMA = 'own "Schema"'

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dualwrite.stores.sql.session_effects import Routine, SessionEffects
-from dualwrite.stores.sql.session_text import Effect, any_is_false, examined, examined_body
+from dualwrite.stores.sql.session_text import Effect, Routine, SessionEffects, any_is_false, examined, examined_body
 from fixtures.tables import table
 
 NONE, TRANSACTION, SESSION = Effect

@@ -22,8 +22,8 @@ from store_scene import ID, STATE, assert_nothing_is_checked_out, rows, user_met
 from dualwrite import Transaction, migration
 from dualwrite.cli import main
 from dualwrite.errors import ConfigurationError, FencedError, StoreError, TransactionControlError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.spark.markers import ChunkMarker, ChunkMarkers
+from dualwrite.spark.chunks import ChunkMarker, ChunkMarkers
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore

@@ -22,9 +22,9 @@ import dualwrite
 from dualwrite import Timeouts
 from dualwrite.errors import StoreUnavailableError
 from dualwrite.stores.registry import store_from_url
+from dualwrite.stores.row import Claim
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.state_row import Claim
-from dualwrite.stores.transaction import StoreTransaction
+from dualwrite.stores.store_transaction import StoreTransaction
 from fixtures.pace import LIMIT, limit
 
 

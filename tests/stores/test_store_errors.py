@@ -22,7 +22,7 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import metadata
+from dualwrite.stores.sql.tables import metadata
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 from fixtures.store_calls import every_call

@@ -7,7 +7,7 @@ from threading import Barrier
 from uuid import uuid4
 
 from dualwrite.migration import upgrade
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer

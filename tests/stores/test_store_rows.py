@@ -9,11 +9,10 @@ import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
 from dualwrite.errors import ClaimTimeoutError, NotResolvedError, StoredStateError, StoreUnavailableError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import state_table
+from dualwrite.stores.sql.tables import state_table
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
 

@@ -12,11 +12,11 @@ from sqlalchemy.exc import IntegrityError
 from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
 
 from dualwrite.errors import FencedError, StoreError, TransactionControlError, WriterClosedError
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
-from dualwrite.stores.sql.table import state_table
+from dualwrite.stores.sql.tables import state_table
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 

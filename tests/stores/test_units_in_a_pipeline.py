@@ -17,8 +17,8 @@ from store_scene import ID, STATE, Order, orders, rows, user_metadata
 from dualwrite.errors import StoreCommitFailedError, TransactionControlError
 from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.transaction import SqlStoreTransaction
-from dualwrite.stores.transaction import RunAloneError
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
+from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from dualwrite import migration
 from dualwrite.cli import db, main
 from dualwrite.errors import ConfigurationError, StateTableMissingError
-from dualwrite.jobs.tables import metadata
+from dualwrite.jobs.job_tables import metadata
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.table import VERSION_TABLE_NAME
+from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 

@@ -11,9 +11,9 @@ from dualwrite import DualWriter, Transaction, WriterPool, aio
 from dualwrite.errors import BrokerError, ClaimTimeoutError, FencedError, InDoubtTransactionError
 from dualwrite.processor import AsyncDualProcessor, DualProcessor, KafkaWriter, Received
 from dualwrite.stores.rocksdb import RocksDBStore
-from dualwrite.stores.rocksdb.batch import TransactionBatch
+from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
+from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
 
 
 def handles(engine: sa.Engine, rocks: RocksDBStore, zoo: ZooKeeperStore) -> None:

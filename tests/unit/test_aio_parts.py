@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from dualwrite import PoolOptions, Topic, Transaction, aio
-from dualwrite.aio.loop_notifier import LoopNotifier
-from dualwrite.aio.transaction import UnsentMessages
+from dualwrite.aio.async_transaction import UnsentMessages
+from dualwrite.aio.coroutine_threads import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
-from dualwrite.pool.bound_pool import BoundPool
-from dualwrite.pool.call import Call
-from dualwrite.pool.ids import FixedIds
-from dualwrite.pool.submitter import Submitter
-from dualwrite.pool.waiting import WaitingCalls
+from dualwrite.pool.calls import Call, WaitingCalls
+from dualwrite.pool.pool import BoundPool
+from dualwrite.pool.pool_ids import FixedIds
+from dualwrite.pool.workers import Submitter
 from dualwrite.pool.writers import Writers
 from fixtures.pace import LIMIT
 from fixtures.tables import table

@@ -22,10 +22,10 @@ from sqlalchemy.sql import visitors
 
 from dualwrite.errors import WriterClosedError
 from dualwrite.migration import newest, scripts_folder
-from dualwrite.stores.sql.async_connection import buffered
+from dualwrite.stores.sql.async_handles import buffered
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, OwnedTransaction
 from dualwrite.stores.sql.orm import GuardedSession
-from dualwrite.stores.sql.psycopg_view import RecipeConnection, view_of
+from dualwrite.stores.sql.psycopg_sources import RecipeConnection, view_of
 
 
 @pytest.fixture

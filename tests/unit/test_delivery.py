@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.delivery import MAX_PLACES, Delivery, Place, delivery_text
 from dualwrite.errors import StoredStateError
+from dualwrite.state import MAX_PLACES, Delivery, Place, delivery_text
 from fixtures.tables import table
 
 NOON = datetime(2026, 11, 23, 12, 0, 0, 5000, tzinfo=UTC)

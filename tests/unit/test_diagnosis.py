@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity, judge_database
-from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_two_phase
-from dualwrite.diagnosis.promise import Promise, duration, promise
-from dualwrite.diagnosis.topic_findings import judge_topic
+from dualwrite.diagnosis.findings import Promise, duration, promise
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
 from fixtures.capabilities import EVERYTHING
 from fixtures.tables import table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafka.errors import for_code
 
-from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 
 NEWEST_OF_KAFKA_PYTHON = 127
 RENAMED = {  # since then by Kafka; kafka-python and librdkafka keep the old names

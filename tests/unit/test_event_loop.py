@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from dualwrite import DualWriter
+from dualwrite.deadline import check_may_block
 from dualwrite.errors import UsageError
-from dualwrite.event_loop import check_may_block
 from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol import metadata, producer
 
+from dualwrite.kafka.client.broker_connection import Framing
 from dualwrite.kafka.client.fields import KafkaProtocolError, Request
-from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.messages_generated import (
     ApiVersionsRequest,
     EndTxnRequest,

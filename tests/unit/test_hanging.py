@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.admin import examiner
-from dualwrite.admin.examiner import Examiner
+from dualwrite.admin import hanging
+from dualwrite.admin.facts import ActiveProducer, DescribedTransaction, PartitionProducers, TransactionListing
 from dualwrite.admin.hanging import (
     CoordinatorSide,
+    Examiner,
     OpenTransaction,
     Reason,
     confirmed,
@@ -20,12 +21,11 @@ from dualwrite.admin.hanging import (
     judge,
     open_transactions,
 )
+from dualwrite.admin.listing import Listed
+from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.admin.brokers import Brokers
-from dualwrite.kafka.admin.facts import ActiveProducer, DescribedTransaction, PartitionProducers, TransactionListing
-from dualwrite.kafka.admin.listing import Listed
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.tables import table
@@ -118,8 +118,8 @@ def test_what_one_of_several_coordinators_contradicts_proves_nothing(doubtful: f
 def test_several_coordinators_are_noticed(listing: tuple[int, ...], describing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them is a former coordinator that is cut off from the others."""
     listed = Listed([replace(LISTING, coordinator=node) for node in listing])
-    monkeypatch.setattr(examiner, "list_transactions", lambda *_: listed)
-    monkeypatch.setattr(examiner, "describe_transactions", lambda *_: [replace(described(), coordinator=describing)])
+    monkeypatch.setattr(hanging, "list_transactions", lambda *_: listed)
+    monkeypatch.setattr(hanging, "describe_transactions", lambda *_: [replace(described(), coordinator=describing)])
     monkeypatch.setattr(Brokers, "coordinators", lambda _: {})
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
         side = Examiner(Brokers(network, Deadline.after(1), 1)).describe([OPENED])

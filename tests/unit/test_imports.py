@@ -43,7 +43,15 @@ def test_importing_dualwrite_loads_no_library_at_all() -> None:
     assert not imported_by("import dualwrite") & LATER
 
 
-USED = ["aio", "kafka.librdkafka.producer", "kafka.native.producer", "processor", "testing.topics", "admin", "cli"]
+USED = [
+    "aio",
+    "kafka.librdkafka.librdkafka_producer",
+    "kafka.native.native_producer",
+    "processor",
+    "testing.topics",
+    "admin",
+    "cli",
+]
 
 
 @pytest.mark.parametrize("first", thinned(["api", "devcluster"], quick=["api"]))

@@ -13,11 +13,11 @@ import pytest
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client import coordinator as coordinators
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.client.transient import NoLeaderError
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.client.retries import NoLeaderError
 from dualwrite.kafka.native.metadata import Topics
 
 SHORT = 0.2

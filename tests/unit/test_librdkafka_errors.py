@@ -15,7 +15,7 @@ from dualwrite.errors import (
     TransactionTimeoutRefusedError,
     UnknownTopicError,
 )
-from dualwrite.kafka.librdkafka.errors import (
+from dualwrite.kafka.librdkafka.librdkafka_errors import (
     LEADER_MOVED,
     broker_error,
     consumer_recovers,

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from dualwrite.deadline import Deadline
-from dualwrite.delivery import Delivery, Fate, Place
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.recovery.decision import Decision
-from dualwrite.recovery.log_evidence import proven_by_log
-from dualwrite.state import PreparedTxnState
+from dualwrite.recovery.resolve import proven_by_log
+from dualwrite.state import Delivery, Fate, Place, PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction
 
 NOON = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)

@@ -13,10 +13,10 @@ import pytest
 
 import dualwrite
 from dualwrite.errors import BrokerError, StoreUnavailableError
-from dualwrite.kafka.librdkafka import own_lines
-from dualwrite.kafka.librdkafka.admin import create_topic
+from dualwrite.kafka.librdkafka import librdkafka_errors
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer, where
-from dualwrite.kafka.librdkafka.own_lines import OwnLines, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import OwnLines, with_own_lines
+from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from dualwrite.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
 from fixtures.pace import until
 
@@ -24,17 +24,17 @@ SOURCE = Path(dualwrite.__file__).parent
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "billing"}
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT_NOTHING = {
-    "aio/borrowed_thread.py",  # a coroutine
+    "aio/coroutine_threads.py",  # a coroutine
     "demo/worker.py",
-    "devcluster/archive.py",
+    "devcluster/programs.py",
     "failpoints.py",
     "outages.py",  # Kafka or a database
-    "pool/call.py",  # a unit
+    "pool/calls.py",  # a unit
     "processor/runners.py",  # the transaction of a processor, which may have no id
     "recipe/idle.py",  # all writers
     "stores/base.py",  # a database
     "stores/sql/postgresql.py",
-    "stores/sql/store.py",
+    "stores/sql/sql_store.py",
 }
 """The files with log calls that name no id, group or message."""
 
@@ -142,7 +142,7 @@ def test_a_line_that_repeats_is_counted(caplog: pytest.LogCaptureFixture, monkey
             for number in range(5):
                 text = f"[thrd:127.0.0.1:{port}/bootstrap]: Connect failed (after {number}ms)"
                 lines.log(logging.ERROR, "%s [%s] %s", "FAIL", "consumer-1", text)
-        monkeypatch.setattr(own_lines, "INTERVAL", 0.0)
+        monkeypatch.setattr(librdkafka_errors, "INTERVAL", 0.0)
         lines.log(logging.ERROR, "%s [%s] %s", "FAIL", "consumer-1", "[thrd:127.0.0.1:1/bootstrap]: Connect failed")
         lines.log(logging.DEBUG, "%s [%s] %s", "FETCH", "consumer-1", "details")
         lines.log(logging.DEBUG, "%s [%s] %s", "FETCH", "consumer-1", "details")

@@ -9,8 +9,8 @@ import pytest
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.native import markers
-from dualwrite.kafka.native.markers import AT_FIRST, CHECK_AGAIN_AFTER, MarkerWait
+from dualwrite.kafka.native import retry_policy
+from dualwrite.kafka.native.retry_policy import AT_FIRST, CHECK_AGAIN_AFTER, MarkerWait
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 
@@ -25,8 +25,8 @@ class Kafka:
         self.round_trip = 0.0
         self._ended_at = 0.0
         self.wait = MarkerWait(self._describe)
-        monkeypatch.setattr(markers.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(markers.time, "sleep", self._sleep)
+        monkeypatch.setattr(retry_policy.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(retry_policy.time, "sleep", self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds

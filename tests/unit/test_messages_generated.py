@@ -17,8 +17,8 @@ from kafka.protocol.api_message import ApiMessage
 from kafka_messages import DATA, MESSAGES, Field, Generator, Structure
 
 from dualwrite.kafka.client import messages_generated
+from dualwrite.kafka.client.broker_connection import Framing
 from dualwrite.kafka.client.fields import Fields, KafkaProtocolError
-from dualwrite.kafka.client.framing import Framing
 from dualwrite.kafka.client.messages_generated import InitProducerIdRequest, ListTransactionsRequest
 
 CLIENT = "dualwrite"

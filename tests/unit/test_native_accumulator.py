@@ -21,10 +21,10 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import InvalidMessageError, MessageTooLargeError, UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.accumulator import RecordAccumulator
+from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.partitioners import partitioner_by_name
-from dualwrite.kafka.native.patience import Patience
-from dualwrite.kafka.native.settings import NativeSettings
+from dualwrite.kafka.native.retry_policy import Patience
 from fixtures.pace import LIMIT
 from fixtures.tables import table
 

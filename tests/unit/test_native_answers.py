@@ -19,10 +19,10 @@ from dualwrite.errors import (
     UnknownTopicError,
 )
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.error_codes import PERMANENT, error_name
-from dualwrite.kafka.librdkafka.errors import broker_error
+from dualwrite.kafka.client.kafka_errors import PERMANENT, error_name
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error
+from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.retry_policy import Verdict, failure, retry_pause, verdict_on
-from dualwrite.kafka.native.settings import NativeSettings
 from fixtures.tables import table
 
 CODES = sorted(

@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from dualwrite.errors import InvalidTransitionError
-from dualwrite.kafka.native.producer import NativeProducer
-from dualwrite.kafka.native.states import ALLOWED, ProducerState, check_allowed
+from dualwrite.kafka.native.native_producer import ALLOWED, NativeProducer, ProducerState, check_allowed
 from fixtures.tables import table
 
 CALLS = sorted({call for calls in ALLOWED.values() for call in calls})

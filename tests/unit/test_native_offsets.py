@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import UsageError
-from dualwrite.kafka.offsets import GroupMetadata
+from dualwrite.kafka.base import GroupMetadata
 from fixtures.tables import table
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

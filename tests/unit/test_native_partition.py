@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.kafka.native.compression import compression_by_name
+from dualwrite.kafka.native.native_settings import MAX_IN_FLIGHT
 from dualwrite.kafka.native.partition import Batch, Partition
-from dualwrite.kafka.native.settings import MAX_IN_FLIGHT
 
 NONE, TOO_LARGE, NOT_ENOUGH_REPLICAS, OUT_OF_ORDER = 0, 10, 19, 45
 PRODUCER_ID, EPOCH = 7, 3

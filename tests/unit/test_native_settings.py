@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.partitioners import partitioner_by_name
-from dualwrite.kafka.native.settings import NativeSettings
 from fixtures.tables import table
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}

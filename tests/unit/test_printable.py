@@ -12,12 +12,10 @@ import pytest
 import typer
 from rich.console import Console
 
-from dualwrite.cli.errors import error_text
 from dualwrite.cli.options import confirm, say
-from dualwrite.cli.printable import printable
-from dualwrite.cli.tables import table_of
-from dualwrite.errors import DualWriteError
-from dualwrite.shell import shell_word
+from dualwrite.cli.output import table_of
+from dualwrite.cli.texts import error_text, printable
+from dualwrite.errors import DualWriteError, shell_word
 from fixtures.tables import table
 
 HOSTILE = [

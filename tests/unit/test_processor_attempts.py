@@ -12,17 +12,16 @@ import pytest
 
 from dualwrite import Topic, WriterPool
 from dualwrite.errors import BrokerUnavailableError, MessageFailedError, SerializationError, UsageError
-from dualwrite.kafka.librdkafka.batch import Batch, Partition
-from dualwrite.processor import aio
-from dualwrite.processor.aio import _LoopRunner
-from dualwrite.processor.attempts import Attempts, Reading
+from dualwrite.kafka.librdkafka.group_offsets import Batch, Partition
+from dualwrite.processor import async_processor
+from dualwrite.processor.async_processor import _LoopRunner
+from dualwrite.processor.attempts import Attempts, Reading, StopFlag
 from dualwrite.processor.kafka_writer import KafkaRunner
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import _each
+from dualwrite.processor.progress import Finish, UnprocessableError
 from dualwrite.processor.runners import Runner, ThreadRunner
-from dualwrite.processor.stopping import StopFlag
-from dualwrite.processor.work import Finish, UnprocessableError
 from fixtures.tables import table
 
 ORDERS: Partition = ("orders", 0)
@@ -330,7 +329,7 @@ def test_a_handler_of_coroutines_that_has_not_run_is_refused(handle: Any, alone:
     """Otherwise every message would count as processed, or become a dead letter."""
 
     async def main() -> bool:
-        chosen = aio._each(handle) if each else handle
+        chosen = async_processor._each(handle) if each else handle
         runner = _LoopRunner(AsyncWriter(), chosen, asyncio.get_running_loop(), alone=alone)  # type: ignore[arg-type]
         return await asyncio.to_thread(run, runner, whole())
 

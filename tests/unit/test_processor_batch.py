@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
+from dualwrite.kafka.librdkafka.group_offsets import Batch, Partition, partition_of
 
 A, B = ("orders", 0), ("orders", 1)
 TERM_A, TERM_B, LATER = object(), object(), object()

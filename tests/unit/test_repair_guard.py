@@ -1,4 +1,4 @@
-"""Whether an operator may end a transaction (`dualwrite.admin.guard`), and whether a plan still covers what is open."""
+"""Whether an operator may end a transaction (`dualwrite.admin.decisions`), and whether a plan still covers what is open."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dualwrite.admin.decisions import NEWER, NOT_OURS, NOT_READ, OTHER_DATABASE, RESOLVED, Decided
-from dualwrite.admin.guard import is_made_by_dualwrite, refusal_to_complete, refusal_to_terminate
+from dualwrite.admin.decisions import (
+    NEWER,
+    NOT_OURS,
+    NOT_READ,
+    OTHER_DATABASE,
+    RESOLVED,
+    Decided,
+    is_made_by_dualwrite,
+    refusal_to_complete,
+    refusal_to_terminate,
+)
+from dualwrite.admin.facts import DescribedTransaction
 from dualwrite.errors import DualWriteError, StoreCopiedError, StoreUnavailableError
-from dualwrite.kafka.admin.facts import DescribedTransaction
 from dualwrite.recovery.decision import Decision
 from dualwrite.recovery.plan import GenerationPlan
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from dualwrite.errors import BrokerUnavailableError, LostTransactionError, RecoveryError, UnverifiedTransactionError
-from dualwrite.pool.adoption import Adoption
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.pool.pool_ids import Adoption
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport, raise_for_lost
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction
 
 STATE = PreparedTxnState(7, 5, 1000)

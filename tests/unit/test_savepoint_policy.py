@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dualwrite.pool.savepoint_policy import SavepointPolicy
+from dualwrite.pool.group import SavepointPolicy
 
 
 def groups(savepoint_policy: SavepointPolicy, *failed: bool) -> str:

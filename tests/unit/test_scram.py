@@ -8,7 +8,7 @@ import hmac
 
 import pytest
 
-from dualwrite.kafka.client.scram import ScramError, scram
+from dualwrite.kafka.client.authentication import ScramError, scram
 
 # RFC 7677, 3
 NONCE = "rOprNGfwEbeRWgbNEkqO"

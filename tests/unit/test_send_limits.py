@@ -19,11 +19,11 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
 from dualwrite.kafka.base import Message
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
+from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.messages import checked_messages
 from dualwrite.kafka.native import accumulator as accumulators
 from dualwrite.kafka.native.bulk import BulkSender
-from dualwrite.kafka.native.producer import NativeProducer
+from dualwrite.kafka.native.native_producer import NativeProducer
 
 DELIVERY = 60.0
 CONFIG = KafkaConfig.of({"bootstrap.servers": "127.0.0.1:1", "transaction.timeout.ms": 900_000})

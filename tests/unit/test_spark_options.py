@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.spark.options import NAMES, SinkOptions, database_url
+from dualwrite.spark.source_options import NAMES, SinkOptions, database_url
 
 LEAST = {
     "url": "postgresql+psycopg://me:s3cret@db/shop",

@@ -8,7 +8,7 @@ import pytest
 
 from dualwrite.errors import LogTruncatedError, MessagesDeletedError, TopicReplacedError
 from dualwrite.processor import ProcessorOptions
-from dualwrite.processor.starts import BEGINNING, Seen, begin_of
+from dualwrite.processor.progress import BEGINNING, Seen, begin_of
 from dualwrite.stores.positions import Position
 from fixtures.tables import table
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dualwrite import Transaction, WriterPool
 from dualwrite.aio import AsyncTransaction, AsyncWriterPool
-from dualwrite.pool.call import Call
+from dualwrite.pool.calls import Call
 from dualwrite.transaction import UnitTransaction
 from fixtures.tables import table
 

@@ -25,7 +25,7 @@ from dualwrite.errors import (
     TransactionTimeoutError,
     UnknownTopicError,
 )
-from dualwrite.processor.verdicts import Verdict, verdict_of
+from dualwrite.processor.attempts import Verdict, verdict_of
 from fixtures.tables import table
 
 

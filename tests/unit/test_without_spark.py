@@ -21,7 +21,7 @@ def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_rest_needs_no_spark() -> None:
-    done = run("import dualwrite, dualwrite.cli.recover, dualwrite.migration, dualwrite.jobs.recovery", *SPARKS)
+    done = run("import dualwrite, dualwrite.cli.recover, dualwrite.migration, dualwrite.jobs.job_recovery", *SPARKS)
     assert done.returncode == 0, done.stderr
 
 

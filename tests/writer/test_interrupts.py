@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from dualwrite import DualWriter, Phase
-from dualwrite.stores.sql.transaction import SqlStoreTransaction
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.testing import failpoints
 from fixtures.pace import ended, joined, limit
 from fixtures.tiers import thinned

@@ -10,7 +10,7 @@ import pytest
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.connection import Connection
+from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy

@@ -26,7 +26,7 @@ from dualwrite import (
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.tiers import thinned

@@ -23,7 +23,7 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.transaction import ZooKeeperTransaction
+from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperTransaction
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT

@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss
 from dualwrite.errors import PositionMovedError, StoreCommitFailedError
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.positions import ZooKeeperPositions
+from dualwrite.stores.zookeeper.zookeeper_keeping import ZooKeeperPositions
 from fixtures.pace import LIMIT
 
 GROUP = "billing"

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 from zookeeper_scene import until
 
-from dualwrite.devcluster import DevClusterError, jars
+from dualwrite.devcluster import DevClusterError, programs
 from dualwrite.testing.zookeeper import ZOOKEEPER_VERSION, ZooKeeperServer, ZooKeeperStartError
 
 
@@ -66,8 +66,8 @@ def test_jars_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
         raise requests.ConnectionError("no route to host")
 
     monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
-    monkeypatch.setattr(jars, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(jars, "_PAUSE", 0.0)
+    monkeypatch.setattr(programs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(programs, "_PAUSE", 0.0)
     monkeypatch.setattr(jgo.util.http, "request", offline)
     with pytest.raises(DevClusterError, match=r"jars of ZooKeeper 3\.9\.5 could not be downloaded.*no route to host"):
         ZooKeeperServer().start()

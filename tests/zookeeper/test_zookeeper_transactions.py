@@ -24,8 +24,8 @@ from dualwrite.errors import (
 )
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
-from dualwrite.stores.zookeeper.sizes import DEFAULT_MAX_REQUEST_BYTES, multi_size
-from dualwrite.stores.zookeeper.transaction import LONGEST_DELIVERY, ZooKeeperTransaction
+from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, multi_size
+from dualwrite.stores.zookeeper.zookeeper_transaction import LONGEST_DELIVERY, ZooKeeperTransaction
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 

@@ -12,7 +12,7 @@ from kazoo.security import CREATOR_ALL_ACL
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.url import parse_url
+from dualwrite.stores.zookeeper.paths import parse_url
 from fixtures.tables import table
 
 

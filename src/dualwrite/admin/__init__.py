@@ -3,13 +3,8 @@
 They need only Kafka, no database.
 """
 
-from dualwrite.admin.aborting import Examined
-from dualwrite.admin.hanging import HangingSearch, HangingTransaction, OpenTransaction, Reason
-from dualwrite.admin.records import Ending, RecordTransaction
-from dualwrite.admin.stuck import Holder, StuckPartition, StuckSearch
-from dualwrite.admin.transactions import TransactionAdmin
-from dualwrite.admin.waiting import StoredPositions, WaitingGroup
-from dualwrite.kafka.admin.facts import (
+from dualwrite.admin.ending import Examined
+from dualwrite.admin.facts import (
     ActiveProducer,
     Answer,
     BrokerProblem,
@@ -17,7 +12,11 @@ from dualwrite.kafka.admin.facts import (
     PartitionProducers,
     TransactionListing,
 )
-from dualwrite.kafka.admin.offsets import PartitionEnd
+from dualwrite.admin.hanging import HangingSearch, HangingTransaction, OpenTransaction, Reason
+from dualwrite.admin.log_records import Ending, RecordTransaction
+from dualwrite.admin.partitions import PartitionEnd
+from dualwrite.admin.transactions import TransactionAdmin
+from dualwrite.admin.waiting import Holder, StoredPositions, StuckPartition, StuckSearch, WaitingGroup
 
 __all__ = [
     "ActiveProducer",

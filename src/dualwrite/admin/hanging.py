@@ -9,19 +9,17 @@ whose marker is not written yet. So the coordinator will write the markers of ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, PartitionProducers, TransactionListing
+from dualwrite.admin.listing import Filter, describe_transactions, list_transactions, note_hidden_topics, sees_every_id
+from dualwrite.admin.partitions import describe_producers, producers_of
+from dualwrite.admin.requests import Brokers, Key, batches
 from dualwrite.errors import DualWriteError
-from dualwrite.kafka.admin.facts import (
-    ActiveProducer,
-    BrokerProblem,
-    DescribedTransaction,
-    PartitionProducers,
-    TransactionListing,
-)
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 PADDING_MS: Final = 300_000
@@ -263,3 +261,123 @@ def confirmed(
         elif opened.name in {found.name for found in open_transactions(described)}:
             kept.append(suspect)
     return sorted(kept, key=lambda found: (found.opened.topic, found.opened.partition, found.opened.producer))
+
+
+_RECHECK_PAUSE: Final = 1.0
+"""Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
+
+
+class Examiner:
+    """Queries the coordinators about open transactions of partitions.
+
+    Args:
+        brokers: The brokers, for this call.
+        broker: The node to query about its replicas; None for the leaders.
+    """
+
+    def __init__(self, brokers: Brokers, broker: int | None = None) -> None:
+        self._brokers = brokers
+        self._broker = broker
+
+    def describe(self, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
+        """What the coordinators know about the transactions now.
+
+        Raises:
+            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+        """
+        coordinators = self._brokers.coordinators()
+        listings: list[TransactionListing] = []
+        for ids in batches(sorted({one.producer.producer_id for one in opened})):
+            wanted = Filter(producer_ids=frozenset(ids))
+            listings += list_transactions(self._brokers, wanted, coordinators).found
+        listed = {found.producer_id: found for found in listings}
+        names = sorted({found.transactional_id for found in listed.values()})
+        described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
+        all_listed = all(one.producer.producer_id in listed for one in opened) or (
+            all(problem.covered for problem in self._brokers.problems) and sees_every_id(self._brokers)
+        )
+        doubtful = {
+            found.producer_id
+            for found in listings
+            if found != listed[found.producer_id] or found.coordinator != described[found.transactional_id].coordinator
+        }
+        return CoordinatorSide(listed, described, all_listed, frozenset(doubtful))
+
+    def hanging(self, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None) -> list[HangingTransaction]:
+        """The transactions that hang, or may hang. Each that seems to hang is checked a second time.
+
+        Args:
+            opened: The open transactions.
+            first: The result of a call of `describe` just before, if there was one.
+
+        Raises:
+            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+        """
+        found = self._suspects(opened, first)
+        if not found:
+            return []
+        self._brokers.deadline.sleep(_RECHECK_PAUSE)
+        found = self._suspects([one.opened for one in found])
+        return confirmed(found, self._partitions_of(found)) if found else []
+
+    def _suspects(self, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None) -> list[HangingTransaction]:
+        """The transactions that hang, or may hang, according to the coordinators."""
+        if not opened:
+            return []
+        side = side or self.describe(opened)
+        return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
+
+    def _partitions_of(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
+        keys = {(one.opened.topic, one.opened.partition) for one in suspects}
+        return {(found.topic, found.partition): found for found in producers_of(self._brokers, keys, self._broker)}
+
+
+class Search:
+    """One search for hanging transactions.
+
+    Args:
+        brokers: The brokers, for this call.
+        limit_ms: The age above which an open transaction is examined.
+        broker: The node to query about its replicas; None for the leaders.
+    """
+
+    def __init__(self, brokers: Brokers, limit_ms: int, broker: int | None) -> None:
+        self._brokers = brokers
+        self._limit_ms = limit_ms
+        self._broker = broker
+        self._open = self._searched = 0
+        self._unreadable: list[PartitionProducers] = []
+
+    def run(self, topics: Sequence[str] | None, partitions: Collection[int]) -> HangingSearch:
+        """Search these topics, or all; only these partitions, if any are given."""
+        if topics is None:
+            note_hidden_topics(self._brokers)
+        found = Examiner(self._brokers, self._broker).hanging(self._late(topics, partitions))
+        return HangingSearch(
+            hanging=tuple(one for one in found if one.reason.is_conclusive),
+            undecided=tuple(one for one in found if not one.reason.is_conclusive),
+            open=self._open,
+            searched=self._searched,
+            limit_ms=self._limit_ms,
+            unreadable=tuple(self._unreadable),
+            problems=self._brokers.problems,
+            hidden=self._brokers.hidden,
+        )
+
+    def _late(self, topics: Sequence[str] | None, partitions: Collection[int]) -> list[OpenTransaction]:
+        late = []
+        for described in describe_producers(self._brokers, topics, partitions, self._broker):
+            if described.problem is not None:
+                self._unreadable.append(described)
+                continue
+            self._searched += 1
+            opened = open_transactions(described)
+            self._open += len(opened)
+            now = int(time.time() * 1000)
+            late += [one for one in opened if is_late(one, self._limit_ms, now)]
+        return late
+
+
+def limit_ms_of(brokers: Brokers) -> int:
+    """The age above which no transaction with a timeout can still be open."""
+    return max(map(int, brokers.setting("transaction.max.timeout.ms")), default=DEFAULT_MAX_TIMEOUT_MS) + PADDING_MS

@@ -10,23 +10,17 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
-from dualwrite.admin.aborting import Examined, abort, examine
-from dualwrite.admin.hanging import HangingSearch, OpenTransaction
-from dualwrite.admin.records import RecordTransaction, transaction_of
-from dualwrite.admin.search import Search, limit_ms_of
-from dualwrite.admin.stuck import StuckSearch, find_stuck
-from dualwrite.admin.terminate import force_terminate
-from dualwrite.admin.waiting import StoredPositions
+from dualwrite.admin.ending import Examined, abort, examine, force_terminate
+from dualwrite.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
+from dualwrite.admin.hanging import HangingSearch, OpenTransaction, Search, limit_ms_of
+from dualwrite.admin.listing import Filter, Listed, describe_transactions, list_transactions, sees_every_id, statuses
+from dualwrite.admin.log_records import RecordTransaction, transaction_of
+from dualwrite.admin.partitions import PartitionEnd, describe_producers, first_offsets, partition_ends
+from dualwrite.admin.requests import Brokers
+from dualwrite.admin.waiting import StoredPositions, StuckSearch, find_stuck
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.admin.brokers import Brokers
-from dualwrite.kafka.admin.describing import describe_transactions
-from dualwrite.kafka.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
-from dualwrite.kafka.admin.hidden import sees_every_id
-from dualwrite.kafka.admin.listing import Filter, Listed, list_transactions, statuses
-from dualwrite.kafka.admin.offsets import PartitionEnd, first_offsets, partition_ends
-from dualwrite.kafka.admin.producers import describe_producers
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.settings import Settings

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualwrite.cli.errors import error_text
+from dualwrite.cli.texts import error_text
 from dualwrite.errors import DualWriteError, MissingDependencyError
 from dualwrite.kafka.native.compiled import is_compiled
 

@@ -15,10 +15,9 @@ from typing import Annotated, Final, cast
 import typer
 from rich.console import Console
 
-from dualwrite.cli.json_documents import print_json, versioned
-from dualwrite.cli.json_group import JsonGroup
-from dualwrite.demo.run import Options, run_demo
-from dualwrite.demo.screen import screen_for, show_verdict
+from dualwrite.cli.options import JsonGroup
+from dualwrite.cli.output import print_json, versioned
+from dualwrite.demo.run import Options, run_demo, screen_for, show_verdict
 from dualwrite.settings import ProducerName
 
 DISAGREES: Final = 1

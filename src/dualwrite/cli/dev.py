@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.errors import error_text
-from dualwrite.cli.json_documents import print_json, versioned
-from dualwrite.cli.json_group import JsonGroup
+from dualwrite.cli.options import JsonGroup
+from dualwrite.cli.output import print_json, versioned
+from dualwrite.cli.texts import error_text
 from dualwrite.devcluster import (
     DEFAULT_KAFKA_VERSION,
     ClusterStatus,

@@ -16,14 +16,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.json_documents import print_json, versioned
-from dualwrite.cli.json_group import JsonGroup
-from dualwrite.cli.options import AsJson, Kafka, KafkaSettings, Schema, Url, refuse, settings_for
-from dualwrite.cli.tables import table_of
+from dualwrite.cli.options import AsJson, JsonGroup, Kafka, KafkaSettings, Schema, Url, refuse, settings_for
+from dualwrite.cli.output import print_json, table_of, versioned
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
 from dualwrite.kafka import BrokerCapabilities
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
 
 BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.UNKNOWN: "yellow", Severity.NOTE: ""}

@@ -21,12 +21,11 @@ from dualwrite.cli.options import (
     settings_for,
     store_for,
 )
-from dualwrite.cli.tables import show_table
-from dualwrite.cli.times import state_words
+from dualwrite.cli.output import show_table
+from dualwrite.cli.texts import state_words
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.recovery.clusters import move_to_cluster
-from dualwrite.recovery.copies import keep_store_id, new_store_id
+from dualwrite.recovery.clusters import keep_store_id, move_to_cluster, new_store_id
 from dualwrite.stores.base import TxnStateStore
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Final, NoReturn
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from dualwrite.cli.json_documents import print_error_document, usage_error
-from dualwrite.cli.printable import printable
+from dualwrite.admin.decisions import Decided
+from dualwrite.admin.decisions import Decisions as StoredDecisions
+from dualwrite.api import open_recoverer
+from dualwrite.cli.output import error_json, json_errors, print_error_document, usage_error
+from dualwrite.cli.texts import printable
+from dualwrite.errors import DualWriteError, shell_word
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -116,3 +123,88 @@ def refuse(reason: str) -> NoReturn:
     say(f"Error: {reason}", err=True)
     print_error_document(usage_error(reason))
     raise typer.Exit(USAGE_ERROR)
+
+
+JSON: Final = "--json"
+_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
+
+class JsonGroup(TyperGroup):
+    """With `--json`, an error that ends a command is also printed as a document."""
+
+    _as_json = False
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the group's arguments, or all of a command without subcommands."""
+        self._as_json = JSON in args
+        with json_errors(enabled=self._as_json):
+            try:
+                return super().make_context(info_name, args, parent, **extra)
+            except _USAGE as error:
+                print_error_document(usage_error(error.format_message()))
+                raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with json_errors(enabled=self._as_json):
+            try:
+                return super().invoke(ctx)
+            except _USAGE as error:
+                print_error_document(usage_error(error.format_message()))
+                raise
+            except typer.Abort:
+                print_error_document({"kind": "Aborted", "code": None, "message": "The user did not confirm."})
+                raise
+            except DualWriteError as error:
+                print_error_document(error_json(error))
+                raise
+
+
+_PASSWORD: Final = re.compile(r"(?<=://)([^/?#]*):([^/?#]*)@")
+_SECRET: Final = re.compile("password|secret|jaas|private", re.IGNORECASE)
+_HIDDEN: Final = "***"
+
+
+@dataclass(frozen=True)
+class GivenOptions:
+    """What the user typed; None or empty if it comes from the environment, from which the next command gets it, too."""
+
+    url: str | None = None
+    schema: str | None = None
+    kafka: str | None = None
+    kafka_config: tuple[str, ...] = ()
+
+    def command(self, *words: str) -> str:
+        """`dualwrite` with these words and the options. Passwords are hidden."""
+        return " ".join(("dualwrite", *map(shell_word, words), *self._options()))
+
+    def _options(self) -> Iterable[str]:
+        url = None if self.url is None else _PASSWORD.sub(rf"\1:{_HIDDEN}@", self.url)
+        for option, value in (("--url", url), ("--schema", self.schema), ("--kafka", self.kafka)):
+            if value is not None:
+                yield from (option, shell_word(value))
+        for setting in self.kafka_config:
+            name, _, _ = setting.partition("=")
+            yield from ("--kafka-config", shell_word(f"{name}={_HIDDEN}" if _SECRET.search(name) else setting))
+
+    @property
+    def of_kafka(self) -> GivenOptions:
+        """Those of Kafka alone, for a command that does not look into a database."""
+        return replace(self, url=None, schema=None)
+
+
+__all__ = ["Decided", "Decisions"]
+
+
+class Decisions(StoredDecisions):
+    """Looks up ids in the database that the settings name. Use it in a `with` statement, which closes the connections.
+
+    Args:
+        settings: The database and Kafka.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        store = store_for(settings)
+        super().__init__(store, open_recoverer(store, settings=settings))

@@ -16,13 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dualwrite.api import open_recoverer
-from dualwrite.cli.dry_run import lost_json, show_plan
-from dualwrite.cli.jobs import job_json, jobs_to_recover
-from dualwrite.cli.json_documents import error_json, print_json, versioned
-from dualwrite.cli.json_group import JsonGroup
 from dualwrite.cli.options import (
     AsJson,
     Ids,
+    JsonGroup,
     Kafka,
     KafkaSettings,
     Prefix,
@@ -36,8 +33,10 @@ from dualwrite.cli.options import (
     settings_for,
     store_for,
 )
-from dualwrite.cli.printable import printable
-from dualwrite.cli.recovered import Entries, show_lost, show_report
+from dualwrite.cli.output import error_json, print_json, versioned
+from dualwrite.cli.recover_jobs import job_json, jobs_to_recover
+from dualwrite.cli.recovery_output import Entries, lost_json, show_lost, show_plan, show_report
+from dualwrite.cli.texts import printable
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes

@@ -8,8 +8,9 @@ reached.
 
 import typer
 
-from dualwrite.cli import transactions_ending, transactions_reading, transactions_repairing
-from dualwrite.cli.tool_group import ToolGroup
+from dualwrite.cli import transactions_ending, transactions_reading
+from dualwrite.cli import transactions_ending as transactions_repairing
+from dualwrite.cli.tool_options import ToolGroup
 
 app = typer.Typer(
     cls=ToolGroup,

@@ -9,31 +9,18 @@ from typing import Annotated
 import typer
 
 from dualwrite.admin import DescribedTransaction, RecordTransaction, TransactionAdmin
-from dualwrite.cli.decided import Decided, Decisions
-from dualwrite.cli.json_documents import print_json
-from dualwrite.cli.options import AsJson, KafkaSettings, Schema, Url, settings_for
-from dualwrite.cli.times import now_ms
-from dualwrite.cli.transactions_common import (
-    TIMEOUT,
-    Broker,
-    Kafka,
-    Partition,
-    Partitions,
-    Timeout,
-    Topic,
-    admin_tools,
-    end,
-)
-from dualwrite.cli.transactions_json import (
+from dualwrite.cli.options import AsJson, Decided, Decisions, KafkaSettings, Schema, Url, settings_for
+from dualwrite.cli.output import print_json
+from dualwrite.cli.texts import now_ms
+from dualwrite.cli.tool_options import TIMEOUT, Broker, Kafka, Partition, Partitions, Timeout, Topic, admin_tools, end
+from dualwrite.cli.transactions_output import (
     described_json,
     document,
+    hidden_topics,
     listing_json,
     producers_json,
     record_json,
     search_json,
-)
-from dualwrite.cli.transactions_view import (
-    hidden_topics,
     show_described,
     show_listings,
     show_problems,

@@ -6,6 +6,7 @@ Exit codes: 0 the user quit, 2 usage error, no terminal, or Kafka can't be reach
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,17 +22,43 @@ from rich.live import Live
 from rich.text import Text
 
 from dualwrite.admin import StuckSearch
-from dualwrite.cli.decided import Decisions
-from dualwrite.cli.keys import pressed_keys
-from dualwrite.cli.options import LONGER, KafkaSettings, Longer, Schema, Url, counted, refuse, settings_for
-from dualwrite.cli.printable import printable
-from dualwrite.cli.stuck import UNREAD, Look, Topic, look
+from dualwrite.cli.options import LONGER, Decisions, KafkaSettings, Longer, Schema, Url, counted, refuse, settings_for
+from dualwrite.cli.stuck import ORDERS, UNREAD, Look, Topic, look, stuck_table
 from dualwrite.cli.stuck import Group as GroupOption
-from dualwrite.cli.stuck_view import ORDERS, stuck_table
-from dualwrite.cli.times import now_ms
-from dualwrite.cli.tool_group import ToolGroup
-from dualwrite.cli.transactions_common import TIMEOUT, Kafka, Timeout, admin_tools
+from dualwrite.cli.texts import now_ms, printable
+from dualwrite.cli.tool_options import TIMEOUT, Kafka, Timeout, ToolGroup, admin_tools
 from dualwrite.errors import DualWriteError
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = tty = None  # type: ignore[assignment]
+
+
+@contextmanager
+def pressed_keys() -> Iterator[Callable[[float], str | None]]:
+    """Yield a function that waits some seconds for a key; it returns None if no key was pressed, and `q` at the end of input.
+
+    Ctrl-C still interrupts.
+    """
+    if termios is None:
+        refuse("On this platform single keys can't be read from the terminal. Use `dualwrite stuck` instead.")
+    descriptor = sys.stdin.fileno()
+
+    def next_key(seconds: float) -> str | None:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return None
+        read = os.read(descriptor, 1)
+        return read.decode("latin-1") if read else "q"
+
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield next_key
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
 
 _REDRAW: Final = 0.25
 _WIDE: Final = 140

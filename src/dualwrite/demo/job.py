@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from dualwrite.errors import DualWriteError
 from dualwrite.settings import ProducerName
 
 RELEASE: Final = "release"
@@ -84,3 +85,11 @@ class Job:
 def id_prefix(run: str) -> str:
     """The prefix of all logical transactional ids of a run, and of its workers' pools."""
     return f"demo-{run}"
+
+
+class DemoError(DualWriteError):
+    """The demo can't continue: a worker does not start, or there is no progress. Attributes: `log_file`, if there is one."""
+
+
+class StalePositionError(DualWriteError):
+    """A worker's position in the database has changed since the worker read it; nothing was written."""

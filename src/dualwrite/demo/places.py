@@ -13,13 +13,13 @@ from sqlalchemy import make_url
 
 import dualwrite
 from dualwrite import migration
+from dualwrite.demo.flights import Tables
 from dualwrite.demo.job import id_prefix
-from dualwrite.demo.tables import Tables
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
 from dualwrite.errors import BrokerError, DualWriteError, NotResolvedError
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka.admin import create_topic, delete_topic
+from dualwrite.kafka.librdkafka.topic_admin import create_topic, delete_topic
 from dualwrite.recovery.recoverer import forget
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import TransactionalId

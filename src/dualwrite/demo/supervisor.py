@@ -2,18 +2,173 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from dualwrite.demo.errors import DemoError
-from dualwrite.demo.job import Event, Job
-from dualwrite.demo.kills import Kill
-from dualwrite.demo.process import Report, Stage, WorkerProcess
+from dualwrite.demo.job import RELEASE, DemoError, Event, Job
+
+
+class Stage(Enum):
+    """The stage of a worker's process, according to its last report."""
+
+    STARTING = "starting"
+    OPENING = "opening"
+    WORKING = "working"
+    HOLDING = "holding"
+    CLOSED = "closed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report from a process.
+
+    Args:
+        process: The process.
+        facts: The report's fields; None at the end of the process's output.
+    """
+
+    process: WorkerProcess
+    facts: Mapping[str, Any] | None
+
+
+class WorkerProcess:
+    """A process that does one job, in its own session, so that a Ctrl-C at the terminal does not reach it.
+
+    It exits when its supervisor is gone, since its input ends then.
+
+    Args:
+        job: Its job.
+        reports: The queue for its reports.
+        log_file: The file to append its standard error to.
+    """
+
+    def __init__(self, job: Job, reports: queue.Queue[Report], log_file: Path) -> None:
+        self.job = job
+        self.stage = Stage.STARTING
+        self.killed = False
+        self.log_file = log_file
+        self._reports = reports
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "dualwrite.demo.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._send(job.to_json())
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def release(self) -> None:
+        """Let the worker write its last flight and end."""
+        self._send(RELEASE)
+
+    def stop(self) -> None:
+        """Ask the worker to end cleanly after its current transaction."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Send SIGKILL. Does nothing if the process has ended."""
+        self.killed = True
+        self._process.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for its end, at most `timeout` seconds; returns whether it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        if self._process.returncode is None:
+            return False
+        self._listener.join()
+        self.stop()
+        return True
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # it has exited, which is reported separately
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                if line.endswith(b"\n"):  # a kill may leave an incomplete line
+                    self._reports.put(Report(self, json.loads(line)))
+        self._process.wait()
+        self._reports.put(Report(self, None))
+
+
+MAX_DELAY: Final = 0.02
+"""Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
+
+MAX_POOL_DELAY: Final = 0.1
+"""The same for a pool: a full group takes tens of milliseconds, and its flights are all reported at its end."""
+
+MAX_OPENING_DELAY: Final = 0.1
+OPENING_SHARE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill.
+
+    Args:
+        after: Wait until all workers together have done this many transactions.
+        delay: Then wait this many more seconds.
+        choice: Selects one of the workers that can be killed, as a fraction of their number, from 0 to below 1.
+        while_opening: Instead, kill the last killed worker again, `delay` seconds after it begins to reopen its writer.
+    """
+
+    after: int
+    delay: float
+    choice: float
+    while_opening: bool
+
+
+def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = MAX_DELAY) -> tuple[Kill, ...]:
+    """Divide the run's progress into one part per kill, with the kill at a random place in its part.
+
+    A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill.
+
+    Args:
+        kills: Number of kills.
+        transactions: How many transactions the workers complete while kills are pending: each worker delays its last one.
+        seed: Seed for the random numbers.
+        max_delay: The longest delay of a kill in seconds, unless it hits a worker that is opening.
+    """
+    rng = random.Random(seed)  # noqa: S311  (not a secret)
+    later = range(1, kills)
+    again = set(rng.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
+    plan = []
+    for number in range(kills):
+        after = int((number + rng.random()) / kills * transactions)
+        while_opening = number in again
+        delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
+        plan.append(Kill(after, delay, rng.random(), while_opening))
+    return tuple(plan)
+
 
 STALL: Final = 180.0
 """Seconds without any report after which the demo gives up: more than the recipe's timeouts for one step."""

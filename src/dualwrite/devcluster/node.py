@@ -2,23 +2,235 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dualwrite.devcluster import storage
-from dualwrite.devcluster.archive import ClassArchive
-from dualwrite.devcluster.errors import BrokerExitedError, DevClusterError
-from dualwrite.devcluster.jars import classpath
-from dualwrite.devcluster.java import find_java
-from dualwrite.devcluster.logs import tail
-from dualwrite.devcluster.process import BrokerProcess, Launcher
+from dualwrite.devcluster.broker_process import BrokerProcess, Launcher
+from dualwrite.devcluster.cluster_settings import PROXIED, SIZES, ClusterSettings
+from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError
+from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.devcluster.programs import ClassArchive, classpath, find_java
 from dualwrite.devcluster.progress import Progress
-from dualwrite.devcluster.properties import LOG4J2, render, server_properties
-from dualwrite.devcluster.record import ClusterRecord, NodeRecord
-from dualwrite.devcluster.settings import SIZES, ClusterSettings
+from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
+
+COORDINATOR_PARTITIONS = 4
+"""Partitions of each coordinator's topic: few, since each one costs files and time at startup."""
+
+LOG4J2 = """\
+# written by dualwrite; a broker's console output goes to its log file
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+# these log hundreds of lines of settings at startup
+logger.config.name = org.apache.kafka.common.config.AbstractConfig
+logger.config.level = warn
+logger.kafkaconfig.name = kafka.server.KafkaConfig
+logger.kafkaconfig.level = warn
+"""
+
+
+def server_properties(
+    settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
+) -> dict[str, str]:
+    """The properties of one node; those that the user has set override the others.
+
+    Args:
+        settings: The cluster's settings.
+        nodes: All nodes of the cluster.
+        node: The node that the properties are for.
+        storage: Its directory for logs and metadata.
+        keystore: Its PEM key store, used if the security settings have TLS files.
+    """
+    replicas = min(3, settings.nodes)
+    in_sync = 2 if replicas > 1 else 1  # one of three may be down
+    names = (PLAINTEXT, *settings.listeners)
+    advertised = dict(node.ports)
+    if settings.proxy_port is not None:
+        advertised[PROXIED] = settings.proxy_port + node.node_id - 1
+    own = {
+        "process.roles": "broker,controller",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": ",".join(f"{each.node_id}@{LOOPBACK}:{each.ports[CONTROLLER]}" for each in nodes),
+        "controller.listener.names": CONTROLLER,
+        "listeners": _addresses((*names, CONTROLLER), node.ports),
+        "advertised.listeners": _addresses(names, advertised),
+        "listener.security.protocol.map": ",".join(
+            [f"{CONTROLLER}:PLAINTEXT", *(f"{name}:{PLAINTEXT if name == PROXIED else name}" for name in names)]
+        ),
+        "inter.broker.listener.name": PLAINTEXT,
+        "log.dirs": str(storage),
+        # two-phase commit (KIP-939); it needs InitProducerId v6, which is still an unstable version
+        "transaction.two.phase.commit.enable": "true",
+        "unstable.api.versions.enable": "true",
+        # a killed broker can rejoin after 2 s, not after the default session of 9 s
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+        # an idle node would write to its metadata log every half a second, a third of the CPU time that it takes
+        "metadata.max.idle.interval.ms": "0",
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "transaction.state.log.num.partitions": str(COORDINATOR_PARTITIONS),
+        "share.coordinator.state.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "default.replication.factor": str(replicas),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "min.insync.replicas": str(in_sync),
+        "transaction.state.log.min.isr": str(in_sync),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        # the default is 128 MB of heap, allocated at startup
+        "log.cleaner.dedupe.buffer.size": "16777216",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+    }
+    secured = settings.security.properties(keystore) if settings.security else {}
+    return own | secured | dict(settings.config)
+
+
+def _addresses(names: Iterable[str], ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{LOOPBACK}:{ports[name]}" for name in names)
+
+
+def render(properties: Mapping[str, str]) -> str:
+    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with escapes for other characters."""
+    lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
+    return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
+
+
+def _escape(text: str, *, also: str = "") -> str:
+    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips leading blanks of a value
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's UTF-16 code units
+        character = chr(unit)
+        if character == "\\" or character in also:
+            out.append(f"\\{character}")
+        elif " " <= character <= "~":
+            out.append(character)
+        else:
+            out.append(f"\\u{unit:04x}")
+    return "".join(out)
+
+
+_META = "meta.properties"
+_FORMAT_TIMEOUT = 120.0
+
+
+def new_id() -> str:
+    """A new id in Kafka's format: a UUID in URL-safe base64. None starts with a dash, which would look like an option."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
+def format_storage(
+    java_command: Sequence[str | Path], settings: ClusterSettings, cluster_id: str, *, properties: Path, storage: Path
+) -> None:
+    """Format one node's storage.
+
+    Args:
+        java_command: Java with options and class path, without the main class.
+        settings: The settings, whose feature levels and SCRAM users are written to the storage.
+        cluster_id: Id of the new cluster.
+        properties: The node's `server.properties`.
+        storage: Its storage directory; anything left by a failed attempt is removed.
+
+    Raises:
+        BrokerExitedError: Kafka refused, most often because of a property; the message has the end of its output.
+        DevClusterError: Formatting took too long.
+    """
+    shutil.rmtree(storage, ignore_errors=True)
+    features = [argument for name, level in settings.features.items() for argument in ("--feature", f"{name}={level}")]
+    scram = settings.security.scram_arguments if settings.security else []
+    command = [
+        *java_command,
+        "kafka.tools.StorageTool",
+        "format",
+        f"--cluster-id={cluster_id}",
+        f"--config={properties}",
+        *features,
+        *scram,
+    ]
+    try:
+        done = subprocess.run(  # noqa: S603  (dualwrite's own command)
+            command, capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DevClusterError(
+            f"Formatting the storage took longer than {_FORMAT_TIMEOUT:g} s.",
+            cause="the machine or its disk is very busy, or Java hangs",
+            next_step="try again",
+        ) from error
+    if done.returncode != 0:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if not re.match(r"\s+at |\S+ INFO", line)]
+        tail = "\n".join(lines[-8:])
+        raise BrokerExitedError(
+            f"Kafka {settings.kafka_version} refused to format the storage.\n{tail}\n",
+            next_step="correct the property, feature or user that Kafka reports",
+            log_file=None,
+            log_tail=tail,
+        )
+
+
+def clone_storage(source: Path, target: Path, node_id: int) -> None:
+    """Create another node's storage from a freshly formatted one: only two ids differ.
+
+    This saves a JVM per node, and gives all nodes the same SCRAM credentials.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    meta = target / _META
+    text = re.sub(r"(?m)^node\.id=.*$", f"node.id={node_id}", meta.read_text(encoding="ascii"))
+    meta.write_text(re.sub(r"(?m)^directory\.id=.*$", f"directory.id={new_id()}", text), encoding="ascii")
+
+
+_POLL = 0.2
+
+
+def tail(log_file: Path, lines: int | None) -> str:
+    """The last lines of a log, or all of it for None; empty if the file does not exist yet."""
+    try:
+        text = log_file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    if lines is None:
+        return text
+    return "\n".join(text.splitlines()[-lines:] if lines else [])
+
+
+def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
+    """The last lines of a log, then each new line as it is written; nothing if there is no log.
+
+    Args:
+        log_file: The log.
+        lines: How many of the existing lines.
+        until: Called before each read; after it returns True, the rest of the log is read and the iteration ends.
+    """
+    if not log_file.exists():
+        return
+    with log_file.open(encoding="utf-8", errors="replace") as log:
+        yield from log.read().splitlines()[-lines:] if lines else []
+        rest = ""
+        while True:
+            ended = until()
+            rest += log.read()
+            *complete, rest = rest.split("\n")
+            yield from complete
+            if ended:
+                return
+            time.sleep(_POLL)
+
 
 _LOGGING = "log4j2.properties"
 _TAIL = 12
@@ -98,11 +310,11 @@ class ClusterFiles:
         """Format the storage of all nodes. Raises BrokerExitedError if Kafka rejects the settings."""
         first, *others = record.nodes
         source = self.storage(first.node_id)
-        storage.format_storage(
+        format_storage(
             java.words, record.settings, record.cluster_id, properties=self.properties(first.node_id), storage=source
         )
         for node in others:
-            storage.clone_storage(source, self.storage(node.node_id), node.node_id)
+            clone_storage(source, self.storage(node.node_id), node.node_id)
 
     def java_command(
         self, settings: ClusterSettings, java: str | Path | None, progress: Progress, *, makes_archive: bool = False

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import psutil
 
-from dualwrite.devcluster.errors import DevClusterError
+from dualwrite.devcluster.locations import DevClusterError
 
 LOOPBACK = "127.0.0.1"
 HIGHEST = 65_535

@@ -2,16 +2,143 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
-from dualwrite.devcluster.errors import DevClusterError
-from dualwrite.devcluster.locations import make_directory, state_dir
-from dualwrite.devcluster.record import ClusterRecord
+from dualwrite.devcluster.broker_process import BrokerProcess
+from dualwrite.devcluster.cluster_settings import ClusterSettings
+from dualwrite.devcluster.locations import DevClusterError, make_directory, state_dir
+from dualwrite.devcluster.ports import LOOPBACK
+
+PLAINTEXT = "PLAINTEXT"
+CONTROLLER = "CONTROLLER"
+"""Names of the two listeners that every node has."""
+
+_FILE = "cluster.json"
+_FILES = re.compile(rf"{re.escape(_FILE)}(\.\d+)?")
+"""The record, and a partial one, with the id of the process that is writing it."""
+
+_LAYOUT = 1
+
+
+@dataclass
+class NodeRecord:
+    """One node: its ports by listener, and its latest process."""
+
+    node_id: int
+    ports: dict[str, int]
+    process: BrokerProcess | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is running."""
+        return self.process is not None and self.process.alive
+
+    @property
+    def working(self) -> bool:
+        """Whether its process is running and not paused."""
+        return self.process is not None and self.process.alive and not self.process.paused
+
+
+@dataclass
+class ClusterRecord:
+    """A cluster as it was last started."""
+
+    name: str
+    settings: ClusterSettings
+    cluster_id: str
+    nodes: list[NodeRecord]
+    formatted: bool = False
+    """Whether the storage of all nodes has been formatted."""
+
+    @property
+    def running(self) -> list[NodeRecord]:
+        """The nodes whose processes are running."""
+        return [node for node in self.nodes if node.alive]
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Bootstrap servers by listener, without the controller listener."""
+        return {listener: self.bootstrap_servers(listener) for listener in self.nodes[0].ports if listener != CONTROLLER}
+
+    def bootstrap_servers(self, listener: str) -> str:
+        """Host and port of every node's listener of this name."""
+        return ",".join(f"{LOOPBACK}:{node.ports[listener]}" for node in self.nodes)
+
+    @classmethod
+    def load(cls, data_dir: Path) -> Self | None:
+        """Read the record of a data directory; None if it has none.
+
+        Raises:
+            DevClusterError: The record can't be read, or was written by another release.
+        """
+        path = data_dir / _FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["layout"] != _LAYOUT:
+                raise DevClusterError(
+                    f"{path} was written by another release of dualwrite.", next_step=f"remove {data_dir}", data_dir=data_dir
+                )
+            nodes = [
+                NodeRecord(node["node_id"], node["ports"], BrokerProcess(**node["process"]) if node["process"] else None)
+                for node in data["nodes"]
+            ]
+            settings = ClusterSettings.from_json(data["settings"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DevClusterError(
+                f"The record {path} can't be read.", cause=str(error), next_step=f"remove {data_dir}", data_dir=data_dir
+            ) from error
+        return cls(data["name"], settings, data["cluster_id"], nodes, data["formatted"])
+
+    def save(self, data_dir: Path) -> None:
+        """Write the record atomically, readable by its owner only, since it may contain passwords."""
+        data = {
+            "layout": _LAYOUT,
+            "name": self.name,
+            "settings": self.settings.to_json(),
+            "cluster_id": self.cluster_id,
+            "formatted": self.formatted,
+            "nodes": [
+                {"node_id": node.node_id, "ports": node.ports, "process": node.process and vars(node.process)}
+                for node in self.nodes
+            ],
+        }
+        partial = data_dir / f"{_FILE}.{os.getpid()}"
+        try:
+            partial.touch(mode=0o600)
+            partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            partial.replace(data_dir / _FILE)
+        except BaseException:  # such as a full disk
+            partial.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def exists(data_dir: Path) -> bool:
+        """Whether this directory contains a cluster."""
+        return (data_dir / _FILE).is_file()
+
+    @staticmethod
+    def has_other_files(data_dir: Path) -> bool:
+        """Whether this directory contains anything apart from a record and those that killed processes have not completed."""
+        return data_dir.is_dir() and any(not _FILES.fullmatch(path.name) for path in data_dir.iterdir())
+
+    @staticmethod
+    def remove(data_dir: Path) -> None:
+        """Remove the record, and those that killed processes have not completed."""
+        for path in data_dir.iterdir():
+            if _FILES.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
 
 _ELSEWHERE = "data-dir"
 """File in a cluster's directory that names its data directory, if the user chose one."""

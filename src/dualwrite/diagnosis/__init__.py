@@ -2,8 +2,7 @@
 
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.examination import Diagnosis, examine
-from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
-from dualwrite.diagnosis.promise import Guarantee, Promise
+from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity
 
 __all__ = [
     "DatabaseFacts",

@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dualwrite.admin.listing import two_phase_by_broker
 from dualwrite.diagnosis.database_findings import judge_database
-from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Severity
-from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_two_phase
-from dualwrite.diagnosis.promise import Guarantee, Promise, promise
-from dualwrite.diagnosis.topic_findings import judge_topic
+from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
-from dualwrite.kafka.admin.two_phase import two_phase_by_broker
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, probe
-from dualwrite.kafka.inspect.topics import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.kafka.inspect import PROBE_ID, TRANSACTION_STATE_TOPIC, BrokerCapabilities, TopicFacts, describe_topics, probe
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import copied, moved

@@ -10,10 +10,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, update
 
-from dualwrite.delivery import delivery_text
 from dualwrite.errors import BatchRefusedError, DualWriteError, TransactionTimeoutError
-from dualwrite.jobs.rules import Committed, JobRow, JobRun, Prepared, after_close, check_binding, closed, opened, with_given_up
-from dualwrite.jobs.tables import (
+from dualwrite.jobs.job_tables import (
     LOCKED,
     AttemptRow,
     Marker,
@@ -24,11 +22,13 @@ from dualwrite.jobs.tables import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.tables import batch_table as b
+from dualwrite.jobs.job_tables import batch_table as b
+from dualwrite.jobs.rules import Committed, JobRow, JobRun, Prepared, after_close, check_binding, closed, opened, with_given_up
 from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
+from dualwrite.state import delivery_text
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.clock import database_clock
-from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.sql.short import database_clock
+from dualwrite.stores.sql.tables import state_table as t
 
 MARKERS_KEPT: Final = 10_000
 """How many of a job's newest markers are kept; an older batch that is run again is refused."""

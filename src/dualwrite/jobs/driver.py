@@ -14,19 +14,18 @@ from dualwrite.errors import (
     InDoubtTransactionError,
     StoreCommitFailedError,
     StoreError,
+    shell_word,
 )
 from dualwrite.failpoints import hit
-from dualwrite.jobs.context import OpenSite
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
-from dualwrite.jobs.recovery import complete, delete_staged, open_run, resolve_ids
+from dualwrite.jobs.job_context import OpenSite
+from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, resolve_ids
+from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
-from dualwrite.jobs.staged_rows import StagedRows
-from dualwrite.jobs.tables import Marker
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
-from dualwrite.shell import shell_word
 from dualwrite.stores.base import LostTransaction
 
 log = SubjectLogger(__name__)

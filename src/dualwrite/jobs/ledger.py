@@ -18,8 +18,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from dualwrite.errors import PrefixLeasedError
-from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
-from dualwrite.jobs.tables import (
+from dualwrite.jobs.job_tables import (
     LOCKED,
     SHARED,
     AttemptRow,
@@ -31,15 +30,16 @@ from dualwrite.jobs.tables import (
     read_marker,
     write_job,
 )
-from dualwrite.jobs.tables import attempt_table as a
-from dualwrite.jobs.tables import batch_table as b
-from dualwrite.jobs.tables import job_table as j
+from dualwrite.jobs.job_tables import attempt_table as a
+from dualwrite.jobs.job_tables import batch_table as b
+from dualwrite.jobs.job_tables import job_table as j
+from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
 from dualwrite.logs import SubjectLogger
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
-from dualwrite.stores.rows import fenced
+from dualwrite.stores.row import fenced
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import ErrorClass
-from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.sql.tables import state_table as t
 
 log = SubjectLogger(__name__)
 

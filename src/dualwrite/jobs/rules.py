@@ -14,10 +14,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from dualwrite.delivery import Delivery
-from dualwrite.errors import BatchRefusedError, InvalidTransactionalIdError, JobClosedError, PrefixLeasedError
-from dualwrite.shell import shell_word
-from dualwrite.state import PreparedTxnState
+from dualwrite.errors import BatchRefusedError, InvalidTransactionalIdError, JobClosedError, PrefixLeasedError, shell_word
+from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH, validate_transactional_id
 
 SEPARATOR: Final = "."

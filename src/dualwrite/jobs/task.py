@@ -20,16 +20,16 @@ from sqlalchemy import Connection
 
 from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
-from dualwrite.jobs.context import OpenSite
+from dualwrite.jobs.job_context import OpenSite
+from dualwrite.jobs.job_recovery import open_run
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.recovery import open_run
 from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutcome
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
-from dualwrite.stores.sql.clock import database_clock
+from dualwrite.stores.sql.short import database_clock
 
 log = SubjectLogger(__name__)
 

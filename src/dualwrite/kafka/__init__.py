@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.inspect.capabilities import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
-from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.inspect import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
 
 if TYPE_CHECKING:
-    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer
-    from dualwrite.kafka.native.producer import NativeProducer
+    from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
+    from dualwrite.kafka.native.native_producer import NativeProducer
 
 __all__ = [
     "PROBE_ID",
@@ -28,11 +28,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the producers on first use: each one needs its own client library."""
     if name == "NativeProducer":
-        from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (see above)
+        from dualwrite.kafka.native.native_producer import NativeProducer  # noqa: PLC0415  (see above)
 
         return NativeProducer
     if name == "LibrdkafkaProducer":
-        from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer  # noqa: PLC0415  (see above)
+        from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer  # noqa: PLC0415  (see above)
 
         return LibrdkafkaProducer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,13 +8,13 @@ from typing import Final
 
 from dualwrite.errors import ConfigurationError, TwoPhaseCommitRefusedError
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect.capabilities import BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.kafka.inspect import BrokerCapabilities, TwoPhaseObstacle, probe
 from dualwrite.logs import SubjectLogger
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.settings import Settings
+from dualwrite.state import ProducerKind
 
 log = SubjectLogger(__name__)
 
@@ -125,7 +125,7 @@ def _native(
     *,
     two_phase: bool,
 ) -> ProducerFactory:
-    from dualwrite.kafka.native.producer import NativeProducer  # noqa: PLC0415  (loaded only if used)
+    from dualwrite.kafka.native.native_producer import NativeProducer  # noqa: PLC0415  (loaded only if used)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
         return NativeProducer(
@@ -143,8 +143,10 @@ def _native(
 
 
 def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, settings: Settings) -> ProducerFactory:
-    from dualwrite.kafka.librdkafka.producer import LibrdkafkaProducer  # noqa: PLC0415  (loaded only if used)
-    from dualwrite.kafka.librdkafka.settings import check_settings  # noqa: PLC0415
+    from dualwrite.kafka.librdkafka.librdkafka_producer import (  # noqa: PLC0415
+        LibrdkafkaProducer,
+        check_settings,
+    )
 
     check_settings(config)
 

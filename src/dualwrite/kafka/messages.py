@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
-from dualwrite.delivery import MAX_TOPIC_LENGTH
 from dualwrite.errors import InvalidMessageError
 from dualwrite.kafka.base import Headers, Message
+from dualwrite.state import MAX_TOPIC_LENGTH
 
 MAX_PARTITION: Final = 2**31 - 1
 MAX_TIMESTAMP: Final = 2**63 - 1

@@ -11,40 +11,72 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from dualwrite.checks import check_seconds
-from dualwrite.deadline import Deadline, Limit
-from dualwrite.errors import (
-    DualWriteError,
-    FencedError,
-    NestedTransactionError,
-    UsageError,
-)
-from dualwrite.event_loop import check_may_block
+from dualwrite.deadline import Deadline, Limit, check_may_block
+from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError, UsageError
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at
-from dualwrite.pool.adoption import Adoption
-from dualwrite.pool.alone import AloneUnits
-from dualwrite.pool.bound_pool import BoundPool
-from dualwrite.pool.call import Call, in_callback
-from dualwrite.pool.ids import FixedIds, Ids
-from dualwrite.pool.leases import LeasedIds
-from dualwrite.pool.options import PoolOptions
-from dualwrite.pool.scaler import LEAST, Scaler
-from dualwrite.pool.submitter import Submitter
+from dualwrite.pool.calls import Call, WaitingCalls, in_callback
+from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
+from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
-from dualwrite.pool.waiting import WaitingCalls
-from dualwrite.pool.workers import Workers
+from dualwrite.pool.workers import AloneUnits, Submitter, Workers
 from dualwrite.pool.writers import Writers, closed
 from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.settings import check_seconds
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked, opened
-from dualwrite.transactional import repeated
+from dualwrite.transactional import name_of, repeated
 from dualwrite.writer import DualWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class BoundPool(Generic[H]):
+    """A pool with other options, made by `WriterPool.with_options`.
+
+    Attributes:
+        key: The ordering key, or None.
+        timeout: Seconds that `run` waits for its unit to start.
+        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+        alone: Whether units run in transactions of their own.
+    """
+
+    def __init__(
+        self,
+        submitter: Submitter,
+        key: Hashable,
+        timeout: float,
+        is_retriable: Callable[[BaseException], bool],
+        *,
+        alone: bool,
+    ) -> None:
+        self._submitter = submitter
+        self.key = key
+        self.timeout = timeout
+        self.is_retriable = is_retriable
+        self.alone = alone
+
+    def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """See WriterPool."""
+        result: T = self._submitter.run(Call(unit, args, kwargs, self.key, alone=self.alone), self.timeout)
+        return result
+
+    def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See WriterPool."""
+        return self._submitter.submit(Call(unit, args, kwargs, self.key, alone=self.alone))
+
+    def outcome(self, future: Future[T]) -> T:
+        """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began."""
+        self._submitter.check_not_cancelled(future)
+        return future.result()
+
+    def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
+        """The error for a unit that did not start within the limit."""
+        return self._submitter.timed_out(name_of(unit), self.timeout)
+
 
 log = SubjectLogger(__name__)
 

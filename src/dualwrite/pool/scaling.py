@@ -8,10 +8,19 @@ that is modelled: the pool tries it, and compares how long its calls take.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
+
+from dualwrite.logs import SubjectLogger
+from dualwrite.pool.calls import Call
+from dualwrite.pool.upkeep import Upkeep
+from dualwrite.pool.writers import Writers
+from dualwrite.settings import Acknowledge, check_count, check_seconds, validate_acknowledge
 
 SERIAL: Final = 1
 """One group after another runs its SQL; only the commits of groups overlap."""
@@ -171,3 +180,258 @@ class Scaling:
         self._serial = min(2 * self._serial, _LONGEST_SERIAL) if now - self._serial_until < _SOON else _FIRST_SERIAL
         self._place, self._before, self._last = 0, None, None
         self._serial_until = now + self._serial
+
+
+_SETTLING: Final = 0.1
+"""Seconds after a change in which nothing is measured: calls from before it are still running."""
+
+_LEAST_SECONDS: Final = 0.25
+_MOST_SECONDS: Final = 2.0
+_LEAST_GROUPS: Final = 8
+_LEAST_TURNS: Final = 3
+"""A measurement lasts for this long, and for this many groups, and for so many of each thread."""
+
+
+class Window:
+    """Adds up the calls of groups, from a moment after it was made on."""
+
+    def __init__(self) -> None:
+        self._begins = time.monotonic() + _SETTLING
+        self._cpu: float | None = None
+        self._calls = self._groups = self._waited = 0
+        self._seconds = 0.0
+
+    def add(self, calls: Collection[Call], now: float, *, was_waiting: bool) -> None:
+        """Add a group that has ended.
+
+        Args:
+            calls: Its calls.
+            now: The time, by `time.monotonic`.
+            was_waiting: Whether its calls had waited for a thread.
+        """
+        if self._cpu is None:
+            if now >= self._begins:
+                self._begins, self._cpu = now, time.process_time()
+            return
+        self._calls += len(calls)
+        self._groups += 1
+        self._waited += was_waiting
+        self._seconds += sum(now - call.created for call in calls)
+
+    def is_over(self, now: float, groups: int) -> bool:
+        """Whether enough was seen, if so many groups run side by side."""
+        seconds = now - self._begins
+        enough = self._groups >= max(_LEAST_GROUPS, _LEAST_TURNS * groups)
+        return self._calls > 0 and ((seconds >= _LEAST_SECONDS and enough) or seconds >= _MOST_SECONDS)
+
+    def seen(self, now: float) -> Seen:
+        """What was seen until now."""
+        assert self._cpu is not None
+        return Seen(
+            calls=self._calls,
+            groups=self._groups,
+            seconds_a_call=self._seconds / self._calls,
+            cpu=(time.process_time() - self._cpu) / (now - self._begins),
+            waited=self._waited / self._groups,
+        )
+
+
+log = SubjectLogger(__name__)
+
+LEAST: Final = 2
+"""Writers of a pool without load: while one commits its group, the other runs the next."""
+
+_QUIET: Final = 30.0
+"""Seconds after which writers that were not needed are closed, or that could not be opened are tried again."""
+
+
+class Scaler:
+    """Decides how many writers and threads a pool has. Thread-safe.
+
+    Args:
+        size: The number of writers, or None: as many as the load asks for.
+        most: The maximum number of writers, if it is up to the load.
+        side_by_side: The maximum number of groups that run side by side.
+        upkeep: Opens and closes writers.
+        writers: The open ones.
+        prefix: The pool's prefix, for messages.
+
+    Attributes:
+        on_changed: Called when the number of threads may have changed.
+    """
+
+    def __init__(
+        self, size: int | None, *, most: int, side_by_side: int, upkeep: Upkeep, writers: Writers, prefix: str
+    ) -> None:
+        self.on_changed: Callable[[], None] = lambda: None
+        self._most = max(1, min(most, max(side_by_side, LEAST)))
+        self._side_by_side = side_by_side
+        self._upkeep = upkeep
+        self._writers = writers
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._size = size
+        self._scaling = Scaling(self._limit)
+        self._window = Window()
+        self._own = 0  # transactions of their own, open or waiting for a writer
+        self._most_own = (0, 0)  # the highest number of these, in this period and in the one before
+        self._period_ends = 0.0
+        self._called_at = time.monotonic()
+        self._refused_until = 0.0
+        upkeep.on_opened = self._opened
+        upkeep.on_refused = self._refused
+
+    # --- what it has decided ------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """The number of writers that the pool always has."""
+        return min(LEAST, self._most) if self._size is None else self._size
+
+    @property
+    def side_by_side(self) -> int:
+        """How many groups run side by side, as far as there are writers for them; `SERIAL`: one after another."""
+        groups = min(self._scaling.groups, len(self._writers))
+        return groups if groups > LEAST else SERIAL
+
+    @property
+    def threads(self) -> int:
+        """How many threads run groups."""
+        groups = self.side_by_side
+        return self.size if groups == SERIAL else groups
+
+    @property
+    def _limit(self) -> int:
+        return min(self._side_by_side, self._most if self._size is None else self._size)
+
+    def resize(self, size: int | None) -> None:
+        """From now on the pool has this many writers; None: as many as the load asks for."""
+        with self._lock:
+            self._size = size
+            self._scaling.limit(self._limit)
+
+    # --- what happens -------------------------------------------------------------------------------------------------------
+
+    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> None:
+        """Note the calls of a group that has ended, and whether they had waited for a thread."""
+        if self._limit <= LEAST:
+            return
+        with self._lock:
+            now = self._called_at = time.monotonic()
+            groups = self._scaling.groups
+            if self.side_by_side < groups:  # the writers are still being opened
+                self._window = Window()
+                return
+            self._window.add(calls, now, was_waiting=was_waiting)
+            if not self._window.is_over(now, groups):
+                return
+            seen, self._window = self._window.seen(now), Window()
+            self._scaling.decide(seen)
+            log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
+            if groups == self._scaling.groups:
+                return
+            self._ask_for_writers()
+        self.on_changed()
+
+    def conflicted(self) -> None:
+        """Note that the database has rolled back a unit because of another transaction."""
+        with self._lock:
+            self._scaling.conflicted()
+
+    @contextmanager
+    def own_transaction(self) -> Iterator[None]:
+        """A transaction of its own, from the wait for its writer on: there should be a writer for each."""
+        with self._lock:
+            self._own += 1
+            self._most_own = max(self._own, self._most_own[0]), self._most_own[1]
+            self._ask_for_writers()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._own -= 1
+
+    def rest(self) -> None:
+        """Called every few seconds: writers that were not needed for a while are closed."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._called_at > _QUIET:
+                self._scaling.rest()
+            if now >= self._period_ends:
+                self._most_own = self._own, self._most_own[0]
+                self._period_ends = now + _QUIET
+            if self._refused_until and now >= self._refused_until:
+                self._refused_until = 0.0
+                self._scaling.limit(self._limit)
+            self._ask_for_writers(may_shrink=True)
+        self.on_changed()
+
+    # --- writers ------------------------------------------------------------------------------------------------------------
+
+    def _ask_for_writers(self, *, may_shrink: bool = False) -> None:
+        if self._size is not None:
+            return
+        wanted = min(self._most, max(self.size, self._scaling.groups + max(self._most_own)))
+        if (wanted > self._upkeep.wanted and not self._refused_until) or (wanted < self._upkeep.wanted and may_shrink):
+            self._upkeep.want(wanted)
+
+    def _opened(self) -> None:
+        self.on_changed()
+
+    def _refused(self) -> None:
+        """Another writer could not be opened: the pool stays at what it has, for a while."""
+        with self._lock:
+            self._refused_until = time.monotonic() + _QUIET
+            self._scaling.limit(min(self._limit, len(self._writers)))
+        self.on_changed()  # others may have been opened
+
+
+MOST_UNITS: Final = 64
+"""PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool groups units, when its calls return, and for how long it leases its ids.
+
+    Args:
+        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
+            means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
+        group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
+            PostgreSQL's readers become slower.
+        group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.
+        timeout: Seconds that `run` waits for its unit to start, or `transaction()` for a writer.
+        lease: Seconds for which the pool leases its ids; it renews the leases at a third of that interval. If they are not
+            renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
+            instead.
+        max_size: The maximum number of writers.
+        alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
+            that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    acknowledge: Acknowledge = "visible"
+    group_units: int = MOST_UNITS
+    group_bytes: int = 1_000_000
+    timeout: float = 30.0
+    lease: float = 30.0
+    max_size: int = 64
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        validate_acknowledge(self.acknowledge)
+        for name in ("group_units", "group_bytes", "max_size"):
+            check_count(name, getattr(self, name))
+        for name in ("timeout", "lease"):
+            check_seconds(name, getattr(self, name))
+
+    def check_size(self, size: int) -> None:
+        """Check a number of writers.
+
+        Raises:
+            ConfigurationError: It is not from 1 to `max_size`.
+        """
+        limit = "each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit"
+        check_count("size", size, most=self.max_size, next_step=limit)

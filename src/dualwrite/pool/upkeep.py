@@ -9,17 +9,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import (
-    ClaimTimeoutError,
-    FencedError,
-    LostTransactionError,
-    PoolTimeoutError,
-    UnverifiedTransactionError,
-)
+from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, PoolTimeoutError, UnverifiedTransactionError
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
-from dualwrite.pool.adoption import Adoption
-from dualwrite.pool.ids import Ids
+from dualwrite.pool.pool_ids import Adoption, Ids
 from dualwrite.pool.writers import Writers
 from dualwrite.writer import DualWriter
 

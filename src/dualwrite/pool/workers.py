@@ -10,25 +10,155 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, Protocol
 
-from dualwrite.deadline import Deadline
-from dualwrite.errors import FencedError, StoreError, StoreUnavailableError, WriterClosedError
+from dualwrite.deadline import Deadline, check_may_block
+from dualwrite.errors import FencedError, PoolTimeoutError, StoreError, StoreUnavailableError, WriterClosedError
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import is_no_answer
-from dualwrite.pool.alone import AloneUnits
-from dualwrite.pool.call import Call
-from dualwrite.pool.group import Group, Rules
-from dualwrite.pool.options import PoolOptions
-from dualwrite.pool.savepoint_policy import SavepointPolicy
-from dualwrite.pool.scaler import Scaler
-from dualwrite.pool.scaling import SERIAL
-from dualwrite.pool.waiting import WaitingCalls
-from dualwrite.pool.writers import Writers
+from dualwrite.pool.calls import Call, WaitingCalls
+from dualwrite.pool.group import Group, Rules, SavepointPolicy
+from dualwrite.pool.scaling import SERIAL, PoolOptions, Scaler
+from dualwrite.pool.writers import Writers, closed, pool_timeout
 from dualwrite.stores.base import TxnStateStore
 
+
+class Check(Protocol):
+    """Whether the pool can be used for a call here and now."""
+
+    def __call__(self, what: str, *, waits: bool) -> None:
+        """Raise an error if it can't be.
+
+        Args:
+            what: A description of the call.
+            waits: Whether the call waits for something that a thread of the pool must do.
+        """
+
+
+class Submitter:
+    """Submits calls to a pool's queue.
+
+    Args:
+        prefix: The prefix of the pool's ids, for errors.
+        waiting: The queue.
+        writers: The pool's writers: an error names what they are doing.
+        check: Called before each call; raises an error if the pool can't be used for it here and now.
+    """
+
+    def __init__(self, prefix: str, waiting: WaitingCalls, writers: Writers, check: Check) -> None:
+        self._prefix = prefix
+        self._waiting = waiting
+        self._writers = writers
+        self._check = check
+
+    def submit(self, call: Call, *, waits: bool = False) -> Future[Any]:
+        """Put a call into the queue.
+
+        Args:
+            call: The call.
+            waits: Whether the caller will wait for it, which a thread of the pool can't.
+
+        Raises:
+            NestedTransactionError: Called from a unit of this pool, or to wait in a done-callback.
+            WriterClosedError: The pool is closed.
+        """
+        try:
+            self._check("a unit", waits=waits)
+            if self._waiting.put(call):
+                return call.future
+        except BaseException:
+            call.future.cancel()  # KeyboardInterrupt: it may be in the queue already, but nobody would get its future
+            raise
+        raise closed(self._prefix)
+
+    def run(self, call: Call, timeout: float) -> Any:
+        """Submit a call and wait for its result.
+
+        Args:
+            call: The call.
+            timeout: Seconds to wait for the unit to start.
+
+        Raises:
+            BaseException: As for `WriterPool.run`.
+        """
+        check_may_block(f"run({call.name})", "await pool.run(…)")
+        try:
+            return self.submit(call, waits=True).result(timeout)
+        except TimeoutError:
+            if call.future.cancel():
+                raise self.timed_out(call.name, timeout) from None
+            return call.future.result()  # it has begun, or raised a TimeoutError of its own
+        except CancelledError:
+            self.check_not_cancelled(call.future)
+            raise
+        except BaseException:
+            call.future.cancel()  # KeyboardInterrupt: if it has not begun, it need not run
+            raise
+
+    def check_not_cancelled(self, future: Future[Any]) -> None:
+        """Raise WriterClosedError if the call was cancelled: only `close` can have done that, as nobody else has the future."""
+        if future.cancelled():
+            raise closed(self._prefix)
+
+    def timed_out(self, name: str, timeout: float) -> PoolTimeoutError:
+        """The error for a unit that did not start within `timeout` seconds."""
+        return pool_timeout(f"{name} did not start", timeout, self._writers.doing())
+
+
 log = SubjectLogger(__name__)
+
+_MOST: Final = 1_000
+"""More functions are not remembered: they run twice, first with others and then alone."""
+
+
+class AloneUnits:
+    """The functions of a pool that run alone from now on. Any thread may use it.
+
+    Args:
+        prefix: The pool's prefix, for messages.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._functions: set[object] = set()
+
+    def goes_alone(self, call: Call) -> bool:
+        """Whether a call gets a transaction of its own."""
+        return call.alone or (bool(self._functions) and _identity(call.unit) in self._functions)
+
+    def add(self, call: Call, what: str) -> None:
+        """From now on the call's function runs alone.
+
+        Args:
+            call: A call whose unit was refused.
+            what: What it was about to do.
+        """
+        function = _identity(call.unit)
+        if function not in self._functions and len(self._functions) < _MOST:
+            self._functions.add(function)
+            log.info(
+                "%s runs in transactions of its own from now on: others would see %s", call.name, what, prefix=self._prefix
+            )
+
+
+def _identity(unit: Callable[..., Any]) -> object:
+    """What the units of one function have in common: the code of the innermost function that it wraps."""
+    found: Any = unit
+    while True:
+        if isinstance(found, functools.partial):
+            found = found.func
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        elif hasattr(found, "__func__"):
+            found = found.__func__
+        else:
+            break
+    if not hasattr(found, "__code__"):
+        found = type(found).__call__
+    return getattr(found, "__code__", found)
+
 
 _MOST_RUNS: Final = 5
 """How often a unit runs, if the database rolls it back each time because of another transaction."""

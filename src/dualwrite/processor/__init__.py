@@ -1,8 +1,7 @@
 """Consume, transform, dual write: each message takes effect once, in the database and in the topics that are written."""
 
-from dualwrite.processor.aio import AsyncDualProcessor
-from dualwrite.processor.arrow import to_arrow, to_pandas
-from dualwrite.processor.decoded import Received
+from dualwrite.processor.async_processor import AsyncDualProcessor
+from dualwrite.processor.decoded import Received, to_arrow, to_pandas
 from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import DualProcessor

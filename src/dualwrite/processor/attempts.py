@@ -7,24 +7,153 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
-from dualwrite.errors import DualWriteError, MessageFailedError, PositionMovedError
-from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
+from dualwrite.errors import (
+    AfterCommitError,
+    DeserializationError,
+    DualWriteError,
+    InDoubtTransactionError,
+    InvalidMessageError,
+    MessageFailedError,
+    MessageRefusedError,
+    MessageTooLargeError,
+    PositionMovedError,
+    StoreCommitFailedError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionTimeoutError,
+    causes_of,
+)
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Progress
+from dualwrite.processor.progress import Finish, Progress, UnprocessableError
 from dualwrite.processor.runners import Content, Runner
-from dualwrite.processor.stopping import StopFlag
-from dualwrite.processor.verdicts import Verdict, verdict_of
-from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition
-from dualwrite.stores.transaction import RunAloneError
+from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transactional import made_for_each_attempt
+
+IsPassing = Callable[[BaseException], bool]
+"""Whether an error, the driver's or our own, says that the same transaction may succeed later."""
+
+
+class Verdict(Enum):
+    """What an error means for the processor."""
+
+    IN_DOUBT = "the transaction may have committed"
+    LATER = "the same transaction may succeed later"
+    MESSAGE = "one of the messages may have caused it"
+    STOP = "the processor can't continue"
+
+
+_ABOUT_MESSAGES: Final = (
+    DeserializationError,
+    InvalidMessageError,
+    MessageRefusedError,
+    MessageTooLargeError,
+    TransactionTimeoutError,
+)
+"""Regardless of their `retriable`: the same batch or message would fail again."""
+
+
+_OFTEN_ABOUT_MESSAGES: Final = (
+    AfterCommitError,  # of another transaction, which the handler has run
+    StoreCommitFailedError,
+)
+"""Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
+
+
+def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseException | None = None) -> Verdict:
+    """Decide what an error of a transaction means. Both sides of it are rolled back, unless it is in doubt.
+
+    Args:
+        error: What the transaction, or the handler in it, has raised.
+        is_transient: Called with the error, and also with its causes if the error itself does not say what it means.
+        before: What was being handled before the transaction began; see `causes_of`.
+    """
+    if isinstance(error, InDoubtTransactionError):
+        return Verdict.IN_DOUBT
+    if isinstance(error, _ABOUT_MESSAGES):
+        return Verdict.MESSAGE
+    if is_transient(error):
+        return Verdict.LATER
+    if not isinstance(error, DualWriteError) or isinstance(error, _OFTEN_ABOUT_MESSAGES) or type(error) is StoreError:
+        return Verdict.LATER if any(map(_says_so(is_transient), causes_of(error, before=before))) else Verdict.MESSAGE
+    return Verdict.LATER if error.retriable else Verdict.STOP
+
+
+def _says_so(is_transient: IsPassing) -> IsPassing:
+    """Like `is_transient`, but also true for our own error for a COMMIT that was not sent, as the database was unreachable."""
+    return lambda cause: is_transient(cause) or isinstance(cause, StoreUnavailableError)
+
+
+PREFIX: Final = "dualwrite."
+_LONGEST: Final = 1000
+
+
+def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, attempts: int) -> list[tuple[str, bytes]]:
+    """The headers of the message, followed by ours.
+
+    Args:
+        message: The message.
+        error: The exception of the last attempt to process it.
+        group_id: The consumer group.
+        attempts: The number of attempts.
+    """
+    kind, timestamp = message.timestamp()
+    ours = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": timestamp if kind else "",
+        "group": group_id,
+        "attempts": attempts,
+        "error": type(error).__qualname__,
+        "error.message": str(error)[:_LONGEST],
+    }
+    return [
+        *(message.headers() or ()),
+        *((f"{PREFIX}{name}", str(value).encode(errors="backslashreplace")) for name, value in ours.items()),
+    ]
+
+
+_STEP: Final = 0.1
+
+
+class StopFlag:
+    """A threading.Event without a lock: a signal handler would deadlock if its own thread held the lock."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Request the stop. Acquires no lock."""
+        self._is_set = True
+
+    def clear(self) -> None:
+        """Forget an earlier request."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether a stop was requested."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for `seconds`, or until the flag is set."""
+        deadline = time.monotonic() + seconds
+        while not self._is_set and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(_STEP, left))
+
+
+class StoppedError(BaseException):
+    """The processor was stopped in the middle of its work. Internal: the processor never raises it."""
+
 
 log = SubjectLogger(__name__)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, cast
 
+from dualwrite.deadline import check_may_block
 from dualwrite.errors import (
     BrokerUnavailableError,
     DualWriteError,
@@ -16,17 +17,16 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.event_loop import check_may_block
 from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.error_codes import ErrorCode
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
+from dualwrite.processor.progress import Finish
 from dualwrite.processor.runners import Content, Handle, Runner
-from dualwrite.processor.work import Finish
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.base import StoreTransaction
 from dualwrite.transaction import OpenTransaction, Transaction

@@ -17,21 +17,17 @@ from dualwrite.errors import (
     UnknownTopicError,
     UsageError,
 )
-from dualwrite.kafka.librdkafka.batch import Batch, fields_of, name_of
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
-from dualwrite.processor.attempts import Attempts, Reading, where
-from dualwrite.processor.dead_letters import dead_letter_headers
+from dualwrite.processor.attempts import Attempts, Reading, StopFlag, StoppedError, dead_letter_headers, where
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Progress
+from dualwrite.processor.progress import Finish, Progress, UnprocessableError, how_to_reset
 from dualwrite.processor.runners import Runner
-from dualwrite.processor.starts import how_to_reset
-from dualwrite.processor.stopping import StopFlag, StoppedError
-from dualwrite.processor.work import Finish, UnprocessableError
 from dualwrite.stores.positions import Partition, Position
-from dualwrite.stores.transaction import RunAloneError
+from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction
 
 log = SubjectLogger(__name__)

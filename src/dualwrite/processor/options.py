@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from dualwrite.checks import check_count, check_seconds
 from dualwrite.errors import ConfigurationError
+from dualwrite.settings import check_count, check_seconds
 
 Start = Literal["earliest", "latest"]
 OnGap = Literal["stop", "skip"]

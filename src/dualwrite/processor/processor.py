@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from dualwrite.deadline import check_may_block
 from dualwrite.errors import ConfigurationError
-from dualwrite.event_loop import check_may_block
 from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.decoded import Received
-from dualwrite.processor.group_offsets import GroupProgress
 from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.position_keeping import GroupProgress, StoredProgress
 from dualwrite.processor.progress import Progress
 from dualwrite.processor.runners import Handle, Runner, ThreadRunner
-from dualwrite.processor.stored import StoredProgress
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id

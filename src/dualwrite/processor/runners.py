@@ -10,7 +10,7 @@ from typing import Any
 
 from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.pool.pool import WriterPool
-from dualwrite.processor.work import Finish
+from dualwrite.processor.progress import Finish
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction, opened
 from dualwrite.transactional import check_has_run, name_of

@@ -21,7 +21,6 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
-from dualwrite.producer_kind import ProducerKind
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.outcomes import (
     explain_fencing,
@@ -35,7 +34,7 @@ from dualwrite.recipe.outcomes import (
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.settings import Acknowledge, Timeouts
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
 from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId

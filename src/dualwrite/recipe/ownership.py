@@ -8,18 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, cast
 
-from dualwrite.closing import closed_on_error
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import (
-    EndTxnResult,
-    ProducerFactory,
-    TakeOverProducer,
-    TransactionalProducer,
-    TransactionCoordinator,
-)
-from dualwrite.logs import SubjectLogger
+from dualwrite.kafka.base import EndTxnResult, ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
+from dualwrite.logs import SubjectLogger, closed_on_error
 from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
@@ -28,7 +21,7 @@ from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, cr
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
-from dualwrite.stores.rows import new_token, on_cluster
+from dualwrite.stores.row import new_token, on_cluster
 
 log = SubjectLogger(__name__)
 

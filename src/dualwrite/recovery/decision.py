@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dualwrite.delivery import Fate
-from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus, names
+from dualwrite.state import Fate, PreparedTxnState, TransactionDescription, TransactionStatus, names
 
 
 class Decision(Enum):

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.shell import shell_word
-from dualwrite.state import PreparedTxnState, state_text
+from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError, shell_word
+from dualwrite.state import PreparedTxnState, ProducerKind, state_text
 from dualwrite.stores.base import LostKind, LostTransaction
 
 

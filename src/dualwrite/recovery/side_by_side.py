@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dualwrite.deadline import Deadline
-from dualwrite.kafka.base import (
-    EndingTransaction,
-    EndTxnResult,
-    InitProducerIdResult,
-    NewProducerId,
-    TransactionCoordinator,
-)
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, NewProducerId, TransactionCoordinator
 from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
 

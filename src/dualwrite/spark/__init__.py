@@ -44,7 +44,7 @@ except ImportError as error:
         next_step="pip install 'dualwrite[spark]' (Spark 4.0 or newer, which needs Java 17 or 21)",
     ) from error
 
-from dualwrite.spark.markers import forget_job
+from dualwrite.spark.chunks import forget_job
 from dualwrite.spark.setup import SparkSetupWarning, register, warn_without_java, write_batch
 
 if TYPE_CHECKING:

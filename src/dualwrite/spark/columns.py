@@ -27,7 +27,7 @@ from sqlalchemy.exc import NoSuchTableError
 from sqlalchemy.types import TypeEngine
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.jobs.staged_rows import quoted_name, split_name
+from dualwrite.jobs.job_tables import quoted_name, split_name
 
 # The server's own notation: SQLAlchemy's reflection loses types that it does not know, such as types of extensions
 _POSTGRESQL_TYPES: Final = text(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
-from dualwrite.jobs.staged_rows import quoted_name
+from dualwrite.jobs.job_tables import quoted_name
 from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
 from dualwrite.spark.columns import TargetTable, compare, table_columns
 from dualwrite.spark.loading import StagingWriter

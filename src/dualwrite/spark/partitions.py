@@ -17,8 +17,7 @@ from pyspark.sql.types import StructType
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.jobs.rules import validate_prefix
 from dualwrite.logs import SubjectLogger
-from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, PartitionReport, arrow_chunks, write_chunks
-from dualwrite.spark.markers import JobPlan
+from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, JobPlan, PartitionReport, arrow_chunks, write_chunks
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 

@@ -28,7 +28,7 @@ from dualwrite.jobs.driver import JobCommitter
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.spark.frame import FrameSink
-from dualwrite.spark.options import SinkOptions, query_name
+from dualwrite.spark.source_options import SinkOptions, query_name
 from dualwrite.stores.sql import SqlStateStore
 
 if TYPE_CHECKING:

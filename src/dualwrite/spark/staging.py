@@ -46,12 +46,12 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import ARRAY, TypeEngine, UserDefinedType
 
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError
-from dualwrite.jobs.staged_rows import FENCE_COLUMN, ID_COLUMN
+from dualwrite.jobs.job_tables import FENCE_COLUMN, ID_COLUMN
 from dualwrite.spark.columns import MYSQL, TargetColumn, TargetTable
 from dualwrite.spark.loading import STRICT, ZEROS_KEPT, StagingWriter, sql_mode, staging_writer
 from dualwrite.stores.sql.dialect import ErrorClass
-from dualwrite.stores.sql.dialects import dialect_of
-from dualwrite.stores.sql.errors import ErrorMap
+from dualwrite.stores.sql.engines import dialect_of
+from dualwrite.stores.sql.sql_errors import ErrorMap
 
 _PREFIX: Final = "dualwrite_staging_"
 _MAX_NAME_BYTES: Final = 63  # PostgreSQL's limit; MariaDB's and MySQL's is 64 characters

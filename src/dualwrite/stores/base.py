@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from dualwrite.failpoints import hit
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.stores.identity import StoreIdentity, copied, moved
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import on_cluster
-from dualwrite.stores.state_row import (
+from dualwrite.stores.row import (
     MAX_OWNER_LENGTH,
     Acquiring,
     Claim,
@@ -32,8 +31,9 @@ from dualwrite.stores.state_row import (
     LostTransaction,
     Resolution,
     StateRow,
+    on_cluster,
 )
-from dualwrite.stores.transaction import StoreTransaction, TransactionThread
+from dualwrite.stores.store_transaction import StoreTransaction, TransactionThread
 from dualwrite.transactional_id import LANE_MARK, further_lanes
 
 __all__ = [

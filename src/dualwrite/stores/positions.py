@@ -10,16 +10,17 @@ for ZooKeeper.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from dualwrite.delivery import MAX_TOPIC_LENGTH
-from dualwrite.errors import ConfigurationError, PositionMovedError
-from dualwrite.stores.transaction import StoreTransaction
+from dualwrite.errors import ConfigurationError, PositionMovedError, StoredStateError
+from dualwrite.state import MAX_TOPIC_LENGTH
+from dualwrite.stores.store_transaction import StoreTransaction
 
 MAX_GROUP_LENGTH: Final = 255
 """Maximum length of a group's id, in characters."""
@@ -194,3 +195,26 @@ def moved(group_id: str, move: Move, found: Position | None) -> PositionMovedErr
         expected=None if move.before is None else move.before.offset,
         found=None if found is None else found.offset,
     )
+
+
+def position_text(position: Position) -> bytes:
+    """The text of a position that is stored now."""
+    return json.dumps([position.offset, position.topic_id, datetime.now(UTC).isoformat()]).encode()
+
+
+def parse_position(partition: Partition, text: bytes) -> Position:
+    """The position in a stored text.
+
+    Raises:
+        StoredStateError: It can't be read.
+    """
+    try:
+        offset, topic_id, updated_at = json.loads(text)
+        return Position(*partition, offset, topic_id, datetime.fromisoformat(updated_at))
+    except (ValueError, TypeError) as error:
+        raise StoredStateError(
+            f"The stored position of {partition[0]}-{partition[1]} can't be read: {text!r}.",
+            cause="it was changed manually or by a newer release",
+            next_step="restore it, or upgrade dualwrite; nothing was changed",
+            text=repr(text),
+        ) from error

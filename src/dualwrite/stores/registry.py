@@ -47,7 +47,7 @@ def store_from_url(
     if "://" not in url:
         raise ConfigurationError("The database's address is not a URL.", next_step=f"use a URL such as {URL_EXAMPLES}")
     if backend in _WITH_TABLE:
-        from dualwrite.stores.sql.store import DEFAULT_LOCK_TIMEOUT, SqlStateStore  # noqa: PLC0415  (one backend, one import)
+        from dualwrite.stores.sql.sql_store import DEFAULT_LOCK_TIMEOUT, SqlStateStore  # noqa: PLC0415  (one backend, one import)
 
         lock_timeout = DEFAULT_LOCK_TIMEOUT if backend != "sqlite" or write_lock_timeout is None else write_lock_timeout
         return SqlStateStore.from_url(url, schema=schema, session=session, lock_timeout=lock_timeout)

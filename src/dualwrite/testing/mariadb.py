@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
-from dualwrite.testing.database_server import DatabaseServer
+from dualwrite.testing.server_process import DatabaseServer
 
 if TYPE_CHECKING:
     from dualwrite.devcluster.mariadb_programs import MariaDBPrograms

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from dualwrite.errors import ConfigurationError, DualWriteError, MissingDependencyError
-from dualwrite.testing.database_server import DatabaseServer
-from dualwrite.testing.server_process import as_account
+from dualwrite.testing.server_process import DatabaseServer, as_account
 
 _PROGRAMS: Final = ("initdb", "postgres")
 _USER: Final = "dualwrite"

@@ -10,12 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
+
+from dualwrite.errors import DualWriteError
 
 _PR_SET_PDEATHSIG: Final = 1
 _END_TIMEOUT: Final = 30.0
@@ -180,3 +183,84 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+_START_TIMEOUT: Final = 60.0
+_LOG_LENGTH: Final = 4000
+"""How many characters of the log's end an error shows."""
+
+
+class DatabaseServer(ServerProcess):
+    """A server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle."""
+
+    _kind: ClassVar[str]
+    """The database, for the folder's name and for messages."""
+    _start_error: ClassVar[type[DualWriteError]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._account: pwd.struct_passwd | None = None
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database."""
+        return self.url_at(self.port)
+
+    @abstractmethod
+    def url_at(self, port: int) -> str:
+        """The URL through another port (a proxy's)."""
+
+    @abstractmethod
+    def create_database(self, name: str) -> str:
+        """Create an empty database and return its URL."""
+
+    def start(self) -> Self:
+        """Create the data folder at the first start, run the server, and wait until it has answered a query.
+
+        Raises:
+            DualWriteError: The server did not start; the message ends with its log.
+        """
+        if self._folder is None:
+            self._folder = self._make_folder()
+            self.port = free_port()
+        self._run(self._server_command(self._folder), account=self._account)
+        failure = self._wait_until_ready(self._ping, timeout=_START_TIMEOUT, not_yet=self._connection_errors())
+        if failure is not None:
+            raise self._start_error(
+                f"The {self._kind} server {self._program} did not start on port {self.port}.", cause=self.log()[-_LOG_LENGTH:]
+            ) from failure
+        return self
+
+    def _make_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"dualwrite-{self._kind.lower()}-"))
+        try:
+            self._fill(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    @property
+    @abstractmethod
+    def _program(self) -> Path:
+        """The server's program, for messages."""
+
+    @abstractmethod
+    def _fill(self, folder: Path) -> None:
+        """Create the data folder, with the system tables, in a new folder.
+
+        Raises:
+            DualWriteError: It could not be created.
+        """
+
+    @abstractmethod
+    def _server_command(self, folder: Path) -> Sequence[str | Path]:
+        """The command that runs the server in its folder, on its port."""
+
+    @abstractmethod
+    def _ping(self) -> None:
+        """Connect to the server once; raises one of `_connection_errors` while it is not ready."""
+
+    @abstractmethod
+    def _connection_errors(self) -> tuple[type[Exception], ...]:
+        """What the driver raises while the server is not ready."""

@@ -14,7 +14,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka.errors import LEADER_MOVED
+from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000

@@ -134,8 +134,10 @@ class ZooKeeperServer(ServerProcess):
 
     def _command(self) -> list[str]:
         try:
-            from dualwrite.devcluster.jars import artifact_jars  # noqa: PLC0415  (extra `dev`)
-            from dualwrite.devcluster.java import find_java  # noqa: PLC0415  (as above)
+            from dualwrite.devcluster.programs import (  # noqa: PLC0415
+                artifact_jars,
+                find_java,
+            )
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"The Python package {error.name!r} is not installed; a ZooKeeper for tests needs it.",

@@ -13,7 +13,7 @@ NEEDED = (
     "dualwrite.jobs.driver",
     "dualwrite.jobs.task",
     "dualwrite.kafka.client.coordinator",
-    "dualwrite.kafka.native.producer",
+    "dualwrite.kafka.native.native_producer",
     "dualwrite.stores.sql",
     "psycopg",
     "pyspark.sql.datasource",

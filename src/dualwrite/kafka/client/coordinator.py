@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
-from dualwrite.delivery import Fate, Place
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction, NewProducerId
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.connection import Connection, Inbox
-from dualwrite.kafka.client.descriptions import described
-from dualwrite.kafka.client.error_codes import ErrorCode, error_name
+from dualwrite.kafka.client.descriptions import check_leaders, described
 from dualwrite.kafka.client.ids_together import (
     END_BY_EPOCH,
     FOREIGN_PRODUCER_ID,
@@ -23,8 +21,8 @@ from dualwrite.kafka.client.ids_together import (
     described_together,
     ended_together,
 )
+from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name, status_of, timeout_refused, two_phase_refused
 from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
-from dualwrite.kafka.client.marker_leaders import check_leaders
 from dualwrite.kafka.client.messages_generated import (
     DescribeConfigsRequest,
     EndTxnRequest,
@@ -33,11 +31,8 @@ from dualwrite.kafka.client.messages_generated import (
     InitProducerIdResponse,
     ListTransactionsRequest,
 )
-from dualwrite.kafka.client.refusals import status_of, timeout_refused, two_phase_refused
-from dualwrite.kafka.client.retrying_client import RetryingClient
-from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.client.transient import TryAgainError, check_response, check_retriable
-from dualwrite.state import PreparedTxnState, TransactionDescription
+from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, check_response, check_retriable
+from dualwrite.state import Fate, Place, PreparedTxnState, TransactionDescription
 
 CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
 INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE

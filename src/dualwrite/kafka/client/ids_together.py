@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.base import EndingTransaction, NewProducerId
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
+from dualwrite.kafka.client.brokers import MakeRequest, Network, request_together, requests_together
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.connection import Connection
-from dualwrite.kafka.client.descriptions import description_of
-from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.client.marker_leaders import about_topics, check_partitions
+from dualwrite.kafka.client.descriptions import about_topics, check_partitions, description_of
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import (
     DescribeTransactionsRequest,
     EndTxnRequest,
@@ -24,9 +23,7 @@ from dualwrite.kafka.client.messages_generated import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from dualwrite.kafka.client.sockets import ConnectionLostError
-from dualwrite.kafka.client.together import MakeRequest, request_together, requests_together
-from dualwrite.kafka.client.transient import TRANSIENT, NoLeaderError, check_retriable
+from dualwrite.kafka.client.retries import TRANSIENT, NoLeaderError, check_retriable
 from dualwrite.state import TransactionDescription
 
 END_BY_EPOCH: Final = 5

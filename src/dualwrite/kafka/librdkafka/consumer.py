@@ -24,11 +24,8 @@ from confluent_kafka import (
 )
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.librdkafka.batch import Batch, Partition, partition_of
-from dualwrite.kafka.librdkafka.broker_offsets import BrokerOffsets
-from dualwrite.kafka.librdkafka.errors import consumer_recovers, consuming_error
-from dualwrite.kafka.librdkafka.monitor_offsets import MonitorOffsets
-from dualwrite.kafka.librdkafka.own_lines import with_own_lines
+from dualwrite.kafka.librdkafka.group_offsets import Batch, BrokerOffsets, MonitorOffsets, Partition, partition_of
+from dualwrite.kafka.librdkafka.librdkafka_errors import consumer_recovers, consuming_error, with_own_lines
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import kafka_at
 

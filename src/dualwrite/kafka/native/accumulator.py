@@ -8,11 +8,10 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dualwrite.deadline import Deadline
-from dualwrite.delivery import Place
 from dualwrite.errors import DualWriteError, MessageTooLargeError
 from dualwrite.kafka.messages import MAX_PARTITION, MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, check_topic
-from dualwrite.kafka.native.partition import Partition
-from dualwrite.kafka.native.patience import Patience
+from dualwrite.kafka.native.native_settings import NativeSettings
+from dualwrite.kafka.native.partition import Partition, TopicPartitions, check_partition
 from dualwrite.kafka.native.records import (
     BATCH_OVERHEAD,
     NO_HEADERS,
@@ -22,9 +21,9 @@ from dualwrite.kafka.native.records import (
     Record,
     encoded_headers,
 )
+from dualwrite.kafka.native.retry_policy import Patience
 from dualwrite.kafka.native.sender import Sender
-from dualwrite.kafka.native.settings import NativeSettings
-from dualwrite.kafka.native.topic_partitions import TopicPartitions, check_partition
+from dualwrite.state import Place
 
 if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow

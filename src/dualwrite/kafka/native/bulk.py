@@ -12,8 +12,7 @@ from dualwrite.errors import DualWriteError
 from dualwrite.kafka.base import Message
 from dualwrite.kafka.messages import keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
-from dualwrite.kafka.native.markers import MarkerWait
-from dualwrite.kafka.native.patience import Patience
+from dualwrite.kafka.native.retry_policy import MarkerWait, Patience
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.kafka.time_budget import TimeBudget
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError
-from dualwrite.kafka.client.cluster import Network
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.sockets import ConnectionLostError
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DELIVERY, Call, kafka_at

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.base import InitProducerIdResult, NewProducerId
+from dualwrite.kafka.base import ConsumedOffset, EndTxnResult, GroupMetadata, InitProducerIdResult, NewProducerId
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
+from dualwrite.kafka.client.brokers import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.error_codes import ErrorCode
-from dualwrite.kafka.native.retry_policy import failure
-from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
+from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
+from dualwrite.kafka.client.retries import repeated
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, MarkerWait, Verdict, failure, verdict_on
+from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
@@ -164,3 +169,140 @@ class Registrar:
             cause="its markers can't be written (a partition without a leader?)",
             next_step="retry; prepared transactions stay prepared",
         )
+
+
+class TransactionEnd:
+    """Sends EndTxn v5 for the transactions of one id. A commit may be requested first, and its outcome read later.
+
+    Args:
+        coordinator: The coordinator of the id.
+        kafka_transactional_id: The id.
+        budget: Says whether the transaction has just begun: then its partitions have leaders (rule FB).
+        markers: Learns when a transaction has ended.
+    """
+
+    def __init__(
+        self, coordinator: WireTransactionCoordinator, kafka_transactional_id: str, budget: TimeBudget, markers: MarkerWait
+    ) -> None:
+        self._coordinator = coordinator
+        self._id = kafka_transactional_id
+        self._budget = budget
+        self._markers = markers
+        self._requested: RequestedCommit | None = None
+
+    def request_commit(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
+        """Send EndTxn(commit) without waiting for the response, which the next `end` reads.
+
+        Raises:
+            BrokerUnavailableError: It could not be sent within the time limit, or the connection broke.
+        """
+        self._requested = self._coordinator.request_commit(
+            self._id,
+            producer_id=producer_id,
+            epoch=epoch,
+            timeout=deadline,
+            just_written=self._budget.just_started,
+        )
+        self._markers.transaction_ended()  # about now, whenever the response is read
+
+    def end(self, producer_id: int, epoch: int, deadline: Deadline, *, commit: bool) -> EndTxnResult:
+        """The response to EndTxn: to the request that was sent before, if it is for the same outcome, or to one sent now.
+
+        Raises:
+            BrokerUnavailableError: No response within the time limit.
+        """
+        requested, self._requested = self._requested, None
+        if requested is not None and commit:
+            response = self._coordinator.requested_commit(requested, timeout=deadline)
+            if response is not None and response.proven:
+                return response
+        response = self._coordinator.end_transaction(
+            self._id,
+            producer_id=producer_id,
+            epoch=epoch,
+            commit=commit,
+            timeout=deadline,
+            just_written=commit and requested is None and self._budget.just_started,
+        )
+        self._markers.transaction_ended()
+        return response
+
+
+_OFFSETS_PAUSE: Final = 0.005
+_Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+
+
+class _AgainError(Exception):
+    """A transient error: retry."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def commit_offsets(
+    network: Network,
+    kafka_transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    offsets: Sequence[ConsumedOffset],
+    group: GroupMetadata,
+    deadline: Deadline,
+) -> None:
+    """Send the offsets until the group's coordinator has accepted them; the request is idempotent.
+
+    Raises:
+        ProducerFencedError: The consumer's generation is over, or another process has ended the transaction.
+        BrokerAuthorizationError: The principal lacks Read on the group.
+        BrokerUnavailableError: The group's coordinator did not respond within the time limit.
+    """
+    action = f"offset commit for group {group.group_id!r}"
+
+    def once() -> None:
+        try:
+            coordinator = network.coordinator(group.group_id, GROUP, deadline)
+            response = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
+        except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
+            code = getattr(error, "code", None)
+            if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the ACLs of the group, too
+                raise failure(code, action, kafka_transactional_id) from error
+            network.forget_coordinator(group.group_id, GROUP)
+            raise _AgainError(NO_RESPONSE) from error
+        codes = [p.error_code for topic in response.topics for p in topic.partitions if p.error_code]
+        for code in codes:
+            if verdict_on(code) is Verdict.FAILED:
+                raise failure(code, action, kafka_transactional_id)
+        if codes:
+            if verdict_on(codes[0]) is Verdict.LOOK_UP:
+                network.forget_coordinator(group.group_id, GROUP)
+            raise _AgainError(codes[0])
+
+    try:
+        repeated(once, (_AgainError,), deadline, pause=_OFFSETS_PAUSE)
+    except _AgainError as error:
+        raise failure(error.code, action, kafka_transactional_id, message=f"within {deadline.seconds:g} s") from error
+
+
+def _request(
+    kafka_transactional_id: str, producer_id: int, epoch: int, offsets: Sequence[ConsumedOffset], group: GroupMetadata
+) -> TxnOffsetCommitRequest:
+    topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition]] = {}
+    for consumed in offsets:
+        topics.setdefault(consumed.topic, []).append(
+            _Topic.TxnOffsetCommitRequestPartition(
+                partition_index=consumed.partition,
+                committed_offset=consumed.offset,
+                committed_leader_epoch=consumed.leader_epoch,
+                committed_metadata=consumed.metadata,
+            )
+        )
+    return TxnOffsetCommitRequest(
+        transactional_id=kafka_transactional_id,
+        group_id=group.group_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        generation_id=group.generation_id,
+        member_id=group.member_id,
+        group_instance_id=group.group_instance_id,
+        topics=[_Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+    )

@@ -20,7 +20,7 @@ What it relies on, found by trying rocksdict 0.3.29 and by reading the source of
   a read-only handle too; and it raises a plain `Exception` for nearly all errors.
 """
 
-from dualwrite.stores.rocksdb.batch import ColumnFamilyBatch, TransactionBatch
-from dualwrite.stores.rocksdb.store import RocksDBStore
+from dualwrite.stores.rocksdb.rocksdb_batch import ColumnFamilyBatch, TransactionBatch
+from dualwrite.stores.rocksdb.rocksdb_store import RocksDBStore
 
 __all__ = ["ColumnFamilyBatch", "RocksDBStore", "TransactionBatch"]

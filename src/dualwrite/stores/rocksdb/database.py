@@ -5,18 +5,185 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+from weakref import WeakSet
 
 from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
-from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
-from dualwrite.stores.rocksdb.errors import call_failed, forked, is_closed, is_read_only, sentence
-from dualwrite.stores.rocksdb.leases import LeaseTable
-from dualwrite.stores.rocksdb.locks import LockTable
-from dualwrite.stores.rocksdb.opening import STATE_FAMILY, last_options
+from dualwrite.errors import ClaimTimeoutError, DualWriteError, StateTableMissingError, UsageError
+from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY, call_failed, forked, is_closed, is_read_only, last_options, sentence
+from dualwrite.stores.row import MAX_OWNER_LENGTH
+
+_SLICE: Final = 1.0
+"""Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""
+
+
+class LockRequest:
+    """A request for the lock of one id: waiting, granted, or released for good.
+
+    Args:
+        transactional_id: The id.
+        owner: The claim's owner.
+        doing: What is done under the lock, to complete "while <doing>".
+    """
+
+    __slots__ = ("__weakref__", "_is_released", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
+
+    def __init__(self, transactional_id: str, owner: str, doing: str) -> None:
+        self.transactional_id = transactional_id
+        self.owner = owner
+        self.doing = doing
+        self._thread = threading.current_thread().name
+        self._since = 0.0
+        self._is_released = False
+        self.gate = threading.Lock()  # locked until the request is released; waiters pass through it one after the other
+        self.gate.acquire()
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released."""
+        return self._is_released
+
+    def granted(self) -> None:
+        """Note that it has the lock from now on."""
+        self._thread = threading.current_thread().name
+        self._since = time.monotonic()
+
+    def release(self) -> None:
+        """Release it, granted or not."""
+        self._is_released = True
+        with suppress(RuntimeError):  # released before
+            self.gate.release()
+
+    def __str__(self) -> str:
+        owner = f" for {self.owner!r}" if self.owner else ""
+        return f"thread {self._thread!r} of this process{owner}, {self.doing}, for {time.monotonic() - self._since:.1f} s now"
+
+
+class LockTable:
+    """The locks of all ids of one database."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, weakref.ref[LockRequest]] = {}
+        self._changing = threading.Lock()
+
+    def acquire(self, request: LockRequest, deadline: float) -> LockRequest | None:
+        """Wait until `request` is granted, and return None; or return the current holder if the deadline passes.
+
+        Args:
+            request: The caller must release it, also if this raises (KeyboardInterrupt).
+            deadline: By `time.monotonic`.
+        """
+        while True:
+            with self._changing:
+                found = self._requests.get(request.transactional_id)
+                current = None if found is None else found()
+                if current is None or current.is_released or current is request:
+                    request.granted()
+                    self._requests[request.transactional_id] = weakref.ref(request)
+                    return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return current
+            gate = current.gate
+            del current  # a waiter must not keep it alive
+            _pass_through(gate, min(left, _SLICE))
+
+
+def lock_for(locks: LockTable, request: LockRequest, timeout: float) -> None:
+    """Wait until `request` is granted.
+
+    Args:
+        locks: The database's locks.
+        request: The caller must release it, also if this raises.
+        timeout: Seconds to wait.
+
+    Raises:
+        ClaimTimeoutError: Another thread held it until then.
+    """
+    blocker = locks.acquire(request, time.monotonic() + timeout)
+    if blocker is not None:
+        raise ClaimTimeoutError(
+            f"A lock was not released within {timeout:g} s while {request.doing}.",
+            cause=f"the lock is held by {blocker}",
+            next_step="let that thread commit or roll back its transaction, then try again",
+            timeout=timeout,
+            blocker=str(blocker),
+        )
+
+
+def _pass_through(gate: threading.Lock, timeout: float) -> None:
+    if gate.acquire(timeout=timeout):
+        with suppress(RuntimeError):
+            gate.release()
+
+
+class LeaseTable:
+    """The leases of one open database, shared by all stores of the process on it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.entries: dict[str, tuple[str, float]] = {}
+        """By id: the owner, and until when, by `time.monotonic`."""
+
+
+class RocksDBLeases(LeaseStore):
+    """The leases of a RocksDB database.
+
+    Args:
+        table: Returns the lease table of the open database.
+        would_create: Whether there is no database yet: reading the leases must not create one at a mistyped path.
+    """
+
+    def __init__(self, table: Callable[[], LeaseTable], would_create: Callable[[], bool]) -> None:
+        self._table = table
+        self._would_create = would_create
+
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """See LeaseStore."""
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
+            now = time.monotonic()
+            free = [name for name in ids if _is_free(table.entries.get(name), owner, now)]
+            table.entries.update(dict.fromkeys(free, (owner, now + seconds)))
+        return frozenset(free)
+
+    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """See LeaseStore."""
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
+            ours = [name for name in ids if table.entries.get(name, ("", 0.0))[0] == owner]
+            table.entries.update(dict.fromkeys(ours, (owner, time.monotonic() + seconds)))
+        return frozenset(ours)
+
+    def release(self, ids: Collection[str], owner: str) -> None:
+        """See LeaseStore."""
+        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
+        with table.lock:
+            for name in ids:
+                if table.entries.get(name, ("", 0.0))[0] == owner:
+                    del table.entries[name]
+
+    def entries(self, prefix: str = "") -> list[Lease]:
+        """See LeaseStore."""
+        if self._would_create():
+            return []
+        table = self._table()
+        with table.lock:
+            now = time.monotonic()
+            found = [(name, *entry) for name, entry in table.entries.items() if name.startswith(prefix)]
+        return [Lease(name, owner, until - now) for name, owner, until in sorted(found)]
+
+
+def _is_free(entry: tuple[str, float] | None, owner: str, now: float) -> bool:
+    return entry is None or entry[0] == owner or entry[1] <= now
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,3 +454,65 @@ def synced() -> WriteOptions:
     options = WriteOptions()
     options.sync = True
     return options
+
+
+class Databases:
+    """The databases of a process, by real path, with the stores that use each. There is one instance."""
+
+    def __init__(self) -> None:
+        self._changing = threading.RLock()
+        self._open: dict[str, tuple[OpenDatabase, WeakSet[object]]] = {}
+        self._used = False
+        self._forked = False
+
+    def attach(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
+        """The database at `path`; `make` makes it (without opening it) for its first user. A user may attach twice."""
+        self.check_process()
+        with self._changing:
+            self._used = True
+            found = self._open.get(path)
+            made = make()
+            if found is None or not found[0].is_usable or (found[0].is_unopened and not made.is_ours):
+                if found is not None:
+                    found[0].close()
+                found = self._open[path] = (made, WeakSet())
+            found[1].add(user)
+            return found[0]
+
+    def detach(self, user: object, database: OpenDatabase) -> None:
+        """Remove a user of the database; after the last one it is closed."""
+        if self._forked:
+            return
+        with self._changing:
+            found = self._open.get(database.path)
+            if found is None or found[0] is not database:
+                return
+            found[1].discard(user)
+            if not found[1]:
+                del self._open[database.path]
+                database.close()
+
+    def note_user_rdict(self) -> None:
+        """Note that RocksDB runs in this process because the user opened an Rdict."""
+        self._used = True
+
+    def check_process(self) -> None:
+        """Refuse a process that was forked from one in which RocksDB ran.
+
+        Raises:
+            UsageError: This process was forked from such a process.
+        """
+        if self._forked:
+            raise forked()
+
+    def after_fork(self) -> None:
+        """Called in the child after a fork."""
+        self._changing = threading.RLock()  # another thread of the parent may have held it
+        if self._used:
+            self._forked = True
+            for database, _ in self._open.values():
+                database.leak_handles()
+
+
+databases = Databases()
+os.register_at_fork(after_in_child=databases.after_fork)

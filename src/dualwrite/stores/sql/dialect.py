@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from dualwrite.stores.sql.session_effects import Routine
+from dualwrite.stores.sql.session_text import Routine
 
 
 class ErrorClass(Enum):

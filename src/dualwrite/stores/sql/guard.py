@@ -5,17 +5,137 @@ A refused call raises before SQLAlchemy has changed anything, so the transaction
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
-from dualwrite.stores.refusals import control_refused
 from dualwrite.stores.sql.home import OwnConnection
-from dualwrite.stores.sql.watch import Watch
+from dualwrite.stores.sql.session_text import Effect, Routines, SessionEffects
+from dualwrite.stores.store_transaction import RunAloneError, control_refused
+
+_SKIPPED: Final = r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|;)*"
+_CONTROL: Final = (
+    r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
+    r"|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b"
+)
+_AT_START: Final = re.compile(rf"{_SKIPPED}({_CONTROL})", re.IGNORECASE | re.DOTALL)
+_DEFINITION: Final = re.compile(rf"{_SKIPPED}CREATE\b", re.IGNORECASE | re.DOTALL)
+_TOKEN: Final = re.compile(
+    r"'(?:[^']|'')*'"  # string literals; E'…\'…' is rare enough to be left to the marker
+    r'|"(?:[^"]|"")*"'
+    r"|\$(?P<tag>[A-Za-z_0-9]*)\$.*?\$(?P=tag)\$"
+    r"|--[^\n]*|/\*.*?\*/"
+    r"|(?P<end>;)",
+    re.DOTALL,
+)
+
+_ADMINISTERED: Final = r"(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?"
+_IMPLICIT_COMMIT: Final = re.compile(
+    rf"(?:\s|--[^\n]*(?:\n|\Z)|\#[^\n]*(?:\n|\Z)|/\*(?!!|M!).*?\*/|;)*"
+    rf"((?:ALTER|RENAME|TRUNCATE|GRANT|REVOKE|FLUSH|RESET|INSTALL|UNINSTALL|BACKUP|LOCK\s+TABLES?|CACHE\s+INDEX|LOAD\s+INDEX"
+    rf"|(?:ANALYZE|OPTIMIZE|REPAIR|CHECK)\s+{_ADMINISTERED}|CHANGE\s+(?:MASTER|REPLICATION)|(?:START|STOP)\s+(?:ALL\s+)?"
+    rf"(?:SLAVES?|REPLICAS?|GROUP_REPLICATION)|IMPORT\s+TABLE|SET\s+PASSWORD"
+    rf"|CREATE(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)|DROP(?!\s+(?:TEMPORARY|PREPARE)\b))\b(?:\s+\w+)?"
+    rf"|SET\b[^'\"`;]*?\bAUTOCOMMIT\s*:?=\s*(?!0\b|OFF\b|FALSE\b)\w+)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def implicit_commit(sql: str) -> str | None:
+    """The beginning of a statement that makes MariaDB and MySQL commit the transaction implicitly, or None.
+
+    `CREATE TABLE`, `TRUNCATE`, `LOCK TABLES`, `FLUSH`, `SET autocommit = 1` and others, but not temporary tables. Checks
+    the first statement of a text; executable comments are left to the transaction's marker.
+    """
+    found = _IMPLICIT_COMMIT.match(sql)
+    return None if found is None else " ".join(found[1].split())
+
+
+def control_statement(sql: str) -> str | None:
+    """The transaction control statement in `sql` (`COMMIT`, `ROLLBACK`, `START TRANSACTION`, …), or None.
+
+    Savepoint statements, including `ROLLBACK TO`, do not count. Checks every statement of a text with several, except in
+    `CREATE …`, whose body (functions, triggers) may contain semicolons and `BEGIN … END`.
+    """
+    found = _AT_START.match(sql)
+    if found is None and ";" in sql and _DEFINITION.match(sql) is None:
+        for token in _TOKEN.finditer(sql):
+            if token["end"] is not None:
+                found = _AT_START.match(sql, token.end())
+                if found is not None:
+                    break
+    return None if found is None else " ".join(found[1].upper().split())
+
+
+_LONGEST: Final = 80
+
+
+class Watch:
+    """Watches one transaction; see `StoreTransaction.watch`.
+
+    Args:
+        effects: Of the store.
+        routines: Asks the database, on the transaction's connection.
+
+    Attributes:
+        is_harmless: See `SessionEffects`: such a statement need not be seen.
+        shares: Whether others use the transaction too.
+        refused: What the current unit was about to do when it was refused.
+        has_changed_session: Whether something was left behind in the session.
+    """
+
+    __slots__ = ("_effects", "_routines", "has_changed_session", "is_harmless", "refused", "shares")
+
+    def __init__(self, effects: SessionEffects, routines: Routines) -> None:
+        self._effects = effects
+        self._routines = routines
+        self.is_harmless = effects.is_harmless
+        self.shares = False
+        self.refused: str | None = None
+        self.has_changed_session = False
+
+    def see(self, sql: str, parameters: Any) -> None:
+        """Called before each statement.
+
+        Raises:
+            RunAloneError: It would leave something behind, and others share the transaction. It must not be executed.
+        """
+        effect = self._effects.of(sql, parameters, self._routines)
+        if effect is not Effect.NONE:
+            self._seen(" ".join(sql.split())[:_LONGEST], changes_session=effect is Effect.SESSION)
+
+    def see_driver(self, call: str) -> None:
+        """Called before something whose statements are not seen, such as the driver's own connection.
+
+        Raises: as for `see`.
+        """
+        self._seen(call, changes_session=True)
+
+    def see_past(self, call: str) -> None:
+        """Called after something whose statements were not seen. The unit is undone, and the connection replaced.
+
+        Raises: as for `see`.
+        """
+        self.has_changed_session = True
+        self._seen(call, changes_session=True)
+
+    def see_cursor(self, call: str) -> None:
+        """Called before a cursor with a name is opened, which ends with the transaction.
+
+        Raises: as for `see`.
+        """
+        self._seen(call, changes_session=False)
+
+    def _seen(self, what: str, *, changes_session: bool) -> None:
+        if self.shares:
+            self.refused = what
+            raise RunAloneError(what)
+        self.has_changed_session |= changes_session
 
 
 class Batch(Protocol):
@@ -344,3 +464,56 @@ class GuardedConnection(OwnConnection):
 def _has_listeners_of_all() -> bool:
     """Whether the user has added listeners to SQLAlchemy's class Connection; our own is on ours, and for statements only."""
     return bool(getattr(Connection, "_has_events", False))  # before SQLAlchemy 2.1 the attribute comes with the first one
+
+
+_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
+
+
+def check_statements(engine: Engine) -> None:
+    """Check the statements of this engine's guarded connections; a second call for its dialect adds nothing."""
+    for name, check in _CHECKS.items():
+        if not event.contains(engine.dialect, name, check):
+            event.listen(engine.dialect, name, check)
+
+
+def _check(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
+    connection = context.root_connection
+    if not isinstance(connection, GuardedConnection) or connection.guard.lifted:
+        return
+    guard = connection.guard
+    watch = guard.watch
+    if watch is not None:
+        if guard.executing is not context and _has_run(cursor):  # the rows of one INSERT may take several executions
+            watch.see_past("a listener that executes something with the cursor")
+        guard.executing = context
+        if watch.is_harmless(statement):
+            return
+    _refuse_control(guard, statement, connection.dialect.name)
+    if watch is not None:
+        watch.see(statement, parameters)
+
+
+def _check_without_parameters(cursor: Any, statement: str, context: Any) -> None:
+    _check(cursor, statement, (), context)
+
+
+_CHECKS: Final[dict[str, Callable[..., None]]] = {
+    "do_execute": _check,
+    "do_executemany": _check,
+    "do_execute_no_params": _check_without_parameters,
+}
+
+
+def _has_run(cursor: Any) -> bool:
+    """Whether something was executed with a cursor, of any driver."""
+    return cursor.rowcount != -1 or getattr(cursor, "statusmessage", None) is not None
+
+
+def _refuse_control(guard: Guard, statement: str, dialect: str) -> None:
+    control = control_statement(statement)
+    if control is not None:
+        guard.refuse(control)
+    if dialect in _COMMITS_BY_ITSELF:
+        implicit = implicit_commit(statement)
+        if implicit is not None:
+            guard.refuse_implicit_commit(implicit)

@@ -2,14 +2,172 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
-from sqlalchemy.orm import InstanceState, Session, SessionTransaction, scoped_session, sessionmaker
+from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient, scoped_session, sessionmaker
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.attached import AttachedObjects
 from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.sql_context import StoreContext
+from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
+
+if TYPE_CHECKING:
+    pass
+
+
+class TransactionSessions:
+    """The current unit's session, if it was used, and those of the units before.
+
+    Args:
+        context: Of the store; creates the sessions.
+        errors: Of the transaction.
+    """
+
+    def __init__(self, context: StoreContext, errors: TransactionErrors) -> None:
+        self._context = context
+        self._errors = errors
+        self._current: GuardedSession | None = None
+        self._of_ended_units: list[GuardedSession] = []
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a current session."""
+        return self._current is not None
+
+    def current(self, connection: GuardedConnection) -> GuardedSession:
+        """The current session, created at the first use."""
+        if self._current is None:
+            self._current = self._context.sessions(connection)
+        return self._current
+
+    def dispatch_before_commit(self) -> None:
+        """Run the session's `before_commit` event, unless a flush has failed before."""
+        if self._current is not None and self._current.is_active:
+            self._current.dispatch_before_commit()
+
+    def flush(self) -> None:
+        """Flush what is pending.
+
+        Raises:
+            StoreError: An earlier flush failed, and the block ignored its error.
+            Exception: What the flush raises.
+        """
+        session = self._current
+        if session is None:
+            return
+        if not session.is_active:
+            raise self._errors.flush_failed()
+        session.flush()
+        session.flush()  # again, for changes that a listener made during the first
+
+    def end_unit(self, connection: GuardedConnection) -> None:
+        """The next unit gets a session of its own; this one is notified when the transaction ends."""
+        if self._current is not None:
+            self._of_ended_units.append(self._current)
+            self._current = connection.guard.session = None
+
+    def remove_current(self, connection: GuardedConnection) -> GuardedSession | None:
+        """Forget the current session and return it, to be closed by the caller."""
+        session, self._current = self._current, None
+        connection.guard.session = None
+        return session
+
+    def remove_of_ended_units(self) -> list[GuardedSession]:
+        """Forget the sessions of the ended units and return them, to be closed by the caller."""
+        sessions, self._of_ended_units = self._of_ended_units, []
+        return sessions
+
+    def remove_all(self) -> list[GuardedSession]:
+        """Forget all sessions and return them, to be closed by the caller."""
+        sessions = [*self._of_ended_units, *([] if self._current is None else [self._current])]
+        self._current = None
+        self._of_ended_units = []
+        return sessions
+
+
+def close_rolled_back(session: GuardedSession) -> None:
+    """Notify the session's listeners of the rollback, and close it. The guard must be lifted."""
+    quietly(session.dispatch_after_rollback)
+    quietly(session.close_undone)
+
+
+def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
+    """Notify the session's listeners how the transaction ended, if that is known, and close it.
+
+    Returns:
+        What a listener of the commit has raised.
+    """
+    if is_known and not is_committed:
+        close_rolled_back(session)
+        return None
+    try:
+        if is_committed:
+            session.dispatch_after_commit()
+    except Exception as error:  # noqa: BLE001  (it must not look like an error of the commit)
+        return error
+    finally:
+        quietly(session.close)
+    return None
+
+
+class AttachedObjects:
+    """What a session's objects were like when they were attached to it; objects that it has loaded itself are not included."""
+
+    def __init__(self) -> None:
+        self._before: WeakKeyDictionary[InstanceState[Any], _Before] = (
+            WeakKeyDictionary()
+        )  # as the session: no strong reference
+
+    def note(self, state: InstanceState[Any]) -> None:
+        """Remember an object that is about to be attached. Only the first time counts."""
+        if state not in self._before:
+            self._before[state] = _Before(state)
+
+    def restore(self) -> None:
+        """After a rollback, once the session is closed: make each object as it was before."""
+        for state, before in list(self._before.items()):
+            if state.session is None and state.obj() is not None:  # not if the block has given it to another session
+                before.restore(state)
+
+
+class _Before:
+    """The state of an object: its identity, the values of its mapped attributes, and which of them are yet to be written."""
+
+    __slots__ = ("_changes", "_expired", "_is_expired", "_is_modified", "_items", "_key", "_values")
+
+    def __init__(self, state: InstanceState[Any]) -> None:
+        self._key = state.key
+        self._values = {name: value for name, value in state.dict.items() if name in state.manager}
+        self._items = {name: list(adapter) for name, adapter in _collections(self._values)}
+        self._changes = dict(state.committed_state)
+        self._expired = set(state.expired_attributes)
+        self._is_expired, self._is_modified = state.expired, state.modified
+
+    def restore(self, state: InstanceState[Any]) -> None:
+        if self._key is None or state._deleted:  # noqa: SLF001  (`deleted` and `was_deleted` don't show it once it is detached)
+            make_transient(state.obj())
+            state.key = self._key
+        for name in state.manager:
+            if name in self._values:
+                state.dict[name] = self._values[name]
+            else:
+                state.dict.pop(name, None)
+        for name, adapter in _collections(self._values):
+            adapter.clear_without_event()
+            for item in self._items[name]:
+                adapter.append_without_event(item)
+        state.committed_state = dict(self._changes)
+        state.expired_attributes = set(self._expired)
+        state.expired, state.modified = self._is_expired, self._is_modified
+
+
+def _collections(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The adapters of the relationships whose collections are loaded; a write-only relationship has none."""
+    found = [(name, getattr(value, "_sa_adapter", None)) for name, value in values.items()]
+    return [(name, adapter) for name, adapter in found if adapter is not None]
+
 
 SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
 """What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""

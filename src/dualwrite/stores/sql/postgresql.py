@@ -16,12 +16,10 @@ from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.sql.column_types import Words
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.errors import address
-from dualwrite.stores.sql.home import full_name, own_connection
-from dualwrite.stores.sql.postgresql_durability import durability
-from dualwrite.stores.sql.postgresql_merged import (
+from dualwrite.stores.sql.home import full_name, own_connection, schema_of
+from dualwrite.stores.sql.postgresql_catalog import routines, schemas_as_connected, schemas_in_search_path
+from dualwrite.stores.sql.postgresql_pipeline import (
     MARKER,
     PostgresqlMergedStatements,
     begun_with,
@@ -29,11 +27,68 @@ from dualwrite.stores.sql.postgresql_merged import (
     is_idle,
     raw_connection,
 )
-from dualwrite.stores.sql.postgresql_routines import routines
-from dualwrite.stores.sql.postgresql_schemas import schemas_as_connected, schemas_in_search_path
-from dualwrite.stores.sql.psycopg_view import RecipeConnection, has_no_encoding
-from dualwrite.stores.sql.session_effects import Routine
-from dualwrite.stores.sql.table import state_table as t
+from dualwrite.stores.sql.psycopg_sources import RecipeConnection, has_no_encoding
+from dualwrite.stores.sql.session_text import Routine
+from dualwrite.stores.sql.sql_errors import address
+from dualwrite.stores.sql.tables import TABLE_NAME, Words, decoded
+from dualwrite.stores.sql.tables import state_table as t
+
+_SERVICES: Final[Mapping[str, str]] = {
+    "rds": "Amazon RDS",
+    "cloudsql": "Google Cloud SQL",
+    "alloydb": "Google AlloyDB",
+    "azure": "Azure Database",
+    "neon": "Neon",
+}
+"""By the first part of the names of their own settings."""
+
+_SETTINGS: Final = text(
+    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
+    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
+)
+_PRODUCT: Final = text(
+    "SELECT pg_catalog.version() AS version, "
+    "EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = 'aurora_version') AS is_aurora, "
+    "(SELECT pg_catalog.min(pg_catalog.split_part(name, '.', 1)) FROM pg_catalog.pg_settings "
+    "WHERE name LIKE '%.%' AND pg_catalog.split_part(name, '.', 1) IN :services) AS service"
+).bindparams(bindparam("services", list(_SERVICES), expanding=True))
+_PERSISTENCE: Final = text(
+    "SELECT c.relpersistence::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relname = :name AND n.nspname = COALESCE(:schema, pg_catalog.current_schema())"
+)
+_STANDBYS: Final = text(  # sync_state is hidden from users without pg_read_all_stats
+    "SELECT pg_catalog.count(*) AS attached, pg_catalog.count(sync_state) AS visible, "
+    "pg_catalog.count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) AS synchronous FROM pg_catalog.pg_stat_replication "
+    "WHERE state IS DISTINCT FROM 'backup' "
+    "AND pid NOT IN (SELECT active_pid FROM pg_catalog.pg_replication_slots "
+    "WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
+)
+
+
+def durability(connection: Connection) -> dict[str, str]:
+    """Settings by their names, and what else decides about an acknowledged commit.
+
+    `transaction_read_only` is on in a standby, `persistence` is our table's: `u` for an unlogged one. `product` is there if the
+    server is not a plain PostgreSQL; its settings then don't show how it stores a commit. Otherwise there are `attached
+    standbys`, and if the user may see it, how many of them are `synchronous standbys`.
+    """
+    found = {decoded(row.name): decoded(row.setting) for row in connection.execute(_SETTINGS)}
+    where = {"name": TABLE_NAME, "schema": schema_of(connection.engine)}
+    if persistence := connection.scalar(_PERSISTENCE, where):
+        found["persistence"] = decoded(persistence)
+    server = connection.execute(_PRODUCT).one()
+    version = decoded(server.version)
+    if not version.startswith("PostgreSQL ") or "-YB-" in version:
+        found["product"] = "YugabyteDB" if "-YB-" in version else " ".join(version.split()[:2])
+    elif server.is_aurora or server.service:
+        found["product"] = "Amazon Aurora" if server.is_aurora else _SERVICES[decoded(server.service)]
+    else:
+        standbys = connection.execute(_STANDBYS).one()
+        found["attached standbys"] = str(standbys.attached)
+        if standbys.visible == standbys.attached:
+            found["synchronous standbys"] = str(standbys.synchronous)
+    return found
+
 
 log = logging.getLogger(__name__)
 

@@ -15,27 +15,31 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from dualwrite.errors import ConfigurationError, UsageError
-from dualwrite.stores.sql.access import Access
 from dualwrite.stores.sql.dialect import driver_connection
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.home import SHARED_CONNECTIONS, full_name, given_schema, look_up_tables
 from dualwrite.stores.sql.postgresql import is_behind_pooler
-from dualwrite.stores.sql.psycopg_batch import PipelineBatch
 from dualwrite.stores.sql.psycopg_guard import GuardedPsycopgConnection
 from dualwrite.stores.sql.psycopg_sources import (
     CONNECT_AGAIN,
     ConnectionSource,
     CreatedConnections,
+    PipelineBatch,
     PooledConnections,
     Psycopg,
     PsycopgPool,
+    RecipeConnection,
     SingleConnection,
+    UnpreparedCursor,
     checked_connection,
+    has_no_encoding,
+    recipe_adapters,
+    view_of,
 )
-from dualwrite.stores.sql.psycopg_view import RecipeConnection, UnpreparedCursor, has_no_encoding, recipe_adapters, view_of
-from dualwrite.stores.sql.table import TABLE_NAME
-from dualwrite.stores.transaction import TransactionThread
+from dualwrite.stores.sql.sql_context import Access
+from dualwrite.stores.sql.tables import TABLE_NAME
+from dualwrite.stores.store_transaction import TransactionThread
 
 Source = Psycopg | PsycopgPool | Callable[[], Psycopg]
 

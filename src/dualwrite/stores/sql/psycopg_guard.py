@@ -12,9 +12,8 @@ from psycopg import Cursor
 from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
 
-from dualwrite.stores.sql.control_text import control_statement
-from dualwrite.stores.sql.guard import Guard
-from dualwrite.stores.sql.psycopg_view import ConnectionView
+from dualwrite.stores.sql.guard import Guard, control_statement
+from dualwrite.stores.sql.psycopg_sources import ConnectionView
 
 
 class GuardedPsycopgConnection(ConnectionView):

@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
-from dualwrite.stores.sql.table import TABLE_NAME
+from dualwrite.stores.sql.tables import TABLE_NAME
 
 _MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 
 from dualwrite.errors import DualWriteError
-from dualwrite.stores.sql.context import StoreContext
 from dualwrite.stores.sql.dialect import UNIT, ErrorClass, QueuedStatements
-from dualwrite.stores.sql.errors import error_and_causes
 from dualwrite.stores.sql.guard import GuardedConnection
-from dualwrite.stores.sql.sessions import TransactionSessions, close_rolled_back
-from dualwrite.stores.sql.transaction_errors import TransactionErrors
+from dualwrite.stores.sql.orm import TransactionSessions, close_rolled_back
+from dualwrite.stores.sql.sql_context import StoreContext
+from dualwrite.stores.sql.sql_errors import TransactionErrors, error_and_causes
 
 
 class UnitSavepoints:

@@ -1,6 +1,6 @@
 """The ZooKeeper store: rows as nodes, the user's operations and the row in one multi, using kazoo."""
 
-from dualwrite.stores.zookeeper.batch import ZooKeeperBatch
-from dualwrite.stores.zookeeper.store import ZooKeeperStore
+from dualwrite.stores.zookeeper.zookeeper_store import ZooKeeperStore
+from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
 
 __all__ = ["ZooKeeperBatch", "ZooKeeperStore"]

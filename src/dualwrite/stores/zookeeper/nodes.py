@@ -15,13 +15,18 @@ from kazoo.protocol.serialization import Create, SetData
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
 
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
-from dualwrite.stores.documents import document, parse_document
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.state_row import StateRow
-from dualwrite.stores.zookeeper.connection import NoAnswerError, NotSentError, ZooKeeperConnection
-from dualwrite.stores.zookeeper.errors import ErrorClass, classify, sentence, translated
-from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, state_path, transactional_id_of
-from dualwrite.stores.zookeeper.sizes import request_size, too_large
+from dualwrite.stores.row import Claim, StateRow, claimed, document, parse_document
+from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, request_size, state_path, too_large, transactional_id_of
+from dualwrite.stores.zookeeper.zookeeper_connection import (
+    ErrorClass,
+    NoAnswerError,
+    NotSentError,
+    ZooKeeperConnection,
+    classify,
+    sentence,
+    translated,
+)
 
 T = TypeVar("T")
 
@@ -275,3 +280,39 @@ def _check_of(client: KazooClient, *, path: str, version: int) -> Any:
     request = client.transaction()
     request.check(path, version)
     return request.commit_async()
+
+
+@dataclass(frozen=True)
+class ClaimAttempt:
+    """One call of `claim`, with as many attempts as it needs.
+
+    It does not wait for another writer's transaction that is recorded and not committed yet. Once this claim has changed the
+    node's version, that transaction can't commit any more, wherever its multi is: in its writer, kazoo's queue or the network.
+
+    Args:
+        nodes: The rows.
+        transactional_id: The logical id.
+        owner: Who claims, as text for people.
+        timeout: Seconds to try at most.
+        token: Written with the claim, to recognize it if its response was lost.
+        expected_fence: Claim only if the fence still is this number.
+    """
+
+    nodes: StateNodes
+    transactional_id: str
+    owner: str
+    timeout: float
+    token: str
+    expected_fence: int | None = None
+
+    def make(self) -> Claim:
+        """Claim; see TxnStateStore.claim for the errors."""
+        return self.nodes.change(self._once, "claiming the id", self.transactional_id, self.timeout)
+
+    def _once(self, deadline: float) -> Claim:
+        read = self.nodes.read(self.transactional_id, deadline)
+        before = None if read is None else read.row
+        row = claimed(before, self.transactional_id, self.owner, token=self.token, expected_fence=self.expected_fence)
+        if row is not before:
+            self.nodes.write(row, read, deadline)
+        return Claim(self.transactional_id, row.fence, row.owner)

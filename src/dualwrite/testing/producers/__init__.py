@@ -22,12 +22,9 @@ The suite breaks no connections: whether a message or an EndTxn whose response w
 `dualwrite.testing.proxy` in such tests.
 """
 
-from dualwrite.testing.producers.fencing import FencingConformance
-from dualwrite.testing.producers.messages import MessageConformance
-from dualwrite.testing.producers.offsets import OffsetConformance
-from dualwrite.testing.producers.refusals import RefusalConformance
+from dualwrite.testing.producers.messages import MessageConformance, OffsetConformance, SendManyConformance
+from dualwrite.testing.producers.refusals import FencingConformance, RefusalConformance
 from dualwrite.testing.producers.scene import ProducerCapabilities, ProducerScene, SeenMessage
-from dualwrite.testing.producers.send_many import SendManyConformance
 from dualwrite.testing.producers.transactions import TransactionConformance
 
 

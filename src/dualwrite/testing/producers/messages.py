@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, Final
 
-from dualwrite.errors import InvalidMessageError
+import pytest
+
+from dualwrite.errors import InvalidMessageError, ProducerFencedError, UnknownTopicError
+from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
+from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, SeenMessage, prepare_and_commit
 
 _SENT_AT: Final = 1_700_000_000_000
@@ -142,3 +147,168 @@ class MessageConformance:
 
 def _numbers(values: Any) -> list[bytes]:
     return [value.partition(b".")[0] for value in values]
+
+
+_COUNT: Final = 25_000
+_INNER: Final = 3_000
+
+
+class SendManyConformance:
+    """Many messages in one call."""
+
+    def test_many_values_arrive_once_and_in_order(self, scene: ProducerScene) -> None:
+        """Values of all types that `send` accepts, in several batches, between messages that were sent one by one."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        values: list[bytes | str | None] = [b"%06d" % number + bytes(number % 300) for number in range(_COUNT)]
+        values[10], values[11], values[12] = None, "größe", b""
+        producer.begin_transaction()
+        producer.send(topic, b"before")
+        producer.send_many(topic, iter(values))
+        producer.send_many(topic, [])
+        producer.send(topic, b"after")
+        prepare_and_commit(producer)
+        wanted = [b"before", *(value.encode() if isinstance(value, str) else value for value in values), b"after"]
+        assert [message.value for message in scene.read(topic)] == wanted
+
+    def test_keys_choose_the_same_partitions_as_with_send(self, scene: ProducerScene) -> None:
+        """A given timestamp applies to all messages of the call."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, 3, retention_ms="-1")  # the timestamp is old enough to be cleaned up at any moment
+        keys = [b"key-%d" % number for number in range(50)]
+        producer.begin_transaction()
+        producer.send_many(topic, keys, keys=keys)
+        producer.send_many(topic, keys, keys=keys, timestamp=_SENT_AT)
+        for key in keys:
+            producer.send(topic, key, key=key)
+        prepare_and_commit(producer)
+        messages = scene.read(topic)
+        assert len({(message.key, message.partition) for message in messages}) == len(keys)
+        assert len(messages) == len(keys) * 3
+        assert sum(message.timestamp_ms == _SENT_AT for message in messages) == len(keys)
+
+    def test_a_given_partition_applies_to_all_messages(self, scene: ProducerScene) -> None:
+        """A partition that does not exist is refused."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic, 3)
+        producer.begin_transaction()
+        producer.send_many(topic, [b"1", b"2"], partition=2)
+        prepare_and_commit(producer)
+        assert [(message.partition, message.value) for message in scene.read(topic)] == [(2, b"1"), (2, b"2")]
+        producer.begin_transaction()
+        with pytest.raises(UnknownTopicError):
+            producer.send_many(topic, [b"1"], partition=3)
+        scene.abort(producer)
+
+    def test_after_an_error_of_send_many_the_transaction_can_be_aborted(self, scene: ProducerScene) -> None:
+        """An invalid value, too few keys, an iterable that raises."""
+
+        def broken() -> Iterator[bytes]:
+            yield b"1"
+            raise ZeroDivisionError
+
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+        producer.begin_transaction()
+        with pytest.raises(InvalidMessageError):
+            producer.send_many(topic, [b"1", 2])  # type: ignore[list-item]  # what is tested
+        with pytest.raises(ZeroDivisionError):
+            producer.send_many(topic, broken())
+        with pytest.raises(InvalidMessageError, match="1 keys for 2 values"):
+            producer.send_many(topic, [b"1", b"2"], keys=[b"k"])
+        with pytest.raises(InvalidMessageError, match="1 keys and more values"):
+            producer.send_many(topic, [b"1", b"2"], keys=iter([b"k"]))
+        with pytest.raises(InvalidMessageError, match="1 values and more keys"):
+            producer.send_many(topic, iter([b"1"]), keys=[b"k", b"k"])
+        producer = scene.abort(producer)
+        producer.begin_transaction()
+        producer.send_many(topic, [b"good"])
+        prepare_and_commit(producer)
+        assert [message.value for message in scene.read(topic)] == [b"good"]
+
+    def test_an_iterable_may_send_messages_itself(self, scene: ProducerScene) -> None:
+        """No message is lost."""
+        producer, topic = scene.new_producer(), scene.new_name("topic")
+        scene.make_topic(topic)
+
+        def sending() -> Iterator[bytes]:
+            for number in range(_INNER):
+                producer.send(topic, b"inner %d" % number + bytes(1000))
+                yield b"outer %d" % number
+
+        producer.begin_transaction()
+        producer.send_many(topic, sending())
+        prepare_and_commit(producer)
+        seen = [message.value or b"" for message in scene.read(topic)]
+        assert len(seen) == len(set(seen)) == 2 * _INNER
+        outer = [value for value in seen if value.startswith(b"outer")]
+        assert outer == [b"outer %d" % number for number in range(_INNER)]
+
+
+class OffsetConformance:
+    """`send_offsets_to_transaction`, for a group whose consumers assign their partitions manually."""
+
+    def test_offsets_are_committed_with_the_messages(self, scene: ProducerScene) -> None:
+        """Not before, and for every given partition."""
+        producer, source, topic = scene.new_producer(), scene.new_name("source"), scene.new_name("topic")
+        group = GroupMetadata(scene.new_name("group"))
+        scene.make_topic(source, 2)
+        producer.begin_transaction()
+        producer.send(topic, b"v")
+        offsets = [ConsumedOffset(source, 0, 5), ConsumedOffset(source, 1, 7, metadata="a text")]
+        producer.send_offsets_to_transaction(offsets, group, timeout=TIMEOUT)
+        producer.prepare_transaction(timeout=TIMEOUT)
+        assert scene.committed_offset(group.group_id, source, 0) is None
+        producer.commit_transaction(timeout=TIMEOUT)
+        assert [scene.committed_offset(group.group_id, source, p) for p in (0, 1)] == [5, 7]
+        assert scene.values(topic) == [b"v"]
+
+    def test_offsets_alone_are_a_transaction(self, scene: ProducerScene) -> None:
+        """The transaction has a state, and is known to the coordinator."""
+        producer, source = scene.new_producer(), scene.new_name("source")
+        group = GroupMetadata(scene.new_name("group"))
+        scene.make_topic(source)
+        for offset in (1, 2):
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction(iter([ConsumedOffset(source, 0, offset)]), group, timeout=TIMEOUT)
+            state = producer.prepare_transaction(timeout=TIMEOUT)
+            assert state is not None
+            assert scene.describe(producer).epoch == state.epoch
+            producer.commit_transaction(timeout=TIMEOUT)
+            assert scene.committed_offset(group.group_id, source, 0) == offset
+
+    def test_offsets_of_an_aborted_transaction_are_not_committed(self, scene: ProducerScene) -> None:
+        """Offsets that were committed before are kept."""
+        producer, source = scene.new_producer(), scene.new_name("source")
+        group = GroupMetadata(scene.new_name("group"))
+        scene.make_topic(source)
+        committed, aborted = 3, 9
+        for offset, end in ((committed, producer.commit_transaction), (aborted, producer.abort_transaction)):
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction([ConsumedOffset(source, 0, offset)], group, timeout=TIMEOUT)
+            producer.prepare_transaction(timeout=TIMEOUT)
+            end(timeout=TIMEOUT)
+        assert scene.committed_offset(group.group_id, source, 0) == committed
+
+    def test_an_empty_list_of_offsets_adds_nothing_to_the_transaction(self, scene: ProducerScene) -> None:
+        """The transaction stays empty."""
+        producer = scene.new_producer()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction([], GroupMetadata(scene.new_name("group")), timeout=TIMEOUT)
+        assert prepare_and_commit(producer) is None
+
+    def test_a_consumer_of_an_old_generation_is_fenced(self, scene: ProducerScene) -> None:
+        """Its partitions may belong to another member now: the transaction can only be aborted."""
+        producer, source, topic = scene.new_producer(), scene.new_name("source"), scene.new_name("topic")
+        scene.make_topic(source)
+        gone = GroupMetadata(scene.new_name("group"), generation_id=7, member_id="gone")
+        producer.begin_transaction()
+        producer.send(topic, b"lost")
+        with pytest.raises(ProducerFencedError, match="generation"):
+            producer.send_offsets_to_transaction([ConsumedOffset(source, 0, 5)], gone, timeout=TIMEOUT)
+        producer = scene.abort(producer)
+        producer.begin_transaction()
+        producer.send(topic, b"next")
+        prepare_and_commit(producer)
+        assert scene.values(topic) == [b"next"]
+        assert scene.committed_offset(gone.group_id, source, 0) is None

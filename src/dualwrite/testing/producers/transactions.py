@@ -12,11 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from dualwrite.delivery import Place
 from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
-from dualwrite.kafka.base import TransactionalProducer
-from dualwrite.kafka.offsets import ConsumedOffset, GroupMetadata
-from dualwrite.state import PreparedTxnState, TransactionStatus
+from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, TransactionalProducer
+from dualwrite.state import Place, PreparedTxnState, TransactionStatus
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 

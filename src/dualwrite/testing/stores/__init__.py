@@ -42,23 +42,32 @@ _PARTS = (
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
-from dualwrite.testing.stores.claims import ClaimConformance, RowConformance  # noqa: E402  (after the line above)
-from dualwrite.testing.stores.concurrency import ProcessConformance, ThreadConformance  # noqa: E402
+from dualwrite.testing.stores.claims import ClaimConformance, ForgettingConformance, ListingConformance, RowConformance  # noqa: E402  (after the line above)  # noqa: E402
+from dualwrite.testing.stores.concurrency import (  # noqa: E402  # noqa: E402
+    InFlightConformance,
+    ProcessConformance,
+    ThreadConformance,
+    TimeLimitConformance,
+)
 from dualwrite.testing.stores.durability import (  # noqa: E402
     ConnectionLossConformance,
     DurabilityConformance,
     ErrorConformance,
 )
 from dualwrite.testing.stores.fencing import FencingConformance  # noqa: E402
-from dualwrite.testing.stores.forgetting import ForgettingConformance, ListingConformance  # noqa: E402
-from dualwrite.testing.stores.in_flight import InFlightConformance, TimeLimitConformance  # noqa: E402
-from dualwrite.testing.stores.lanes import LaneConformance  # noqa: E402
 from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
 from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
-from dualwrite.testing.stores.resolutions import GenerationConformance, ResolutionConformance  # noqa: E402
+from dualwrite.testing.stores.resolutions import (  # noqa: E402
+    GenerationConformance,
+    LaneConformance,
+    ResolutionConformance,
+)
 from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene  # noqa: E402
-from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance  # noqa: E402
-from dualwrite.testing.stores.units import UnitConformance  # noqa: E402
+from dualwrite.testing.stores.transactions import (  # noqa: E402
+    OutcomeConformance,
+    TransactionConformance,
+    UnitConformance,
+)
 
 
 class StoreConformance(

@@ -17,12 +17,11 @@ from dualwrite.errors import (
     StoreCommitUnknownError,
     StoredStateError,
 )
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.stores.state_row import Resolution
+from dualwrite.state import ProducerKind
+from dualwrite.stores.row import Resolution
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error, expect_row, outcome_of
 from dualwrite.testing.stores.resolutions import LOST
-from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene, expect_error, expect_row, outcome_of
 
 
 class DurabilityConformance:

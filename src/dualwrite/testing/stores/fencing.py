@@ -14,14 +14,21 @@ from typing import Any, Final
 import pytest
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
-from dualwrite.producer_kind import ProducerKind
-from dualwrite.state import PreparedTxnState
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.state_row import Claim, Resolution
-from dualwrite.stores.transaction import StoreTransaction
+from dualwrite.stores.row import Claim, Resolution
+from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error, expect_fenced, expect_row, running
-from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.scene import (
+    SHORT_TIME,
+    STATE,
+    ClaimsWait,
+    StoreScene,
+    expect_error,
+    expect_fenced,
+    expect_row,
+    running,
+)
 
 _MOMENTS: Final = ("begun", "written", "recorded")
 _RACES: Final = 12

@@ -13,10 +13,9 @@ import pytest
 
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
-from dualwrite.stores.state_row import MAX_OWNER_LENGTH
+from dualwrite.stores.row import MAX_OWNER_LENGTH
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_row
-from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene
+from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene, expect_row
 
 _LONG: Final = 600.0
 _THREADS: Final = 6

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from dualwrite.producer_kind import ProducerKind
+from dualwrite.state import ProducerKind
 from dualwrite.testing.stores.scene import StoreScene
 from dualwrite.testing.stores.simulation import WRITERS, Simulation, Writer
 

@@ -13,10 +13,9 @@ import pytest
 from dualwrite.errors import DualWriteError, PositionMovedError, StoreCommitFailedError
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
-from dualwrite.stores.transaction import StoreTransaction
+from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.expectations import expect_error
-from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.scene import STATE, StoreScene, expect_error
 
 _TOPIC: Final = "orders"
 _FIRST: Final = 3

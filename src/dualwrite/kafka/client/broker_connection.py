@@ -1,0 +1,508 @@
+"""One connection to one broker: Kafka's messages (`messages_generated`) over a blocking socket."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import re
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, TypeVar
+
+from dualwrite.deadline import Deadline
+from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.kafka.client.authentication import log_in
+from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.fields import NO_TAGS, Fields, KafkaProtocolError, Request
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
+from dualwrite.logs import closed_on_error
+
+_SIZE: Final = struct.Struct(">i")
+_HEADER: Final = struct.Struct(">ihhi")  # size, API key, version, correlation id
+_LENGTH: Final = struct.Struct(">h")
+_MOST: Final = 100_000_000
+"""The maximum size of a response, in bytes."""
+
+
+class Framing:
+    """Encodes requests, and decodes their responses, which arrive in the order of the requests.
+
+    Each response contains the number of its request (the correlation id).
+
+    Args:
+        client_id: For the header.
+    """
+
+    def __init__(self, client_id: str) -> None:
+        encoded = client_id.encode()
+        self._client = _LENGTH.pack(len(encoded)) + encoded
+        self._number = 0
+        self._unanswered: deque[tuple[int, Request[Any], int]] = deque()
+        self._rest = b""
+
+    def request(self, request: Request[Any], version: int) -> tuple[int, bytes]:
+        """The number of a request, and its bytes, which must be sent before those of the next request.
+
+        Raises:
+            ValueError: See `Request.write`.
+        """
+        number = (self._number + 1) % 2**31
+        parts = [b"", self._client, NO_TAGS] if request.FLEXIBLE else [b"", self._client]
+        request.write(parts, version)
+        size = _HEADER.size - _SIZE.size + sum(map(len, parts))
+        parts[0] = _HEADER.pack(size, request.API_KEY, version, number)
+        self._number = number
+        self._unanswered.append((number, request, version))
+        return number, b"".join(parts)
+
+    def responses(self, data: bytes) -> list[tuple[int, Any]]:
+        """The responses that are complete with this data, each with the number of its request.
+
+        Raises:
+            KafkaProtocolError: The data can't be decoded as responses to the requests.
+        """
+        received = self._rest + data if self._rest else data
+        found, place = [], 0
+        while len(received) - place >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(received, place)
+            if not 0 <= size <= _MOST:
+                raise KafkaProtocolError(f"the size of a response is {size}")
+            end = place + _SIZE.size + size
+            if end > len(received):
+                break
+            found.append(self._answer(received[place + _SIZE.size : end]))
+            place = end
+        self._rest = received[place:]
+        return found
+
+    def _answer(self, frame: bytes) -> tuple[int, Any]:
+        if not self._unanswered:
+            raise KafkaProtocolError("a response without a request")
+        number, request, version = self._unanswered.popleft()
+        fields = Fields(frame)
+        try:
+            (answered,) = fields.numbers(_SIZE)
+            if answered == number:
+                return number, _response(request, version, fields)
+        except KafkaProtocolError as error:
+            raise KafkaProtocolError(f"the response to request {number} can't be decoded: {error}") from error
+        raise KafkaProtocolError(f"the response to request {answered} came instead of the one to {number}")
+
+
+def _response(request: Request[Any], version: int, fields: Fields) -> Any:
+    if request.FLEXIBLE and request.API_KEY != ApiVersionsRequest.API_KEY:  # whose header has no tags: it may be in v0
+        fields.skip_tags()
+    response = request.response(fields, version)
+    fields.end()
+    return response
+
+
+LEAST_TIME: Final = 0.001
+"""Seconds; a socket timeout of 0 would mean non-blocking mode."""
+
+# As for the database connections: a peer that vanished is detected after a minute.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+
+class ConnectionLostError(Exception):
+    """The connection could not be opened, or broke with a request in flight, which may or may not have been executed."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
+    """A connected socket, encrypted if the protocol requires it.
+
+    Name resolution is not bounded by the deadline, since the system's resolver has no time limit: callers that can't wait
+    for it open the socket in another thread (`Opening`).
+
+    Raises:
+        ConnectionLostError: The connection failed, or was not established before the deadline.
+        BrokerAuthorizationError: The broker's certificate is not trusted.
+        ConfigurationError: See `KafkaConfig.tls`.
+    """
+    context = config.tls()
+    plain = _connected(address, config, deadline)
+    return plain if context is None else _secured(plain, context, address, deadline)
+
+
+def _connected(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
+        raise ConnectionLostError(address, f"can't connect: {error}") from error
+    problem: OSError | None = None
+    for position, (family, kind, protocol, _, where) in enumerate(found):
+        try:
+            made = socket.socket(family, kind, protocol)
+            with closed_on_error(made):
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if config.keepalive:
+                    _keep_alive(made)
+                made.settimeout(max(deadline.left / (len(found) - position), LEAST_TIME))
+                made.connect(where)
+        except OSError as error:
+            problem = error
+        else:
+            return made
+    if isinstance(problem, TimeoutError):
+        raise ConnectionLostError(address, f"can't connect: no response within {deadline.seconds:.3g} s") from problem
+    raise ConnectionLostError(address, f"can't connect: {problem}") from problem
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:  # the names differ between systems, and some systems have none
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, deadline: Deadline) -> socket.socket:
+    with closed_on_error(plain):
+        try:
+            plain.settimeout(max(deadline.left, LEAST_TIME))
+            return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerAuthorizationError(
+                f"The certificate of {address} is not trusted: {error.verify_message}.",
+                next_step="check ssl.ca.location, and that the certificate names the host in bootstrap.servers",
+            ) from error
+        except TimeoutError as error:
+            raise ConnectionLostError(address, f"the TLS handshake did not finish within {deadline.seconds:.3g} s") from error
+        except OSError as error:  # includes ssl.SSLError
+            raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
+
+
+Inbox = list[tuple[int, Any]]
+"""Receives the responses to one user's requests, each with the number of its request."""
+
+_READ_SIZE: Final = 65536
+_SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
+_IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
+
+_Response = TypeVar("_Response")
+
+
+class Connection:
+    """Requests over one socket, several in flight at once. Not thread-safe, and only for the process that opened it.
+
+    `call` waits for the response. `send` does not: the response is put into the inbox that was passed to `send`, by whichever
+    later `receive` or `call` reads it. So several users can share a connection, each with its own inbox.
+
+    Args:
+        address: The broker.
+        config: Security and time limits.
+        deadline: For opening; at most `socket.connection.setup.timeout.ms`.
+
+    Raises:
+        ConnectionLostError: The connection failed, or the broker did not respond.
+        BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
+    """
+
+    def __init__(self, address: Address, config: KafkaConfig, deadline: Deadline | None = None) -> None:
+        self.address = address
+        self._config = config
+        self._pid = os.getpid()
+        self._framing = Framing(config.client_id)
+        self._log_in_at: float | None = None
+        self._used_at = time.monotonic()
+        self._inboxes: dict[int, Inbox] = {}
+        self.api_versions: Mapping[int, tuple[int, int]] = {}
+        self.features: Mapping[str, int] = {}
+        self.newest_features: Mapping[str, int] = {}
+        limit = Deadline.after(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
+        self._socket: socket.socket | None = open_socket(address, config, limit)
+        with closed_on_error(self):
+            self._ask_versions(limit)
+            self._log_in(limit)
+
+    def fileno(self) -> int:
+        """For `select`: readable means that a response, or part of one, has arrived. See also `has_read`.
+
+        Raises:
+            ConnectionLostError: The connection is closed.
+        """
+        return self._open_socket().fileno()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether `receive` would find data that `select` does not see, since TLS has already read it from the socket."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and was opened by this process, not inherited through a fork."""
+        return self._socket is not None and self._pid == os.getpid()
+
+    def make_ready(self, deadline: Deadline) -> bool:
+        """Whether another request may be sent on it now; after an idle period the socket is checked.
+
+        If the broker requires a new login soon, it is done here (KIP-368); requests in flight are not affected.
+        """
+        if not self.usable:
+            return False
+        now = time.monotonic()
+        try:
+            if self._log_in_at is not None and now >= self._log_in_at:
+                self._log_in(deadline.within(self._config.connect_timeout))
+            elif now - self._used_at >= _IDLE:
+                self.receive(0.0)  # detects a connection closed by the broker, or a failed keepalive
+            else:
+                return True
+        except ConnectionLostError:
+            return False
+        except BrokerAuthorizationError:  # a new connection shows whether only the re-authentication is refused
+            self.close()
+            return False
+        return self.usable
+
+    def call(self, request: Request[_Response], deadline: Deadline | None = None) -> _Response:
+        """Send a request and wait for its response: until the deadline, and at most `socket.timeout.ms`.
+
+        Raises:
+            ConnectionLostError: No response came: the connection is closed, and the request may have been executed. Or no time
+                was left, and nothing was sent. Or the broker requires a new connection (KIP-1102).
+        """
+        response: _Response = self.call_all([request], deadline)[0]
+        return response
+
+    def call_all(self, requests: Sequence[Any], deadline: Deadline | None = None) -> list[Any]:
+        """As `call`, for several requests, which are sent one right after the other; a broker answers them in this order."""
+        limit = self._limit(deadline)
+        if limit.expired:
+            raise ConnectionLostError(self.address, f"no time left for {type(requests[0]).__name__}")
+        inbox: Inbox = []
+        for request in requests:
+            self._send(request, inbox, limit)
+        while True:
+            self.receive(limit.left)
+            if len(inbox) == len(requests):
+                responses = [response for _, response in inbox]
+                for response in responses:
+                    self._check(response)
+                return responses
+            if limit.expired:
+                self.close()
+                late = type(requests[len(inbox)]).__name__
+                raise ConnectionLostError(self.address, f"no response to {late} within {limit.seconds:.3g} s")
+
+    def send(self, request: Request[Any], inbox: Inbox, deadline: Deadline | None = None) -> int:
+        """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.
+
+        Uses the newest version that both sides know, unless the request specifies one.
+
+        Raises:
+            ConnectionLostError: The connection broke, or the request could not be sent before the deadline; it may have been
+                executed.
+        """
+        return self._send(request, inbox, self._limit(deadline))
+
+    def receive(self, timeout: float = 0.0) -> None:
+        """Put the responses that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
+
+        Reads once, which may yield only part of a response.
+
+        Raises:
+            ConnectionLostError: The connection broke; every unanswered request may have been executed.
+        """
+        plug = self._open_socket()
+        try:
+            plug.settimeout(timeout)
+            self._receive(plug.recv(_READ_SIZE))
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, KafkaProtocolError) as error:
+            self.close()
+            raise ConnectionLostError(self.address, _reason(error)) from error
+        except BaseException:  # as for `_send`
+            self.close()
+            raise
+
+    def _send(self, request: Request[Any], inbox: Inbox, limit: Deadline) -> int:
+        plug = self._open_socket()
+        version = self.version_of(type(request)) if request.version is None else request.version
+        try:
+            number, data = self._framing.request(request, version)
+            self._inboxes[number] = inbox
+            plug.settimeout(max(limit.left, LEAST_TIME))
+            sent = plug.send(data)
+            while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
+                plug.settimeout(max(limit.left, LEAST_TIME))
+                sent += plug.send(memoryview(data)[sent:])
+        except (OSError, KafkaProtocolError) as error:
+            self.close()
+            late = f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"
+            raise ConnectionLostError(self.address, late if isinstance(error, TimeoutError) else _reason(error)) from error
+        except BaseException:  # KeyboardInterrupt in the middle of a message: the position in the stream is unknown
+            self.close()
+            raise
+        self._used_at = time.monotonic()
+        return number
+
+    def _receive(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionLostError(self.address, "the broker closed the connection")
+        for number, response in self._framing.responses(data):
+            self._inboxes.pop(number).append((number, response))
+
+    def version_of(self, request: type[Request[Any]]) -> int:
+        """The newest version of a request that both the broker and dualwrite support.
+
+        Raises:
+            ConnectionLostError: They have no version of the request in common.
+        """
+        lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
+        chosen = min(highest, request.NEWEST)
+        if chosen < max(lowest, request.OLDEST):
+            raise ConnectionLostError(self.address, f"the broker does not support {request.__name__}")
+        return chosen
+
+    def supports(self, request: type[Request[Any]], version: int) -> bool:
+        """Whether the broker supports this version of a request."""
+        lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
+        return lowest <= version <= highest
+
+    def close(self) -> None:
+        """Close the socket; may be called more than once. Requests in flight get no response."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _open_socket(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionLostError(self.address, "closed")
+        return self._socket
+
+    def _check(self, response: object) -> None:
+        """Refuse Metadata's REBOOTSTRAP_REQUIRED: such a response names neither brokers nor the cluster."""
+        if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.REBOOTSTRAP_REQUIRED:
+            self.close()
+            raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
+
+    def _limit(self, deadline: Deadline | None) -> Deadline:
+        longest = self._config.socket_timeout
+        return Deadline.after(longest) if deadline is None else deadline.within(longest)
+
+    def _ask_versions(self, deadline: Deadline) -> None:
+        response = self._versions(ApiVersionsRequest.NEWEST, deadline)
+        if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            known = [a.max_version for a in response.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
+            response = self._versions(max((ApiVersionsRequest.OLDEST, *known)), deadline)
+        self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
+        self.features = {f.name: f.max_version_level for f in response.finalized_features}
+        self.newest_features = {f.name: f.max_version for f in response.supported_features}
+
+    def _versions(self, version: int, deadline: Deadline) -> ApiVersionsResponse:
+        request = ApiVersionsRequest(
+            client_software_name="dualwrite", client_software_version=software_version(), version=version
+        )
+        return self.call(request, deadline)
+
+    def _log_in(self, deadline: Deadline) -> None:
+        login = self._config.sasl
+        if login is None:
+            return
+        began = time.monotonic()
+        lifetime = log_in(self.address, login, self._config.protocol, lambda request: self.call(request, deadline))
+        self._log_in_at = began + _SESSION_SHARE * lifetime if lifetime else None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+@cache
+def software_version() -> str:
+    """The version of dualwrite, in the characters that Kafka allows (KIP-511)."""
+    try:
+        found = version("dualwrite")
+    except PackageNotFoundError:
+        return "unknown"
+    return re.sub(r"[^A-Za-z0-9.-]", "-", found)
+
+
+def about_the_cluster() -> MetadataRequest:
+    """A Metadata request for the brokers and the cluster id, without topics."""
+    return MetadataRequest(topics=[], allow_auto_topic_creation=False)
+
+
+class Opening:
+    """One attempt to open a connection, in its own thread.
+
+    So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
+    caller's own time limit. `undisturbed` explains why this uses `_thread`.
+
+    Args:
+        address: The broker.
+        config: Security and time limits.
+
+    Attributes:
+        connection: The open connection, once the attempt has succeeded.
+        cluster_id: Kafka's `cluster.id`, as this broker reports it; empty if it has none.
+        error: The exception, if the attempt failed; see `Connection`.
+        is_reported: Whether a wait has returned because the attempt has finished. Only the first one does: perhaps nobody wants
+            the connection any more.
+    """
+
+    def __init__(self, address: Address, config: KafkaConfig) -> None:
+        self._address = address
+        self._pid = os.getpid()
+        self._config = config
+        self.connection: Connection | None = None
+        self.cluster_id = ""
+        self.error: BaseException | None = None
+        self.is_reported = False
+        self._is_done = False
+        self._is_unwanted = False
+        self._running = _thread.allocate_lock()
+        self._lock = _thread.allocate_lock()
+        self._running.acquire()
+        _thread.start_new_thread(self._run, ())
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its thread runs in this process, and not in the parent of a fork."""
+        return self._pid == os.getpid()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; whether the attempt has finished."""
+        if not self._is_done and self._running.acquire(timeout=max(seconds, 0.0)):
+            self._running.release()  # if KeyboardInterrupt prevents this, `_is_done` is set all the same
+        return self._is_done
+
+    def give_up(self) -> None:
+        """The connection is no longer wanted: close it, now or as soon as it is open."""
+        with self._lock:
+            self._is_unwanted = True
+            if self.connection is not None:
+                self.connection.close()
+
+    def _run(self) -> None:
+        try:
+            deadline = Deadline.after(self._config.connect_timeout)
+            made = Connection(self._address, self._config, deadline)
+            with closed_on_error(made):
+                self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
+            with self._lock:
+                self.connection = made
+                if self._is_unwanted:
+                    made.close()
+        except BaseException as error:  # noqa: BLE001  (raised again in the caller that wants the connection)
+            self.error = error
+        finally:
+            self._is_done = True
+            self._running.release()

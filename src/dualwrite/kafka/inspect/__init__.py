@@ -1,1 +1,0 @@
-"""Inspection of a cluster and its topics, by read-only requests."""

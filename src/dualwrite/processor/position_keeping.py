@@ -1,0 +1,296 @@
+"""Positions in the database, moved by compare-and-set in the transaction of the data: the default.
+
+Whatever a consumer believes about its assignment, its writes take effect only if no other consumer has continued from the same
+position. The position also shows the outcome of a COMMIT that was not answered: the next attempt finds it either unchanged or
+moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dualwrite.errors import BrokerUnavailableError, ConfigurationError, PositionMovedError, ProducerFencedError
+from dualwrite.kafka.base import GroupMetadata
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.inspect import TopicMetadata
+from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.group_offsets import Batch
+from dualwrite.processor.options import ProcessorOptions
+from dualwrite.processor.progress import Finish, Progress, place_of, topics_without
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.positions import Move, Partition, Position, Positions
+from dualwrite.transaction import Transaction, opened
+
+
+class StoredProgress(Progress):
+    """The positions of a group in a store.
+
+    Args:
+        store: The writer's store.
+        group_id: The group.
+        kafka: The consumer's settings, for queries of the topics' ids.
+        options: The policies.
+
+    Raises:
+        ConfigurationError: The store does not support consumer positions.
+    """
+
+    keeps_ids = True
+    forgotten_because = (
+        "it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored database)"
+    )
+
+    def __init__(self, store: TxnStateStore, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
+        super().__init__(group_id, kafka, options)
+        self._positions = _positions_of(store)
+
+    def prepare(self) -> None:
+        """See Progress."""
+        self._positions.prepare()
+
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
+        """See Progress."""
+        del consumer, keys, timeout
+        return self._positions.read(self._group)
+
+    def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
+        """See Progress: the offsets that an earlier consumer has committed."""
+        return consumer.offsets.committed(keys, timeout)
+
+    def keep_ends(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        topics: Mapping[str, TopicMetadata],
+        timeout: float,
+    ) -> bool:
+        """See Progress. If several members start at once, one of them stores all ends; the others continue from there."""
+        unread = topics_without(partitions, stored)
+        keys = {(topic, number) for topic in unread for number in topics[topic].partitions}
+        keys |= {key for key in partitions if key[0] in unread}
+        if not keys:
+            return False
+        begin = {**consumer.offsets.end_offsets(keys, timeout), **consumer.offsets.committed(keys, timeout)}
+        moves = [Move(None, Position(*key, offset, topics[key[0]].id)) for key, offset in begin.items()]
+        with suppress(PositionMovedError):
+            self._positions.reset(self._group, moves)
+        return True
+
+    def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
+        """See Progress."""
+        del consumer
+
+        def finish(tx: Transaction[Any]) -> None:
+            opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))
+
+        return finish
+
+    def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
+        """See Progress."""
+        self._moved(consumer, batch.after)
+
+    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """See Progress."""
+        self._positions.reset(self._group, self._moves(ends))
+        self._moved(consumer, ends)
+
+    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
+        """See Progress."""
+        begun = super().look_again(consumer)
+        found = self._positions.read(self._group)
+        moved: dict[Partition, int] = {}
+        for key in consumer.owned().keys() - begun.keys():
+            position = found.get(key)
+            self._check_not_forgotten(key, position)
+            if position is not None and place_of(position) != place_of(self._known.get(key)):
+                self._note(key, position)
+                moved[key] = position.offset
+        return {**begun, **moved}
+
+    def _moves(self, after: Mapping[Partition, int]) -> list[Move]:
+        return [Move(self._known.get(key), self._at(key, offset)) for key, offset in after.items()]
+
+    def _moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:
+        self._known |= {key: self._at(key, offset) for key, offset in after.items()}
+        consumer.show_progress(after)
+
+    def _at(self, key: Partition, offset: int) -> Position:
+        return Position(*key, offset, self._ids.get(key, ""))
+
+
+def _positions_of(store: TxnStateStore) -> Positions:
+    found = store.positions
+    if found is None:
+        raise ConfigurationError(
+            f"The store {type(store).__name__} ({store.description}) does not support consumer positions.",
+            next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
+        )
+    return found
+
+
+class GroupProgress(Progress):
+    """The offsets of a group at Kafka.
+
+    Args:
+        group_id: The group.
+        topics: The topics.
+        kafka: The consumer's settings, for queries of the topics' ids.
+        options: The policies; `on_new_topic` has no effect, because Kafka deletes the offsets of a topic with the topic.
+        stored: The positions in the writer's store, if it supports them: the group must not have any there.
+    """
+
+    keeps_ids = False
+    forgotten_because = "the group's offset was deleted at Kafka, possibly because the topic was deleted"
+
+    def __init__(
+        self,
+        group_id: str,
+        topics: Collection[str],
+        kafka: Mapping[str, Any],
+        options: ProcessorOptions,
+        stored: Positions | None,
+    ) -> None:
+        super().__init__(group_id, kafka, options)
+        self._topics = topics
+        self._stored = stored
+        self._in_doubt = False
+
+    def prepare(self) -> None:
+        """See Progress.
+
+        Raises:
+            ConfigurationError: The group has positions in the database; its offsets at Kafka are only for monitoring tools.
+        """
+        found = {} if self._stored is None else self._stored.read(self._group)
+        there = sorted(position for position in found.values() if position.topic in self._topics)
+        if there:
+            raise ConfigurationError(
+                f"The group {self._group!r} has positions in the database, {there[0]} for example: with offsets='kafka' "
+                "it would start at its offsets at Kafka, which are behind these.",
+                next_step="keep offsets='database'; or stop all processors of the group, and hand its positions over to Kafka: "
+                f"`dualwrite offsets forget --group {self._group}`",
+            )
+
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
+        """See Progress."""
+        return _positions(consumer.offsets.committed(keys, timeout))
+
+    def begin(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        timeout: float,
+        refused: Mapping[Partition, int] | None = None,
+    ) -> Mapping[Partition, int]:
+        """See Progress. A member that stores positions in the database may have joined in the meantime."""
+        self.prepare()
+        return super().begin(consumer, partitions, timeout, refused)
+
+    def keep_ends(
+        self,
+        consumer: GroupConsumer,
+        partitions: Sequence[Partition],
+        stored: Mapping[Partition, Position],
+        topics: Mapping[str, TopicMetadata],
+        timeout: float,
+    ) -> bool:
+        """See Progress. The member that reads partition 0 commits all ends, in one request; the others wait for it.
+
+        Kafka commits offsets unconditionally: a second member could move positions back that the first has already advanced.
+        """
+        ours = {*partitions, *consumer.owned()}
+        changed = False
+        for topic in sorted({key[0] for key in partitions if key not in stored}):
+            keys = {*((topic, n) for n in topics[topic].partitions), *(key for key in partitions if key[0] == topic)}
+            if consumer.offsets.committed(keys, timeout):
+                continue  # the group has read the topic, or another member has committed its ends
+            if (topic, 0) not in ours:
+                raise BrokerUnavailableError(
+                    f"The group {self._group!r} has no offsets in {topic!r} yet: the member that reads {topic}-0 commits them.",
+                    cause="that member is just starting, or it has died",
+                    next_step="retry",
+                )
+            consumer.offsets.commit(consumer.offsets.end_offsets(keys, timeout))
+            changed = True
+        return changed
+
+    def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
+        """See Progress."""
+
+        def finish(tx: Transaction[Any]) -> None:
+            if self._in_doubt:
+                self._find_out(consumer, batch)
+            self._check_membership(consumer)
+            tx.send_offsets(consumer.member, batch.after)
+
+        return finish
+
+    def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
+        """See Progress."""
+        del consumer
+        self._in_doubt = False
+        self._known |= _positions(batch.after)
+
+    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+        """See Progress; only a member of the current generation can do this."""
+        consumer.offsets.commit(ends)
+        self._known |= _positions(ends)
+
+    def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
+        """See Progress."""
+        found = super().catch_up(consumer, batch)
+        self._in_doubt = False
+        return found
+
+    @property
+    def can_assign(self) -> bool:
+        """See Progress: until the writer has ended the transaction, the group's offsets can't be read."""
+        return not self._in_doubt
+
+    def left_in_doubt(self) -> None:
+        """See Progress."""
+        self._in_doubt = True
+
+    def is_transient(self, error: BaseException) -> bool:
+        """See Progress: the generation has ended. If it is the writer that was fenced, the next transaction reports it."""
+        return isinstance(error, ProducerFencedError)
+
+    def forget(self) -> None:
+        """See Progress."""
+        super().forget()
+        self._in_doubt = False
+
+    def _check_membership(self, consumer: GroupConsumer) -> None:
+        """Check that the consumer is still a member: the coordinator accepts offsets without a membership from any client.
+
+        Raises:
+            ProducerFencedError: The membership has ended, and librdkafka has noticed that.
+        """
+        group = GroupMetadata.from_librdkafka(consumer.member.consumer_group_metadata())
+        if group.generation_id < 0 or not group.member_id:
+            raise ProducerFencedError(
+                f"The consumer is no longer a member of the group {self._group!r}.",
+                cause="it did not poll for max.poll.interval.ms, or the group received no heartbeat within the session timeout",
+                code=ErrorCode.UNKNOWN_MEMBER_ID,
+                name=ErrorCode.UNKNOWN_MEMBER_ID.name,
+            )
+
+    def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
+        """Find out the outcome of a transaction in doubt; called inside the next one, when the writer has ended it.
+
+        Only then can the group's offsets be read.
+
+        Raises:
+            PositionMovedError: The transaction in doubt has committed.
+            BrokerError: The offsets can't be read yet.
+        """
+        if self._elsewhere(consumer, batch):
+            raise PositionMovedError(f"The offsets of the group {self._group!r} have moved.", group_id=self._group)
+        self._in_doubt = False
+
+
+def _positions(offsets: Mapping[Partition, int]) -> dict[Partition, Position]:
+    return {key: Position(*key, offset) for key, offset in offsets.items()}

@@ -1,0 +1,386 @@
+"""RocksDBStore: the rows in a column family of a RocksDB database, using rocksdict."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Final, Self
+
+from rocksdict import Options, Rdict
+
+from dualwrite.errors import ConfigurationError, UsageError, WriterClosedError
+from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.identity import StoreIdentity, file_marks
+from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
+from dualwrite.stores.rocksdb.database import Handle, LockRequest, OpenDatabase, RocksDBLeases, databases
+from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
+from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
+from dualwrite.stores.rocksdb.rocksdb_positions import RocksDBPositions
+from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, Encoding, RowChange, StateFamily
+from dualwrite.stores.row import (
+    Claim,
+    LostTransaction,
+    Resolution,
+    StateRow,
+    acknowledged,
+    check_fence,
+    claimed,
+    forgotten,
+    new_token,
+    recorded,
+    with_generation,
+    with_resolution,
+)
+from dualwrite.stores.store_transaction import StoreTransaction
+
+
+class RocksDBStoreTransaction(StoreTransaction):
+    """See StoreTransaction. One that is dropped without commit or rollback releases the lock when it is garbage-collected.
+
+    Args:
+        rows: The database's rows.
+        claim: The claim that it runs under.
+        encoding: Which keys and values the database accepts.
+        lock_timeout: Seconds to wait for the lock of the id.
+    """
+
+    def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
+        self._request = LockRequest(claim.transactional_id, claim.owner, "committing a transaction")
+        self._rows = rows
+        self._claim = claim
+        self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
+        self._lock_timeout = lock_timeout
+        self._recorded: tuple[StateRow, Handle] | None = None
+        self._ending = threading.RLock()  # a rollback by another thread waits for a write that has begun
+        self._ended = False
+
+    @property
+    def handle(self) -> TransactionBatch:
+        """The batch that the user writes to."""
+        self._check_open()
+        return self._batch
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction."""
+        self.handle.begin_unit()
+
+    def undo_unit(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        del error
+        self.handle.undo_unit()
+
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """See StoreTransaction."""
+        self._check_open()
+        deadline = time.monotonic() + self._lock_timeout
+        self._rows.lock(self._request, deadline, self._lock_timeout)
+        self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
+        handle = self._rows.database.handle()
+        row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
+        row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
+        self._recorded = (row, handle)
+
+    def commit(self) -> None:
+        """See StoreTransaction."""
+        with self._ending:
+            self._check_open()
+            if self._recorded is None:
+                raise UsageError(
+                    "The transaction can't be committed before its state is recorded.",
+                    transactional_id=self._claim.transactional_id,
+                    next_step="call record() first: it checks the fence and acquires the lock of the id",
+                )
+            try:
+                self._rows.commit(self._batch.changes(), *self._recorded)
+            finally:
+                self._end()
+
+    def rollback(self) -> None:
+        """See StoreTransaction."""
+        with self._ending:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._batch.end()
+        self._request.release()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+
+    def __del__(self) -> None:
+        request = getattr(self, "_request", None)
+        if request is not None:
+            request.release()
+
+
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+_SCHEME: Final = "rocksdb:///"
+
+
+class RocksDBStore(TxnStateStore):
+    """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, created if it is missing.
+
+    Only one process can open a RocksDB database, so its writers and recoverers are threads of one process; each may have its
+    own store, and the stores share the open database. Close writers and stores before you close your own Rdict, and don't open
+    one with AccessType.with_ttl: RocksDB would drop the rows, and with them the fencing tokens, when they expire.
+
+    Args:
+        database: A path, opened at the first use with the column families that it has, or created in raw mode; or an open
+            Rdict, which the store does not close.
+        options: For a path: the database's options, instead of those that it had last. `raw_mode` must match the database.
+        column_families: Column families that must exist, with the options to create (or, for a path, open) them; None for
+            the default options. Those that the database already has need not be listed.
+        create_if_missing: For a path: whether to create the database. Its parent folder must exist.
+        lock_timeout: Seconds that `record_resolution` and other changes wait for an id's lock; `claim` has its own timeout.
+        dumps: The function passed to `Rdict.set_dumps`, if any; it can't be read back from rocksdict.
+        loads: The function passed to `Rdict.set_loads`, if any.
+
+    Raises:
+        ConfigurationError: `options` were given together with an Rdict.
+    """
+
+    undoes_units = True
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str] | Rdict,
+        *,
+        options: Options | None = None,
+        column_families: Mapping[str, Options | None] | None = None,
+        create_if_missing: bool = True,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        dumps: Callable[[Any], bytes] = pickle.dumps,
+        loads: Callable[[bytes], Any] = pickle.loads,
+    ) -> None:
+        self._column_families = dict(column_families or {})
+        self._lock_timeout = lock_timeout
+        self._dumps = dumps
+        self._loads = loads
+        self._rdict: Rdict | None = None
+        if isinstance(database, Rdict):
+            if options is not None:
+                raise ConfigurationError("Options can't be set for an open Rdict.", next_step="open the Rdict with them")
+            self._rdict = database
+            self._path = _path_of(database)
+            databases.note_user_rdict()
+        else:
+            self._path = os.path.realpath(os.fspath(database))
+        self._opener = Opener(self._path, options, self._column_families, create_if_missing)
+        self._rows: StateFamily | None = None
+        self._attaching = threading.RLock()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """A store for `rocksdb:////path/to/folder` (three slashes: relative to the working directory). Nothing is opened yet.
+
+        Args:
+            url: The address.
+            options: More arguments for RocksDBStore.
+
+        Raises:
+            ConfigurationError: The URL can't be parsed.
+        """
+        path = url[len(_SCHEME) :]
+        if not url.lower().startswith(_SCHEME) or not path or "?" in path or "#" in path:
+            raise ConfigurationError(
+                f"{url!r} is not the URL of a RocksDB database.",
+                cause="it must contain a path and nothing else: no host, no parameters",
+                next_step="rocksdb:////path/to/folder; RocksDBStore(path, …) accepts other settings as arguments",
+            )
+        return cls(path, **options)
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return f"{_SCHEME}{self._path}"
+
+    @property
+    def rdict(self) -> Rdict:
+        """The open database, for reads and for writes outside of transactions: it can't be opened a second time meanwhile.
+
+        It stays open until the last store of this process on the same path is closed. Before that, close the column family
+        handles and iterators that you get from it: each keeps the database open. After an I/O error this is another object.
+        To drop a column family and create it again, close the stores first.
+        """
+        return self._attached().database.handle().rdict
+
+    def create_column_family(self, name: str, options: Options | None = None) -> None:
+        """Create a column family if it is missing."""
+        self._attached().database.make_family(name, options)
+
+    def check(self) -> None:
+        """See TxnStateStore; opens the database, and creates the column family if it is missing."""
+        self._attached().database.family(STATE_FAMILY)
+
+    @property
+    def leases(self) -> LeaseStore:
+        """See TxnStateStore; they are kept in memory, for this process."""
+        return RocksDBLeases(lambda: self._attached().database.leases, self._would_create)
+
+    @property
+    def positions(self) -> Positions:
+        """See TxnStateStore."""
+        return RocksDBPositions(lambda: self._attached().database, self._would_create)
+
+    def durability(self) -> Mapping[str, str]:
+        """See TxnStateStore; `sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
+        return self._attached().database.durability()
+
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore; does not create the database."""
+        return None if self._would_create() else self._attached().identity()
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+        rows = self._attached()
+        request = LockRequest(IDENTITY_KEY, "", "storing the database's id")
+        try:
+            return rows.set_identity(identity, expected, request, timeout=self._lock_timeout)
+        finally:
+            request.release()
+
+    def marks(self) -> frozenset[str]:
+        """See TxnStateStore; path and inode of the folder."""
+        return file_marks(self._path)
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        rows = self._attached()
+        check_fence(rows.row(claim.transactional_id), claim)
+        encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
+        return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore; does not create the database."""
+        return None if self._would_create() else self._attached().row(transactional_id)
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        return check_fence(self.read(claim.transactional_id), claim)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore; does not create the database."""
+        return [] if self._would_create() else self._attached().ids(prefix)
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
+        """See TxnStateStore."""
+        token = token or new_token()  # recognizes the claim if it was written before the database failed
+
+        change = partial(claimed, transactional_id=transactional_id, owner=owner, token=token, expected_fence=expected_fence)
+        row = self._change(transactional_id, change, "claiming the id", owner=owner, timeout=timeout)
+        assert row is not None
+        return Claim(transactional_id, row.fence, row.owner)
+
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
+        """See TxnStateStore."""
+        self._change_claimed(claim, lambda row: with_resolution(row, resolution), "resolving a transaction")
+
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+        """See TxnStateStore."""
+
+        def change(row: StateRow) -> StateRow:
+            store_id = self._own_identity().store_id  # read each time: it may have been replaced
+            return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
+
+        return self._change_claimed(claim, change, "acquiring a generation").generation
+
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
+
+        def change(row: StateRow | None) -> StateRow | None:
+            if row is None or not row.lost:
+                return row
+            left = acknowledged(row, only)
+            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+            return left
+
+        self._change(transactional_id, change, "acknowledging lost transactions")
+        return tuple(removed)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+
+        def change(row: StateRow | None) -> StateRow | None:
+            return None if row is None else forgotten(row)
+
+        self._change(transactional_id, change, "forgetting the id")
+
+    def _change_claimed(self, claim: Claim, change: Callable[[StateRow], StateRow], doing: str) -> StateRow:
+        row = self._change(claim.transactional_id, lambda row: change(check_fence(row, claim)), doing, owner=claim.owner)
+        assert row is not None
+        return row
+
+    def _change(
+        self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
+    ) -> StateRow | None:
+        rows = self._attached()
+        request = LockRequest(transactional_id, owner, doing)
+        try:
+            return rows.change(request, change, timeout=self._lock_timeout if timeout is None else timeout)
+        finally:
+            request.release()
+
+    # --- the open database ------------------------------------------------------------------------------------------------
+
+    def _attached(self) -> StateFamily:
+        """The rows of the database that this process has open at our path."""
+        databases.check_process()
+        rows = self._rows
+        if rows is not None and rows.database.is_usable:
+            return rows
+        with self._attaching:
+            database = databases.attach(self, self._path, self._make_database)
+            try:
+                for name, options in self._column_families.items():
+                    database.make_family(name, options)
+                rows = self._rows = StateFamily(database)
+            except BaseException:
+                databases.detach(self, database)
+                raise
+        return rows
+
+    def _would_create(self) -> bool:
+        """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
+        return self._rows is None and self._rdict is None and self._opener.would_create()
+
+    def _make_database(self) -> OpenDatabase:
+        if self._rdict is None:
+            return OpenDatabase(self._path, opener=self._opener.open)
+        return OpenDatabase(self._path, rdict=self._rdict)
+
+    def close(self) -> None:
+        """See TxnStateStore; the database is closed with the last store of this process that uses it."""
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            databases.detach(self, rows.database)
+
+
+def _path_of(rdict: Rdict) -> str:
+    try:
+        return os.path.realpath(rdict.path())
+    except Exception as error:  # all that rocksdict raises
+        raise ConfigurationError("The Rdict is closed.", cause=sentence(error), next_step="pass an open one") from error

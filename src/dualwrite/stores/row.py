@@ -1,0 +1,549 @@
+"""The row that a database keeps for one logical transactional id, and the values that the contract of a store is about."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final
+
+from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError, StoredStateError, shell_word
+from dualwrite.state import Delivery, PreparedTxnState, ProducerKind, TransactionDescription, delivery_text, names, state_text
+from dualwrite.transactional_id import TransactionalId
+
+MAX_OWNER_LENGTH: Final = 255
+"""Characters of an owner; a longer one is truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write the row of one id, until the next claim of it.
+
+    Args:
+        transactional_id: The logical id.
+        fence: The claim's fencing token; every write to the row requires that it is still the row's.
+        owner: Who claimed, as text for people: host, process id and program, at most MAX_OWNER_LENGTH characters.
+    """
+
+    transactional_id: str
+    fence: int
+    owner: str
+
+
+class LostKind(Enum):
+    """Why an entry is in a row's `lost` list."""
+
+    LOST = "LOST"
+    """The database committed, Kafka provably aborted."""
+
+    UNVERIFIED = "UNVERIFIED"
+    """The database committed, and Kafka has no evidence left."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTransaction:
+    """A transaction whose messages are lost or unverified; it stays in the row until it is acknowledged.
+
+    Args:
+        kind: What is known about it.
+        state: The prepared state that the database had committed.
+        generation: The generation of the id that it ran under.
+        recorded_at: When recovery found it (UTC, aware).
+        delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
+        producer: Which kind of producer had prepared it; None if that is not known.
+        cluster_id: The Kafka cluster that the row named when it was recorded: `delivery` is about that one's log.
+    """
+
+    kind: LostKind
+    state: PreparedTxnState
+    generation: int
+    recorded_at: datetime
+    delivery: Delivery | None = None
+    producer: ProducerKind | None = None
+    cluster_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """What the database keeps for one logical transactional id.
+
+    Args:
+        transactional_id: The logical id.
+        fence: The fencing token: number of the newest claim.
+        generation: The newest generation acquired; 0 in a new row.
+        generation_kind: Which kind of producer it was acquired for.
+        prepared_state: The state S that the last recorded transaction committed, or None.
+        prepared_generation: The generation that S belongs to; has no meaning while S is None.
+        delivery: Where the messages of S's transaction are in Kafka's log; None while S is None, and if the transaction has no
+            messages.
+        resolved_generation: No transaction is open on any generation up to this one; 0 in a new row.
+        transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
+            each claim. With `fence` it names a transaction that sent no message and so has no S.
+        lost: What recovery found lost or unverified and is not acknowledged yet.
+        owner: Who owns the newest claim.
+        updated_at: When the row last changed (UTC, aware).
+        forgotten: Whether it is only a tombstone that keeps the fence.
+        cluster_id: Kafka's `cluster.id`, of the cluster that the generations are on; empty if no generation was acquired yet
+            or the id was forgotten since.
+        store_id: Identifies the database in the ids that Kafka sees (rule ST); empty if no generation was acquired yet. After
+            the database got a new id it is still the old one, until the next generation is acquired.
+        claim_token: Unique to the newest claim: by it the claim is recognized if its COMMIT got no response.
+    """
+
+    transactional_id: str
+    fence: int
+    generation: int
+    prepared_state: PreparedTxnState | None
+    prepared_generation: int
+    resolved_generation: int
+    transaction_number: int
+    lost: tuple[LostTransaction, ...]
+    owner: str
+    updated_at: datetime
+    forgotten: bool = False
+    generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
+    claim_token: str = ""
+    delivery: Delivery | None = None
+    cluster_id: str = ""
+    store_id: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """The newest claim."""
+        return Claim(self.transactional_id, self.fence, self.owner)
+
+    def kafka_id(self, generation: int) -> str:
+        """The id that Kafka sees for a generation; for generation 0, which is never acquired, the row's id."""
+        return str(TransactionalId.of_row(self.transactional_id).at(generation, self.store_id))
+
+    def kind_of(self, generation: int) -> ProducerKind | None:
+        """Which kind of producer a generation was acquired for; None for one before the newest, whose kind is not kept."""
+        return self.generation_kind if generation == self.generation else None
+
+    @property
+    def unresolved_generations(self) -> range:
+        """The generations on which something may still be open; the resolved ones are not described again (rule SG)."""
+        return range(self.resolved_generation + 1, self.generation + 1)
+
+    @property
+    def generations_to_recover(self) -> tuple[int, ...]:
+        """The generations that recovery examines: the unresolved ones, and those of UNVERIFIED entries (rule UC)."""
+        return tuple(sorted({*self.unresolved_generations, *(entry.generation for entry in self.unverified)}))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing to recover, and nothing to acknowledge."""
+        return self.prepared_state is None and not self.generations_to_recover and not self.lost
+
+    @property
+    def unverified(self) -> tuple[LostTransaction, ...]:
+        """The entries of `lost` whose outcome may still be found."""
+        return tuple(entry for entry in self.lost if entry.kind is LostKind.UNVERIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """One conditional change of a row by recovery. Fields left at their defaults change nothing.
+
+    Args:
+        clear_state: S is resolved: set it to None, and its delivery too.
+        lost: Add this entry to `lost`, in the same write that clears S.
+        resolved_generation: No transaction is open any more on the generations up to this one.
+        resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
+        cluster_id: The id has moved to this Kafka cluster.
+        clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
+        clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
+    """
+
+    clear_state: bool = False
+    lost: LostTransaction | None = None
+    resolved_generation: int | None = None
+    resolved_entry: LostTransaction | None = None
+    cluster_id: str | None = None
+    clear_lost: bool = False
+    clear_only: PreparedTxnState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acquiring:
+    """How to acquire generations for a writer's lanes; see `TxnStateStore.acquire_generation`.
+
+    Args:
+        kind: The kind of their producers.
+        lanes: The ids of the lanes.
+        reuse: Those of them that continue with their newest generation, if possible.
+        cluster_id: Kafka's `cluster.id`.
+    """
+
+    kind: ProducerKind
+    lanes: frozenset[str]
+    reuse: frozenset[str]
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedLanes:
+    """The result of `TxnStateStore.claim_lanes`.
+
+    Args:
+        rows: The rows as claimed: those of the given lanes, in their order, then those of further lanes of the id.
+        have_generations: Whether the generations were acquired as well.
+    """
+
+    rows: tuple[StateRow, ...]
+    have_generations: bool = False
+
+
+# --- claims -------------------------------------------------------------------------------------------------------------------
+
+
+def claimed(
+    row: StateRow | None, transactional_id: str, owner: str, *, token: str, expected_fence: int | None = None
+) -> StateRow:
+    """The row after a claim: see `TxnStateStore.claim`. If its newest claim already has this token, the row itself.
+
+    Args:
+        row: The current row, or None if there is none.
+        transactional_id: The logical id.
+        owner: Who claims; truncated to MAX_OWNER_LENGTH characters.
+        token: Unique to this claim, to recognize it if the commit gets no response (`is_claim_of`).
+        expected_fence: The fence that the row must have.
+
+    Raises:
+        FencedError: The row does not have the expected fence, or is gone.
+    """
+    if row is not None and is_claim_of(row, token):
+        return row
+    owner = owner[:MAX_OWNER_LENGTH]
+    if expected_fence is not None:
+        check_fence(row, Claim(transactional_id, expected_fence, owner))
+    if row is None:
+        return StateRow(
+            transactional_id=transactional_id,
+            fence=1,
+            generation=0,
+            prepared_state=None,
+            prepared_generation=0,
+            resolved_generation=0,
+            transaction_number=0,
+            lost=(),
+            owner=owner,
+            updated_at=datetime.now(UTC),
+            claim_token=token,
+        )
+    return changed(
+        row,
+        fence=row.fence + 1,
+        owner=owner,
+        claim_token=token,
+        transaction_number=0 if expected_fence is None else row.transaction_number,
+        forgotten=False if expected_fence is None else row.forgotten,
+        cluster_id="" if expected_fence is None and row.forgotten else row.cluster_id,
+    )
+
+
+def new_token() -> str:
+    """A token for a claim, unique to it."""
+    return uuid.uuid4().hex
+
+
+def is_claim_of(row: StateRow | None, token: str, *, expected_fence: int | None = None) -> bool:
+    """Whether the row's newest claim is the one made with this token: its commit got no response, but succeeded."""
+    return row is not None and row.claim_token == token and (expected_fence is None or row.fence == expected_fence + 1)
+
+
+def check_fence(row: StateRow | None, claim: Claim) -> StateRow:
+    """The row, checked to have the claim's fence.
+
+    Raises:
+        FencedError: The row has another fence, or is gone.
+    """
+    if row is None:
+        raise fenced(claim, None, None)
+    if row.fence != claim.fence:
+        raise fenced(claim, row.fence, row.owner)
+    return row
+
+
+def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -> FencedError:
+    """The error for a claim whose fence is no longer the row's; no current fence means that the row is gone."""
+    if current_fence is None:
+        what = f"Our claim {claim.fence} is no longer valid: the row of the id is gone."
+        cause = "it was deleted manually, or the transaction does not see it (a temporary table of the same name, for example)"
+    else:
+        what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
+        cause = "another process opened or recovered the same transactional id after us"
+    return FencedError(
+        what,
+        transactional_id=claim.transactional_id,
+        cause=cause,
+        next_step="run one writer for each transactional id; opening a new one here acquires the id again",
+        fence=claim.fence,
+        current_fence=current_fence,
+        current_owner=current_owner,
+    )
+
+
+# --- under a claim ------------------------------------------------------------------------------------------------------------
+
+
+def recorded(
+    row: StateRow,
+    state: PreparedTxnState | None,
+    *,
+    generation: int,
+    transaction_number: int,
+    delivery: Delivery | None = None,
+) -> StateRow:
+    """The row after `StoreTransaction.record`."""
+    return changed(
+        row,
+        prepared_state=state,
+        prepared_generation=generation,
+        transaction_number=transaction_number,
+        delivery=delivery,
+    )
+
+
+def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
+    """The row after `TxnStateStore.record_resolution`; applying a resolution twice has the same effect as once."""
+    kept = () if resolution.clear_lost else row.lost
+    left = tuple(entry for entry in kept if resolution.resolved_entry is None or not _is_same(entry, resolution.resolved_entry))
+    is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
+    clears = resolution.clear_state or is_meant
+    return changed(
+        row,
+        prepared_state=None if clears else row.prepared_state,
+        delivery=None if clears else row.delivery,
+        lost=left if resolution.lost is None else with_lost(left, resolution.lost),
+        cluster_id=row.cluster_id if resolution.cluster_id is None else resolution.cluster_id,
+        resolved_generation=(
+            row.resolved_generation if resolution.resolved_generation is None else resolution.resolved_generation
+        ),
+    )
+
+
+def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
+    """The list with `added`, unless it has the same transaction already: a resolution may be sent twice."""
+    return entries if any(_is_same(entry, added) for entry in entries) else (*entries, added)
+
+
+def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
+    return (one.kind, one.state, one.generation) == (other.kind, other.state, other.generation)
+
+
+def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id: str, cluster_id: str = "") -> StateRow:
+    """The row after `TxnStateStore.acquire_generation`; its `generation` is the one acquired.
+
+    Args:
+        row: The row.
+        kind: See `acquire_generation`.
+        reuse: See `acquire_generation`.
+        store_id: The store's own id, by which a new generation is named.
+        cluster_id: See `acquire_generation`.
+
+    Raises:
+        ClusterMismatchError: The row belongs to another cluster.
+    """
+    if cluster_id:
+        row = changed(on_cluster(row, cluster_id), cluster_id=cluster_id)
+    has_unverified = any(entry.generation == row.generation for entry in row.unverified)  # rule UG
+    if row.store_id != store_id:  # rule ST
+        row = changed(row, store_id=store_id)
+    elif reuse and kind.takes_over and row.generation_kind is kind and not has_unverified:
+        return changed(row, resolved_generation=min(row.resolved_generation, row.generation - 1))
+    return changed(row, generation=row.generation + 1, generation_kind=kind)
+
+
+def found_again(row: StateRow, generation: int, described: TransactionDescription | None) -> LostTransaction | None:
+    """The UNVERIFIED entry of a generation that is the described transaction (rule UC), if there is one."""
+    entries = (entry for entry in row.unverified if entry.generation == generation)
+    return next((entry for entry in entries if names(entry.state, described)), None)
+
+
+def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
+    """The row, checked to belong to this cluster, or to none yet (rule CL); a tombstone belongs to none: nothing is open.
+
+    Raises:
+        ClusterMismatchError: The row belongs to another cluster.
+    """
+    if row.forgotten or row.cluster_id in ("", cluster_id):
+        return row
+    raise ClusterMismatchError(
+        f"This is Kafka cluster {cluster_id!r}, and the id is in use on cluster {row.cluster_id!r}. Nothing was changed.",
+        transactional_id=row.transactional_id,
+        cause="bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) names another cluster, its name resolves to "
+        "another one, or the cluster was created again",
+        next_step="connect to the right cluster; if you have moved to this one permanently, recover on the old cluster first, "
+        "then run `dualwrite db move-cluster`",
+        stored_cluster_id=row.cluster_id,
+        seen_cluster_id=cluster_id,
+    )
+
+
+# --- without a claim ----------------------------------------------------------------------------------------------------------
+
+
+def acknowledged(row: StateRow, only: Collection[LostTransaction] | None = None) -> StateRow:
+    """The row after `TxnStateStore.acknowledge`."""
+    left = () if only is None else tuple(entry for entry in row.lost if not any(_is_same(entry, one) for one in only))
+    return changed(row, lost=left)
+
+
+def forgotten(row: StateRow) -> StateRow:
+    """The row after `TxnStateStore.forget`; a tombstone is unchanged.
+
+    Raises:
+        NotResolvedError: The id still has something to recover or acknowledge.
+    """
+    if row.forgotten:
+        return row
+    if row.prepared_state is not None or row.unresolved_generations or row.lost:
+        raise _not_resolved(row)
+    return changed(row, forgotten=True, fence=row.fence + 1, owner="", claim_token="", cluster_id="")
+
+
+def _not_resolved(row: StateRow) -> NotResolvedError:
+    if row.lost:
+        why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
+    elif row.prepared_state is not None:
+        why, flag = f"the state {row.prepared_state} is not resolved", ""
+    else:
+        why, flag = f"generations {row.resolved_generation + 1} to {row.generation} are not resolved", ""
+    return NotResolvedError(
+        "The id can't be forgotten: it is not fully recovered or acknowledged.",
+        transactional_id=row.transactional_id,
+        cause=why,
+        next_step=f"run `dualwrite recover --id {shell_word(row.transactional_id)}{flag}` first",
+    )
+
+
+def changed(row: StateRow, **changes: object) -> StateRow:
+    """The row with these fields changed, and the current time."""
+    return replace(row, updated_at=datetime.now(UTC), **changes)  # type: ignore[arg-type]  # each caller names fields
+
+
+def document(row: StateRow) -> str:
+    """The row as JSON text; `parse_document` reads it."""
+    return json.dumps(
+        {
+            "fence": row.fence,
+            "generation": row.generation,
+            "generation_kind": row.generation_kind.value,
+            "prepared_transaction_state": state_text(row.prepared_state),
+            "prepared_generation": row.prepared_generation,
+            "delivery": delivery_text(row.delivery),
+            "resolved_generation": row.resolved_generation,
+            "transaction_number": row.transaction_number,
+            "lost": [_lost_object(entry) for entry in row.lost],
+            "owner": row.owner,
+            "claim_token": row.claim_token,
+            "cluster_id": row.cluster_id,
+            "store_id": row.store_id,
+            "updated_at": row.updated_at.astimezone(UTC).isoformat(),
+            "forgotten": row.forgotten,
+        },
+        ensure_ascii=False,
+    )
+
+
+def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
+    """The row from a text made by `document`.
+
+    Fields that a newer release may have added are ignored.
+
+    Raises:
+        StoredStateError: The text can't be parsed, or lacks a field.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode()
+        found = json.loads(text)
+        return StateRow(
+            transactional_id=transactional_id,
+            fence=_whole_number(found["fence"]),
+            generation=_whole_number(found["generation"]),
+            prepared_state=PreparedTxnState.parse(found["prepared_transaction_state"]),
+            prepared_generation=_whole_number(found["prepared_generation"]),
+            resolved_generation=_whole_number(found["resolved_generation"]),
+            transaction_number=_whole_number(found["transaction_number"]),
+            lost=tuple(_lost_entry(entry) for entry in found["lost"]),
+            owner=str(found["owner"]),
+            updated_at=datetime.fromisoformat(found["updated_at"]).astimezone(UTC),
+            forgotten=bool(found["forgotten"]),
+            generation_kind=ProducerKind(found["generation_kind"]),
+            claim_token=str(found["claim_token"]),
+            delivery=Delivery.parse(found["delivery"]),
+            cluster_id=str(found["cluster_id"]),
+            store_id=str(found["store_id"]),
+        )
+    except (ValueError, TypeError, KeyError, StoredStateError) as error:
+        shown = text if isinstance(text, str) else repr(text)
+        raise StoredStateError(
+            f"The stored row can't be read: {shown[:200]!r}.",
+            transactional_id=transactional_id,
+            cause=f"it was changed manually or by a newer release ({type(error).__name__}: {error})",
+            next_step="nothing was changed; restore the row, or upgrade",
+            text=shown,
+        ) from error
+
+
+def lost_text(entries: Iterable[LostTransaction]) -> str:
+    """The text to store for a list of lost transactions."""
+    return json.dumps([_lost_object(entry) for entry in entries])
+
+
+def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
+    """The entries of a stored `lost` list.
+
+    Raises:
+        StoredStateError: The text can't be parsed.
+    """
+    try:
+        return tuple(_lost_entry(entry) for entry in json.loads(text))
+    except (ValueError, TypeError, KeyError, StoredStateError) as error:
+        raise StoredStateError(
+            f"The stored list of lost transactions can't be read: {text[:200]!r}.",
+            transactional_id=transactional_id,
+            cause="the row was changed manually or by a newer release",
+            next_step="nothing was changed; restore a JSON list of kind, state, generation, recorded_at; or upgrade",
+            text=text,
+        ) from error
+
+
+def _lost_object(entry: LostTransaction) -> dict[str, Any]:
+    return {
+        "kind": entry.kind.value,
+        "state": str(entry.state),
+        "generation": entry.generation,
+        "recorded_at": entry.recorded_at.astimezone(UTC).isoformat(),
+        "delivery": delivery_text(entry.delivery),
+        "producer": "" if entry.producer is None else entry.producer.value,
+        "cluster_id": entry.cluster_id,
+    }
+
+
+def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
+    state = PreparedTxnState.parse(entry["state"])
+    if state is None:
+        raise ValueError("an entry without a state")
+    recorded_at = datetime.fromisoformat(entry["recorded_at"])
+    delivery = Delivery.parse(entry["delivery"])
+    producer = ProducerKind(entry["producer"]) if entry["producer"] else None
+    return LostTransaction(
+        LostKind(entry["kind"]),
+        state,
+        int(entry["generation"]),
+        recorded_at,
+        delivery,
+        producer,
+        cluster_id=str(entry["cluster_id"]),
+    )
+
+
+def _whole_number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    return value

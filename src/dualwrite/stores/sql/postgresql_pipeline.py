@@ -1,0 +1,449 @@
+"""Our own statements sent with BEGIN and with COMMIT, each pair in one round trip to PostgreSQL.
+
+SQLAlchemy and psycopg send BEGIN, the fence's SELECT, record's UPDATE and COMMIT one by one. Here two are one message of the
+simple query protocol, of which the server executes nothing more after an error. So a COMMIT that follows a failed UPDATE is
+not executed, and the UPDATE fails if it finds no row: it divides by the number of rows. If the transaction is not the marked
+one, it takes the root of a negative number.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from types import GeneratorType
+from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import generators
+from psycopg.errors import error_from_result
+from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from sqlalchemy import Connection, Engine
+
+from dualwrite.stores.sql.dialect import NEXT_UNIT, UNIT, Fence, MergedStatements, QueuedStatements, Record, driver_connection
+from dualwrite.stores.sql.home import full_name
+from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
+
+_COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
+"""COPY breaks a pipeline."""
+_EXECUTE: Final = "_execute_gen"
+"""Psycopg's generator behind `Cursor.execute`."""
+_FAILED: Final = ExecStatus.FATAL_ERROR
+
+
+class PostgresqlQueuedStatements(QueuedStatements):
+    """Statements of ours that wait for the next use of a connection.
+
+    Args:
+        raw: The connection, in no pipeline.
+        statements: Each a single statement, without parameters.
+        answered: Called with the responses of all; may raise.
+        translated: The error to raise if one of ours fails in a call of the user's, for the driver's error.
+    """
+
+    def __init__(
+        self,
+        raw: psycopg.Connection[Any],
+        statements: Sequence[bytes],
+        *,
+        answered: Callable[[Sequence[PGresult]], None],
+        translated: Callable[[BaseException], Exception],
+    ) -> None:
+        self._raw = raw
+        self._statements = list(statements)
+        self._answered = answered
+        self._translated = translated
+        self._is_answered = False
+        self.error = None
+        self.is_waiting = True
+        self._intercept()
+
+    def add(self, statement: bytes) -> None:
+        """Queue another one behind them."""
+        self._statements.append(statement)
+
+    def send(self) -> None:
+        """See QueuedStatements."""
+        if not self.is_waiting:
+            if self.error is not None:
+                raise self.error
+            return
+        try:
+            with self._raw.lock:
+                self._send_alone()
+        except BaseException as error:
+            self._keep(error)
+            raise
+
+    def drop(self) -> None:
+        """See QueuedStatements."""
+        self._raw.__dict__.pop("wait", None)
+
+    # --- the next use of the connection -----------------------------------------------------------------------------------
+
+    def _intercept(self) -> None:
+        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
+
+    def _wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of the connection's `wait`, which is called with its lock held."""
+        if self.error is not None:
+            raise self.error
+        cursor, may_follow = _cursor_of(gen)
+        connection = self._raw if cursor is None else cursor.connection  # the latter may be another view
+        if isinstance(connection, ConnectionView):
+            connection.check_use(gen)
+        try:
+            if may_follow:
+                self.drop()
+                self.is_waiting = False
+                return connection.wait(self._together(gen), *args, **kwargs)
+            self._send_alone()
+        except BaseException as error:
+            if self._is_answered:  # the error is the statement's own
+                raise
+            kept = self._keep(error)
+            if isinstance(error, psycopg.Error):
+                raise kept from error
+            raise
+        return connection.wait(gen, *args, **kwargs)
+
+    def _keep(self, error: BaseException) -> Exception:
+        """Unless all of ours have succeeded, every later use of the connection raises their error."""
+        if not isinstance(error, Exception):
+            self.error = self._translated(psycopg.OperationalError("interrupted before the database had answered"))
+        else:
+            self.error = self._translated(error) if isinstance(error, psycopg.Error) else error
+        self._intercept()
+        return self.error
+
+    def _send_alone(self) -> None:
+        self.drop()
+        self.is_waiting = False
+        self._raw.pgconn.send_query(b"; ".join(self._statements))
+        self._check(self._raw.wait(generators.execute(self._raw.pgconn)))
+
+    def _together(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        """Send ours and those of psycopg's generator, wait for all responses, and hand over its own."""
+        raw, pgconn = self._raw, self._raw.pgconn
+        pipeline = _Collecting(raw)
+        try:
+            pgconn.enter_pipeline_mode()
+            for statement in self._statements:
+                pgconn.send_query_params(statement, None)
+            yield from pipeline.collect(gen)
+            for command in pipeline.command_queue:
+                command()
+            pgconn.pipeline_sync()
+            if pgconn.flush():
+                yield from generators.send(pgconn)
+            ours: list[PGresult] = []
+            theirs: list[list[PGresult]] = []
+            for _ in self._statements:
+                ours += yield from generators.fetch_many(pgconn)
+            try:
+                for _ in pipeline.result_queue:
+                    theirs += [(yield from generators.fetch_many(pgconn))]
+                yield from generators.fetch_many(pgconn)  # of the sync
+                pgconn.exit_pipeline_mode()
+            finally:
+                self._check(ours)
+            pipeline.hand_over(theirs)
+        except BaseException:
+            if pgconn.pipeline_status != PipelineStatus.OFF:
+                _leave_pipeline(pgconn)
+            raise
+
+    def _check(self, results: Sequence[PGresult]) -> None:
+        for result in results:
+            if result.status == _FAILED:
+                raise error_from_result(result, encoding=self._raw.info.encoding)
+        self._answered(results)
+        self._is_answered = True
+
+
+class _Collecting(psycopg.Pipeline):
+    """A pipeline that sends nothing by itself: it keeps what a cursor puts into it."""
+
+    _refused: Exception | None = None
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self._conn = raw
+        self.pgconn = raw.pgconn
+        self.command_queue = deque()
+        self.result_queue = deque()
+
+    def collect(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        """Run psycopg's generator. If it can't make a statement of the user's values, nothing of it is sent."""
+        self._conn._pipeline = self  # noqa: SLF001  (psycopg's own method for a caller with the lock is private, too, and newer)
+        try:
+            yield from gen
+        except Exception as error:  # noqa: BLE001  (`hand_over` raises it)
+            self._refused = error
+            self.command_queue.clear()
+            self.result_queue.clear()
+        finally:
+            self._conn._pipeline = None  # noqa: SLF001  (as above)
+
+    def _communicate_gen(self) -> Any:
+        return ()
+
+    def hand_over(self, theirs: Sequence[list[PGresult]]) -> None:
+        """Give the responses to those who wait for them.
+
+        Raises:
+            psycopg.Error: The statement has failed. So may have its preparation, which psycopg must forget then.
+            Exception: It could not be made.
+        """
+        if self._refused is not None:
+            raise self._refused
+        try:
+            for queued, results in zip(self.result_queue, theirs, strict=True):
+                self._process_results(queued, results)
+        except psycopg.Error:
+            if len(theirs) > 1:
+                self._conn._prepared.clear()  # noqa: SLF001  (psycopg does this after a ROLLBACK only)
+            raise
+
+
+def _cursor_of(gen: Any) -> tuple[psycopg.Cursor[Any] | None, bool]:
+    """The cursor that a generator of psycopg's belongs to, and whether it executes what can be sent through a pipeline."""
+    frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
+    if frame is None:
+        return None, False
+    given = frame.f_locals
+    cursor = given.get("self")
+    if not isinstance(cursor, psycopg.Cursor):
+        return None, False
+    if gen.__name__ != _EXECUTE or isinstance(cursor, psycopg.ClientCursor):
+        return cursor, False
+    query, params = given["query"], given["params"]
+    if not isinstance(query, str):
+        return cursor, bool(params)
+    is_copy = "copy" in query.lower() and _COPY(query)
+    return cursor, not is_copy and (bool(params) or ";" not in query)  # without parameters, it may be several statements
+
+
+def _leave_pipeline(pgconn: PGconn) -> None:
+    """After an error or an interrupt: a connection that can't leave it is closed."""
+    try:
+        pgconn.exit_pipeline_mode()
+    except psycopg.Error:
+        pgconn.finish()
+
+
+MARKER: Final = "dualwrite.transaction"
+"""The setting, local to a transaction, that marks it."""
+
+
+_KNOWN_TO_WORK: Final = 10.0
+"""Seconds after a commit in which a connection needs no other proof that it still works."""
+
+_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
+_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
+
+
+class PostgresqlMergedStatements(MergedStatements):
+    """The statements of one store, over psycopg.
+
+    Args:
+        engine: The store's engine, which knows the schema of the table.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._used_at: WeakKeyDictionary[psycopg.Connection[Any], float] = WeakKeyDictionary()  # when one has last committed
+
+    # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
+
+    def can_begin(self, connection: Connection) -> bool:
+        """See MergedStatements."""
+        return is_idle(raw_connection(connection))
+
+    def begin(
+        self,
+        connection: Connection,
+        transactional_id: str,
+        token: str,
+        *,
+        begun: Callable[[Fence | None], None],
+        translated: Callable[[BaseException], Exception],
+        with_unit: bool = False,
+    ) -> PostgresqlQueuedStatements:
+        """See MergedStatements."""
+        raw = raw_connection(connection)
+        text = _Text(raw)
+        check = (
+            f"SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', {text.of(token)}, true) "  # noqa: S608
+            f"FROM {full_name(self._engine)} WHERE transactional_id = {text.of(transactional_id)}"
+        )
+        statements = [_begin(raw), check, *([f"SAVEPOINT {UNIT}"] if with_unit else [])]
+
+        def answered(results: Sequence[PGresult]) -> None:
+            found = results[1]
+            if not found.ntuples:
+                begun(None)
+                return
+            fence, owner, store_id = (text.decoded(found.get_value(0, column) or b"") for column in range(3))
+            begun(Fence(int(fence), owner, store_id))
+
+        encoded = [text.encoded(statement) for statement in statements]
+        return PostgresqlQueuedStatements(raw, encoded, answered=answered, translated=translated)
+
+    def may_wait(self, connection: Connection) -> bool:
+        """See MergedStatements; false behind a pooler, where psycopg prepares no statements: not all of them know pipelines."""
+        raw = raw_connection(connection)
+        used_at = self._used_at.get(_original(raw))
+        is_known = used_at is not None and time.monotonic() - used_at < _KNOWN_TO_WORK
+        return is_known and raw.prepare_threshold is not None and not _has_something_to_read(raw)
+
+    def begin_unit(
+        self,
+        connection: Connection,
+        queued: QueuedStatements | None,
+        translated: Callable[[BaseException], Exception],
+        *,
+        is_first: bool,
+    ) -> QueuedStatements | None:
+        """See MergedStatements."""
+        if isinstance(queued, PostgresqlQueuedStatements) and queued.is_waiting:
+            if is_first:
+                queued.add(_NEXT_UNIT[-1])
+            return queued
+        raw = raw_connection(connection)
+        if raw.pgconn.pipeline_status != PipelineStatus.OFF:  # it waits for no statement anyway
+            return None
+        statements = _NEXT_UNIT[-1:] if is_first else _NEXT_UNIT
+        return PostgresqlQueuedStatements(raw, statements, answered=lambda _: None, translated=translated)
+
+    # --- record with COMMIT ---------------------------------------------------------------------------------------------------
+
+    def can_commit(self, connection: Connection) -> bool:
+        """See MergedStatements; also false in a pipeline, and in a transaction that has failed."""
+        pgconn = raw_connection(connection).pgconn
+        is_open = pgconn.transaction_status == TransactionStatus.INTRANS
+        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not has_listeners(connection, "commit")
+
+    def commit(self, connection: Connection, record: Record) -> None:
+        """See MergedStatements."""
+        text = _Text(raw_connection(connection))
+        answers = text.execute(
+            f"WITH recorded AS (UPDATE {full_name(self._engine)} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"prepared_generation = {record.generation:d}, transaction_number = {record.number:d}, "
+            f"delivery = {'NULL' if record.delivery is None else text.of(record.delivery)}, updated_at = '{record.now}' "
+            f"WHERE transactional_id = {text.of(record.transactional_id)} AND fence = {record.fence:d} "
+            f"AND store_id = {text.of(record.store_id)} RETURNING 1) "
+            f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = {text.of(record.token)} "
+            "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
+        )
+        if answers[-1].command_status != b"COMMIT":
+            raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
+        self._used_at[_original(text.raw)] = time.monotonic()
+
+    def was_not_executed(self, connection: Connection) -> bool:
+        """See MergedStatements; true if the server has responded, and the transaction is still there, in a failed state."""
+        return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
+
+    def found_no_row(self, error: BaseException) -> bool:
+        """See MergedStatements."""
+        return isinstance(error, psycopg.errors.DivisionByZero)
+
+    def found_no_mark(self, error: BaseException) -> bool:
+        """See MergedStatements."""
+        return isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction)
+
+
+def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
+    """The driver's connection under SQLAlchemy's."""
+    raw = driver_connection(connection)
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def _original(raw: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """The connection itself, which outlives the views of it."""
+    return raw.original if isinstance(raw, RecipeConnection) else raw
+
+
+def _has_something_to_read(raw: psycopg.Connection[Any]) -> bool:
+    """Whether the server has sent something without being asked, such as that it has ended the session; true if in doubt."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def has_listeners(connection: Connection, name: Literal["begin", "commit"]) -> bool:
+    """Whether the user has a listener for this event of SQLAlchemy's connections."""
+    has_any = connection._has_events or connection.engine._has_events  # noqa: SLF001  (a collection of none takes 10 us to make)
+    return has_any and len(getattr(connection.dispatch, name)) > 0
+
+
+def is_idle(raw: psycopg.Connection[Any]) -> bool:
+    """Whether psycopg would send BEGIN before the next statement."""
+    return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
+    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query.
+
+    Raises:
+        psycopg.Error: It failed.
+    """
+    return _Text(raw).execute(f"{_begin(raw)}; {query}")[1]
+
+
+def _begin(raw: psycopg.Connection[Any]) -> str:
+    """BEGIN as psycopg sends it, with the characteristics that are set on the connection."""
+    parts = ["BEGIN"]
+    if raw.isolation_level is not None:
+        parts.append(f"ISOLATION LEVEL {raw.isolation_level.name.replace('_', ' ')}")
+    if raw.read_only is not None:
+        parts.append("READ ONLY" if raw.read_only else "READ WRITE")
+    if raw.deferrable is not None:
+        parts.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+    return " ".join(parts)
+
+
+class _Text:
+    """Statements with their values as literals, on one connection."""
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self.raw = raw
+        encoding = raw.info.encoding
+        self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
+
+    def of(self, value: str) -> str:
+        """The literal of a text; libpq quotes what has to be."""
+        if _NEEDS_NO_QUOTING(value):
+            return f"'{value}'"
+        try:
+            return bytes(Escaping(self.raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+        except UnicodeEncodeError:  # the block has set another client_encoding
+            return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+    def decoded(self, answer: bytes) -> str:
+        """The text in a result."""
+        return answer.decode(self._encoding)
+
+    def encoded(self, statement: str) -> bytes:
+        """The statement as it is sent."""
+        return statement.encode(self._encoding)
+
+    def execute(self, statements: str) -> Sequence[PGresult]:
+        """Execute statements in one round trip, and return the results of all.
+
+        Raises:
+            psycopg.Error: One failed; those after it were not executed.
+        """
+        raw = self.raw
+        with raw.lock:
+            raw.pgconn.send_query(self.encoded(statements))
+            answers: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+        if answers[-1].error_message:
+            raise error_from_result(answers[-1], encoding=self._encoding)
+        return answers

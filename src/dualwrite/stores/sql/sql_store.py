@@ -1,0 +1,490 @@
+"""SqlStateStore: the rows in a SQL database, using SQLAlchemy Core 2."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from sqlalchemy import URL, ColumnElement, Connection, Engine, make_url
+
+from dualwrite.errors import StoreError
+from dualwrite.state import ProducerKind
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.leases import LeaseStore
+from dualwrite.stores.positions import Positions
+from dualwrite.stores.row import (
+    MAX_OWNER_LENGTH,
+    Acquiring,
+    Claim,
+    ClaimedLanes,
+    LostTransaction,
+    Resolution,
+    StateRow,
+    acknowledged,
+    check_fence,
+    forgotten,
+    new_token,
+    with_resolution,
+)
+from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, dialect_of, make_engine, parse_url
+from dualwrite.stores.sql.guard import check_statements
+from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
+from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
+from dualwrite.stores.sql.sql_context import Access, StoreContext
+from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
+from dualwrite.stores.sql.sql_keeping import SqlLeases, SqlPositions
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
+from dualwrite.stores.sql.tables import (
+    ALL_COLUMNS,
+    LockedRows,
+    LookedAt,
+    first_row,
+    identity_or_first,
+    list_ids,
+    lock_row,
+    lock_rows,
+    look_at,
+    read_identity,
+    read_row,
+    read_rows,
+    replace_identity,
+    write_row,
+    write_rows,
+)
+from dualwrite.stores.store_transaction import StoreTransaction
+from dualwrite.transactional_id import LANE_MARK, further_lanes
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.orm import SessionSource
+    from dualwrite.stores.sql.psycopg_connection import Source
+
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONNECT_TIMEOUT: Final = 10.0
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+
+
+class SqlStateStore(TxnStateStore):
+    """Keeps the rows in the table `kafka_transaction_state` of a PostgreSQL, MariaDB, MySQL or SQLite database.
+
+    `SqlStateStore.from_url` creates a suitable engine; your own engine keeps its settings and its listeners.
+
+    Args:
+        engine: Where connections come from.
+        owns_engine: Whether `close` disposes of the engine.
+        lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row; `claim` has its own timeout.
+        session: What `tx.session` is created from: your sessionmaker, scoped_session or Session class. Its options (except the
+            bind), methods and events are kept: `before_commit` comes at the end of the block, while messages can still be
+            sent, `after_commit` once the database has committed, `after_rollback` once it has rolled back; neither if the
+            outcome is unknown. By default it is SQLAlchemy's Session, with `expire_on_commit=False`.
+        schema: The schema of our tables (MariaDB, MySQL: the database), instead of the default one.
+            `dualwrite db upgrade --schema` creates them there.
+
+    Raises:
+        ConfigurationError: The database or the driver is not supported, or the engine's pool has a single connection for all
+            (in-memory SQLite), so that a claim can't run beside a transaction.
+    """
+
+    undoes_units = True
+    units_need_savepoints = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        owns_engine: bool = False,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
+        schema: str | None = None,
+    ) -> None:
+        check_connections(engine)
+        refuse_without_schemas(engine.dialect.name, schema)
+        self._dialect = dialect_of(engine)
+        self._dialect.watch_engine(engine)
+        check_statements(engine)
+        self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
+        self._owns_engine = owns_engine
+        errors = ErrorMap(engine, self._dialect)
+        self._context = StoreContext(engine, self._dialect, errors, Access(engine), session)
+        if session is not None:
+            _ = self._context.sessions  # refuse an unusable one now
+        self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._context.driver_errors)
+        self._marks_if_first: frozenset[str] | None = None  # for an identity that would be the first
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str | URL,
+        *,
+        connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
+        schema: str | None = None,
+        **engine_options: Any,
+    ) -> Self:
+        """A store with its own engine, with suitable settings; nothing connects yet.
+
+        Args:
+            url: `postgresql+psycopg://user@host/database` (`postgresql://` means the same), `mysql+pymysql://…`,
+                `mariadb+pymysql://…` or `sqlite:////path/to/file.db`.
+            connect_timeout: Seconds for one attempt to connect (PostgreSQL).
+            lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row; SQLite: the busy timeout.
+            session: As for the class.
+            schema: As for the class.
+            engine_options: More arguments for SQLAlchemy's `create_engine`; they override ours.
+
+        Raises:
+            ConfigurationError: The URL can't be parsed, or the database is not supported.
+            MissingDependencyError: The driver is not installed.
+        """
+        parsed, dialect = parse_url(url)
+        ours = dialect.engine_options(parsed, connect_timeout=connect_timeout, lock_timeout=lock_timeout)
+        theirs = dict(engine_options)
+        ours["connect_args"] = {**ours.get("connect_args", {}), **theirs.pop("connect_args", {})}
+        if not theirs.keys() & {"pool", "poolclass", "pool_size"} and dialect.family != "sqlite":
+            ours["pool_size"] = KEPT_CONNECTIONS
+        engine = make_engine(parsed, dialect, **{**ours, **theirs})
+        dialect.prepare_engine(engine)
+        return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
+
+    @classmethod
+    def from_psycopg(
+        cls,
+        source: Source,
+        *,
+        connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+        session: SessionSource | None = None,
+        schema: str | None = None,
+    ) -> Self:
+        """A store on your own psycopg connections. Transactions run on them, and `tx.db` is your connection, guarded.
+
+        Row factories, adapters, prepared statements, isolation level and subclasses are kept. Cursors, `execute`, `copy`,
+        `pipeline()` and `transaction()` (a savepoint) work in the block; `commit`, `rollback`, `close`, `autocommit` and
+        `tpc_…` raise TransactionControlError. `tx.session` is an ORM session in the same transaction.
+
+        Args:
+            source: One of
+
+                - a `psycopg.Connection`: you own it, and the store does not close it. Between the writer's transactions you may
+                  use it, but must end each transaction that you begin; autocommit is switched off during the writer's
+                  transactions. Claims and other changes run on the store's own connections with the same parameters, including
+                  the password; they do not have settings made later (`SET search_path`, `SET ROLE`), which `check` detects.
+                  After a COMMIT whose response never came the connection is closed, since its transaction might still be open;
+                  also when it breaks. A writer on it can't be used any more then: connect again, and open another writer.
+                - a `psycopg_pool.ConnectionPool`: you own it; each transaction and each claim uses a connection of it.
+                - a function that makes a connection, for example `lambda: psycopg.connect(…)`: the store keeps the
+                  connections for later transactions and claims, makes new ones as needed, and closes them all.
+            connect_timeout: Seconds for one attempt to connect, for the store's own connections.
+            lock_timeout: Seconds that `record_resolution` and other changes wait for a locked row.
+            session: As for the class.
+            schema: As for the class.
+
+        Raises:
+            ConfigurationError: `source` has another type, or is a closed connection.
+            MissingDependencyError: psycopg is not installed.
+            psycopg.Error: The function or the pool could not provide a connection; one is needed here to get the address.
+        """
+        _, dialect = parse_url("postgresql+psycopg://")
+        from dualwrite.stores.sql.psycopg_connection import psycopg_access  # noqa: PLC0415  (extra `postgres`)
+
+        options = dialect.engine_options(make_url("postgresql+psycopg://"), connect_timeout=connect_timeout, lock_timeout=0)
+        engine, access = psycopg_access(source, options["connect_args"])
+        store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
+        access.use(store.engine)
+        store._context = replace(store._context, access=access)
+        return store
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for schema work and tests."""
+        return self._engine
+
+    @property
+    def short_transactions(self) -> ShortTransactions:
+        """Our own transactions, for jobs and others that keep tables next to the store's."""
+        return self._short
+
+    @property
+    def most_side_by_side(self) -> int:
+        """See TxnStateStore."""
+        return 2 if self.is_local else self._context.access.connections
+
+    @property
+    def description(self) -> str:
+        """See TxnStateStore."""
+        return address(self._engine.url)
+
+    def check(self) -> None:
+        """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
+        self._short.query(self._context.access.check, "checking the table")
+        for query in ALL_COLUMNS:
+            self._short.query(partial(first_row, query=query), "checking the table")
+
+    @property
+    def leases(self) -> LeaseStore:
+        """See TxnStateStore."""
+        return SqlLeases(self._short)
+
+    @property
+    def positions(self) -> Positions:
+        """See TxnStateStore."""
+        return SqlPositions(self._short)
+
+    def durability(self) -> Mapping[str, str]:
+        """See TxnStateStore."""
+        return self._short.query(self._dialect.durability, "reading the durability settings")
+
+    # --- which database this is ---------------------------------------------------------------------------------------------
+
+    @property
+    def detects_copies(self) -> bool:  # type: ignore[override]
+        """See TxnStateStore; False for MariaDB and MySQL: a promoted replica has another identifier."""
+        return self._dialect.detects_copies
+
+    def identity(self) -> StoreIdentity | None:
+        """See TxnStateStore."""
+        return self._short.query(read_identity, "reading the database's id")
+
+    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
+        """See TxnStateStore."""
+        try:
+            return self._short.run(partial(replace_identity, identity=identity, expected=expected), "storing the database's id")
+        except StoreError as error:
+            if self._short.is_caused_by(error, ErrorClass.DUPLICATE):
+                return False
+            raise
+
+    def marks(self) -> frozenset[str]:
+        """See TxnStateStore; also empty if the database does not show us its identifier."""
+        try:
+            return self._short.query(self._dialect.database_marks, "reading the database's identifier")
+        except StoreError as error:
+            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
+            return frozenset()
+
+    def why_no_marks(self) -> str | None:
+        """See TxnStateStore."""
+        try:
+            found = self._short.query(self._dialect.database_marks, "reading the database's identifier")
+        except StoreError as error:
+            return f"its identifier can't be read ({error.cause or error.what.removesuffix('.')})"
+        return None if found else "the server has no identifier (server_uuid, server_uid)"
+
+    def claim(
+        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
+    ) -> Claim:
+        """See TxnStateStore."""
+        owner = owner[:MAX_OWNER_LENGTH]
+        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, token or new_token(), expected_fence)
+        return attempt.make().rows[0].claim
+
+    def claim_lanes(
+        self,
+        lanes: Sequence[str],
+        owner: str,
+        *,
+        timeout: float,
+        cluster_id: str,
+        expected_fence: int | None = None,
+        token: str | None = None,
+        acquiring: Acquiring | None = None,
+    ) -> ClaimedLanes:
+        """See TxnStateStore; in one transaction: if one lane can't be claimed, none is."""
+        besides = WithLanes(cluster_id, acquiring, self._first_identity())
+        owner = owner[:MAX_OWNER_LENGTH]
+        return ClaimAttempt(self._short, lanes, owner, timeout, token or new_token(), expected_fence, lanes=besides).make()
+
+    def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
+        """Claim only if a condition holds in the transaction of the claim; if it does not hold, it raises.
+
+        Args:
+            transactional_id: The logical id.
+            owner: Who claims, as text for people.
+            condition: Runs first in the transaction, and may write in it. Called again if the transaction is repeated.
+            timeout: Seconds to wait at most.
+
+        Raises: as `claim`, and what the condition raises.
+        """
+        owner = owner[:MAX_OWNER_LENGTH]
+        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, new_token(), condition=condition)
+        return attempt.make().rows[0].claim
+
+    def begin(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._context, claim)
+        transaction.begin()
+        return transaction
+
+    def begin_group(self, claim: Claim) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._context, claim, is_group=True)
+        transaction.begin()
+        return transaction
+
+    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
+        """See TxnStateStore."""
+        transaction = SqlStoreTransaction(self._context, claim, is_group=is_group)
+        transaction.begin(may_wait=True)
+        return transaction
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """See TxnStateStore."""
+        error = self._behind_lost_savepoint(error)
+        return isinstance(error, self._context.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
+
+    def is_outage(self, error: BaseException) -> bool:
+        """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        error = self._behind_lost_savepoint(error)
+        return isinstance(error, self._context.driver_errors) and self._context.errors.is_outage(error)
+
+    def _behind_lost_savepoint(self, error: BaseException) -> BaseException:
+        """The error that rolled back everything, if `error` is that of a `begin_nested()` whose savepoint was lost by that."""
+        drivers = self._context.driver_errors
+        if not isinstance(error, drivers) or not self._dialect.has_lost_savepoint(error):
+            return error
+        causes = (each for each in error_and_causes(error) if isinstance(each, drivers))
+        return next((each for each in causes if self._dialect.may_have_rolled_back(each)), error)
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(self, transactional_id: str) -> StateRow | None:
+        """See TxnStateStore."""
+        return self._short.query(partial(read_row, transactional_id=transactional_id), "reading the row", transactional_id)
+
+    def look_at(self, lanes: Sequence[str]) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one query, if the dialect's marks are a column."""
+        column = self._dialect.marks_column()
+        try:
+            identity, shown, rows = self._looked_at(lanes, column)
+        except StoreError as error:
+            if column is None:
+                raise
+            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
+            column = None
+            identity, shown, rows = self._looked_at(lanes, None)
+            marks: frozenset[str] = frozenset()
+        else:
+            marks = self.marks() if column is None else frozenset({shown} if shown else ())
+        self._check_marks(identity, marks)
+        if identity is None or identity.marks or not marks:
+            self._marks_if_first = marks
+        by_id = {row.transactional_id: row for row in rows}
+        return tuple(by_id[name] for name in (*lanes, *further_lanes(by_id, lanes)) if name in by_id)
+
+    def _looked_at(self, lanes: Sequence[str], marks: ColumnElement[Any] | None) -> LookedAt:
+        work = partial(look_at, ids=lanes, lanes_prefix=lanes[0] + LANE_MARK, marks=marks)
+        return self._short.query(work, "reading the row", lanes[0])
+
+    def read_claimed(self, claim: Claim) -> StateRow:
+        """See TxnStateStore."""
+        return check_fence(self.read(claim.transactional_id), claim)
+
+    def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one query."""
+        ids = [claim.transactional_id for claim in claims]
+        found = self._short.query(partial(read_rows, ids=ids), "reading the row", ids[0])
+        return tuple(check_fence(found.get(claim.transactional_id), claim) for claim in claims)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See TxnStateStore."""
+        return self._short.query(partial(list_ids, prefix=prefix), "listing the ids")
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
+        """See TxnStateStore."""
+        self.record_resolutions([(claim, resolution)])
+
+    def record_resolutions(self, resolutions: Sequence[tuple[Claim, Resolution]]) -> None:
+        """See TxnStateStore; in one transaction."""
+
+        def work(connection: Connection) -> None:
+            found = _locked(connection, [claim for claim, _ in resolutions]).rows
+            for claim, resolution in resolutions:
+                found[claim.transactional_id] = with_resolution(found[claim.transactional_id], resolution)
+            write_rows(connection, found.values(), existing=found)
+
+        self._short.run(work, "resolving a transaction", resolutions[0][0].transactional_id)
+
+    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
+        """See TxnStateStore; a number whose COMMIT got no response is skipped, which is harmless."""
+        only = frozenset({claim.transactional_id})
+        (row,) = self.acquire_generations([claim], Acquiring(kind, only, only if reuse else frozenset(), cluster_id))
+        return row.generation
+
+    def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
+        """See TxnStateStore; in one transaction."""
+        first = self._first_identity()
+
+        def work(connection: Connection) -> tuple[StateRow, ...]:
+            found, identity = _locked(connection, claims)
+            # read in this transaction: it may have been replaced
+            store_id = (identity or identity_or_first(connection, first)).store_id
+            rows = {name: acquired(row, acquiring, store_id) for name, row in found.items()}
+            write_rows(connection, rows.values(), existing=found)
+            return tuple(rows[claim.transactional_id] for claim in claims)
+
+        doing, name = "acquiring a generation", claims[0].transactional_id
+        try:
+            return self._short.run(work, doing, name)
+        except StoreError as error:
+            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just created the identity
+                raise
+            return self._short.run(work, doing, name)
+
+    def _first_identity(self) -> StoreIdentity:
+        """To be stored if the database has no identity yet; if it has one without marks, the marks are added now."""
+        if self._marks_if_first is None:
+            marks, kept = self.marks(), self.identity()
+            if kept is not None and marks and not kept.marks:
+                self._own_identity()
+            self._marks_if_first = marks
+        return StoreIdentity.new(self._marks_if_first)
+
+    def acknowledge(
+        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
+    ) -> tuple[LostTransaction, ...]:
+        """See TxnStateStore."""
+        removed: list[LostTransaction] = []  # over all attempts: the response to the COMMIT that removed them may be lost
+
+        def work(connection: Connection) -> None:
+            row = lock_row(connection, transactional_id)
+            if row is None:
+                return
+            left = acknowledged(row, only)
+            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+            write_row(connection, left)
+
+        self._short.run(work, "acknowledging lost transactions", transactional_id)
+        return tuple(removed)
+
+    def forget(self, transactional_id: str) -> None:
+        """See TxnStateStore."""
+
+        def work(connection: Connection) -> None:
+            row = lock_row(connection, transactional_id)
+            if row is not None and not row.forgotten:
+                write_row(connection, forgotten(row))
+
+        self._short.run(work, "forgetting the id", transactional_id)
+
+    def close(self) -> None:
+        """See TxnStateStore."""
+        self._context.access.close()
+        if self._owns_engine:
+            self._engine.dispose()
+
+
+def _locked(connection: Connection, claims: Sequence[Claim]) -> LockedRows:
+    """The claims' rows, locked and checked to have their fences."""
+    found = lock_rows(connection, [claim.transactional_id for claim in claims])
+    for claim in claims:
+        check_fence(found.rows.get(claim.transactional_id), claim)
+    return found

@@ -1,0 +1,532 @@
+"""One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
+
+On PostgreSQL, BEGIN is sent with the fence's SELECT, and record's UPDATE with COMMIT (`MergedStatements`). On other databases
+each of them takes a round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Connection
+
+from dualwrite.errors import DualWriteError, StoreCommitFailedError
+from dualwrite.logs import SubjectLogger
+from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
+from dualwrite.stores.row import Claim
+from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
+from dualwrite.stores.sql.guard import GuardedConnection, Watch
+from dualwrite.stores.sql.home import own_connection
+from dualwrite.stores.sql.orm import TransactionSessions, close_ended
+from dualwrite.stores.sql.session_text import Routine
+from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, StoreContext, parameters_of
+from dualwrite.stores.sql.sql_errors import InterruptsFirst, TransactionErrors, quietly
+from dualwrite.stores.sql.units import UnitSavepoints
+from dualwrite.stores.store_transaction import RunAloneError, StoreTransaction, TransactionThread
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from dualwrite.stores.sql.async_handles import AsyncSession
+
+
+log = SubjectLogger(__name__)
+
+_tokens: Final = itertools.count(1)
+
+
+class SqlStoreTransaction(StoreTransaction):
+    """See StoreTransaction; `begin` opens one.
+
+    Args:
+        context: What it shares with the store's other transactions.
+        claim: The claim that it runs under.
+        is_group: Whether units follow, so that the savepoint of the first can be set with BEGIN.
+    """
+
+    def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False) -> None:
+        self._context = context
+        self._claim = claim
+        self._guard = context.access.guard(claim.transactional_id)
+        self._token = f"{os.getpid()}.{next(_tokens)}"
+        self._connection: GuardedConnection | None = None
+        self._handle: Any = None
+        self._is_group = is_group
+        self._errors = TransactionErrors(context.errors, claim)
+        self._sessions = TransactionSessions(context, self._errors)
+        self._units = UnitSavepoints(context, self._errors, self._sessions)
+        self._is_committed = False
+        self._outcome_is_known = True
+        self._recorded_at_commit: Record | None = None
+        self._reports: tuple[object, ...] = ()  # when the watch began
+        self._store_id = ""  # of the row that BEGIN has read
+        self._beginning: QueuedStatements | None = None
+        self._queued: QueuedStatements | None = None  # `_beginning`, or the savepoint of a unit
+
+    def begin(self, *, may_wait: bool = False) -> None:
+        """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
+
+        This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
+        connection of its pool when one is dead.
+
+        Args:
+            may_wait: Whether BEGIN and the check may be sent with the first statement; see `check_fence`.
+        """
+        attempts = (None, None) if self._context.merged is None else (self._context.merged, None, None)
+        for merged in attempts[:-1]:
+            try:
+                return self._begin_once(merged, may_wait=may_wait)
+            except self._context.driver_errors as error:
+                if self._context.errors.classify(error) is not ErrorClass.CONNECTION:
+                    raise self._begin_failed(error) from error
+        try:
+            return self._begin_once(attempts[-1], may_wait=False)
+        except self._context.driver_errors as error:
+            raise self._begin_failed(error) from error
+
+    def _begin_once(self, merged: MergedStatements | None, *, may_wait: bool) -> None:
+        guard = self._guard = self._context.access.guard(self._claim.transactional_id)
+        self._beginning = self._queued = None
+        try:
+            with InterruptsFirst():
+                connection = self._connection = self._context.access.connect(guard)
+                self._context.dialect.begin(connection)
+                if merged is not None and merged.can_begin(connection):
+                    self._begin_merged(connection, merged, may_wait=may_wait)
+                else:
+                    self._check_fence(self._newest_claim(connection))
+        except Exception:
+            self._release(discard=False)
+            raise
+        except BaseException:  # KeyboardInterrupt, at any point in the driver
+            self._release(discard=True)
+            raise
+        connection.restore_guard()
+
+    def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements, *, may_wait: bool) -> None:
+        self._units.came_with_begin = self._is_group
+        self._beginning = self._queued = merged.begin(
+            connection,
+            self._claim.transactional_id,
+            self._token,
+            begun=self._check_fence,
+            translated=self._begin_failed,
+            with_unit=self._is_group,
+        )
+        if may_wait and merged.may_wait(connection):
+            return
+        try:
+            self._queued.send()
+        except self._context.driver_errors as error:
+            if self._context.errors.classify(error) is ErrorClass.CONNECTION:
+                connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
+            raise
+
+    def _begin_failed(self, error: BaseException) -> DualWriteError:
+        return self._errors.translated(error, "beginning a transaction")
+
+    def _newest_claim(self, connection: Connection) -> Any:
+        parameters = {"id": self._claim.transactional_id, "token": self._token}
+        return connection.execute(self._context.check_fence, parameters).first()
+
+    def _check_fence(self, current: Any) -> None:
+        if current is None or current.fence != self._claim.fence:
+            raise self._errors.fenced(current)
+        self._store_id = current.store_id
+
+    @property
+    def is_fence_checked(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
+        """See StoreTransaction."""
+        return self._beginning is None or not (self._beginning.is_waiting or self._beginning.error)
+
+    @property
+    def begin_error(self) -> Exception | None:  # type: ignore[override]  # as above
+        """See StoreTransaction."""
+        return None if self._beginning is None else self._beginning.error
+
+    def check_fence(self) -> None:
+        """See StoreTransaction."""
+        if not self.is_fence_checked:
+            self._send_queued()
+
+    def _send_queued(self, *, at_end: bool = False) -> None:
+        """Send what is queued; at the end of the transaction not the savepoint of a unit that has executed nothing."""
+        if self._queued is None:
+            return
+        if at_end and self._queued.is_waiting and self._queued is not self._beginning:
+            self._queued.drop()
+            self._queued = None
+            return
+        try:
+            self._queued.send()
+        except self._context.driver_errors as error:
+            if self._queued.error is None:
+                raise
+            raise self._queued.error from error
+
+    # --- the user's side --------------------------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Any:
+        """A SQLAlchemy Connection, or a psycopg one if the store was created from psycopg; it can't end the transaction."""
+        connection = self._open_connection()
+        if self._handle is None:
+            self._handle = self._context.access.handle(connection)
+        return self._handle
+
+    @property
+    def session(self) -> Session:
+        """See StoreTransaction."""
+        self._end_batch()  # SQLAlchemy reads each response
+        return self._sessions.current(self._open_connection())
+
+    def own_statements(self) -> AbstractContextManager[Connection]:
+        """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
+        self._end_batch()  # SQLAlchemy reads each response
+        connection = self._open_connection()
+        self._send_queued()
+        return connection.own_statements()
+
+    def async_handle(self, thread: TransactionThread) -> Any:
+        """See StoreTransaction: an AsyncConnection."""
+        self._guard.thread = thread.ident
+        return self._context.access.async_handle(self._open_connection(), thread)
+
+    def async_session(self, thread: TransactionThread) -> AsyncSession:
+        """See StoreTransaction."""
+        from dualwrite.stores.sql.async_handles import AsyncSession, HookedThread  # noqa: PLC0415  (the ORM, only when it is used)
+
+        self._guard.thread = thread.ident
+        connection = self._open_connection()
+        return AsyncSession(self._sessions.current(connection), connection, HookedThread(self._end_batch, thread))
+
+    def _open_connection(self) -> GuardedConnection:
+        if self._connection is None:
+            raise self._errors.ended()
+        if self._queued is not None and self._queued.error is not None:
+            raise self._queued.error
+        return self._connection
+
+    # --- isolation --------------------------------------------------------------------------------------------------------
+
+    @property
+    def refused(self) -> str | None:  # type: ignore[override]  # a plain attribute of stores without settings
+        """See StoreTransaction."""
+        watch = self._guard.watch
+        return None if watch is None else watch.refused
+
+    def watch(self, *, shares: bool) -> None:
+        """See StoreTransaction."""
+        watch = self._guard.watch
+        if watch is None:
+            watch = self._guard.watch = Watch(self._context.effects, self._routines)
+            self._reports = self._context.dialect.session_reports(self._open_connection())
+        watch.shares = shares
+
+    def _routines(self, names: frozenset[str]) -> Iterable[Routine] | None:
+        with self.own_statements() as connection:
+            if self._context.dialect.commit_blocker(connection) is not None:
+                return None
+            return self._context.dialect.routines(connection, names)
+
+    def renew_handle(self) -> None:
+        """See StoreTransaction."""
+        self._renew_handle(keeps_ends=True)
+
+    def _renew_handle(self, *, keeps_ends: bool) -> None:
+        self._context.access.renew(self._handle)
+        if self._connection is not None:
+            self._connection.renew(keeps_ends=keeps_ends)
+
+    def _check_isolated(self, connection: GuardedConnection) -> None:
+        """Raise if the unit was refused and has ignored that, or if the server reports that a setting has changed."""
+        watch = self._guard.watch
+        if watch is None or not watch.shares:
+            return
+        if watch.refused is None and self._guard.batch is None:
+            reports = self._context.dialect.session_reports(connection)
+            if reports != self._reports:
+                watch.refused = "a setting, as the server reports"
+        if watch.refused is not None:
+            raise RunAloneError(watch.refused)
+
+    # --- units of a group -------------------------------------------------------------------------------------------------
+
+    def begin_units(self) -> None:
+        """See StoreTransaction: under one savepoint, and in libpq's pipeline if the store was created from psycopg."""
+        connection = self._open_connection()
+        self._guard.batch = self._context.access.batch(connection)
+        self.begin_unit()
+
+    @property
+    def has_unanswered_statements(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
+        """See StoreTransaction."""
+        return self._guard.batch is not None
+
+    @property
+    def savepoints(self) -> int:  # type: ignore[override]  # a plain attribute of stores that have none
+        """See StoreTransaction: by SQLAlchemy's or psycopg's methods, not those that are plain SQL."""
+        return self._guard.savepoints
+
+    def end_units(self) -> None:
+        """See StoreTransaction."""
+        self._end_batch()
+        connection = self._open_connection()
+        self._check_can_commit(connection)
+        self._check_isolated(connection)
+
+    def undo_units(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        quietly(self._end_batch)  # if it raises, that is `error` again, or a consequence of it
+        self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
+        self._begin_isolated()
+
+    def _end_batch(self) -> None:
+        if self._guard.batch is not None:
+            self._guard.batch.end()
+
+    def _check_can_commit(self, connection: GuardedConnection) -> None:
+        """Raise if the block, or a unit, has left the transaction unable to commit; a batch shows that only at its end."""
+        is_unknown = self._guard.batch is not None or (self._queued is not None and self._queued.is_waiting)
+        blocker = None if is_unknown else self._context.dialect.commit_blocker(connection)
+        if blocker is not None:
+            raise self._errors.commit_failed(blocker)
+
+    def begin_unit(self) -> None:
+        """See StoreTransaction: a savepoint, which replaces that of the unit before."""
+        self._queued = self._units.begin(self._open_connection(), self._queued)
+        self.watch(shares=True)
+
+    def end_unit(self) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        self.before_commit()
+        self._check_can_commit(connection)
+        self._check_isolated(connection)
+        self._units.end(connection)
+        self._renew_handle(keeps_ends=True)
+
+    def undo_unit(self, error: BaseException) -> None:
+        """See StoreTransaction."""
+        self._units.undo(self._open_connection(), error)
+        self._begin_isolated()
+
+    def _begin_isolated(self) -> None:
+        """After a unit was undone."""
+        self._renew_handle(keeps_ends=False)
+        if self._guard.watch is not None:
+            self._guard.watch.refused = None
+
+    # --- the writer's side ------------------------------------------------------------------------------------------------
+
+    def before_commit(self) -> None:
+        """See StoreTransaction."""
+        if self._sessions.is_used:
+            self._end_batch()  # a coroutine may have added objects without a call in the thread
+            self._sessions.dispatch_before_commit()
+        self._sessions.flush()
+
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        self._sessions.flush()
+        self._send_queued(at_end=True)
+        connection.lift_guard()
+        try:
+            self._check_marked(connection)
+            record = self._record_of(state, generation, transaction_number, delivery)
+            if connection.execute(self._context.record, parameters_of(record)).rowcount != 1:
+                raise self._why_nothing_changed(connection)
+        except self._context.driver_errors as error:
+            raise self._record_failed(error) from error
+        finally:
+            connection.restore_guard()
+
+    def record_at_commit(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """See StoreTransaction."""
+        connection, merged = self._open_connection(), self._context.merged
+        self._sessions.flush()
+        self._send_queued(at_end=True)
+        if merged is None or not merged.can_commit(connection):
+            self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
+            return
+        self._check_marked(connection)
+        self._recorded_at_commit = self._record_of(state, generation, transaction_number, delivery)
+
+    def _check_marked(self, connection: Connection) -> None:
+        if not self._context.dialect.still_marked(connection):
+            raise self._errors.ended_by_block()
+
+    def _record_of(self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None) -> Record:
+        return Record(
+            transactional_id=self._claim.transactional_id,
+            fence=self._claim.fence,
+            store_id=self._store_id,
+            token=self._token,
+            state=state_text(state),
+            generation=generation,
+            number=number,
+            delivery=delivery_text(delivery),
+            now=datetime.now(UTC),
+        )
+
+    def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
+        marked = self._context.dialect.marked_condition()
+        query = NEWEST_CLAIM if marked is None else NEWEST_CLAIM.add_columns(marked.label("marked"))
+        query = query.with_for_update(read=True)  # the newest row: MariaDB's snapshot would still show our own claim
+        current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
+        if current is not None and marked is not None and not current.marked:
+            return self._errors.ended_by_block()
+        if current is None:
+            changed = self._context.dialect.wrong_encoding(connection)
+            if changed is not None:
+                return self._errors.not_found_in_encoding(changed)
+        return self._errors.row_not_found(current, self._store_id)
+
+    def _record_failed(self, error: BaseException) -> DualWriteError:
+        """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
+        failure = self._errors.translated(error, "recording the prepared state")
+        if self._context.errors.classify(error) is ErrorClass.CONFLICT:
+            with contextlib.suppress(*self._context.driver_errors):
+                current = self._claim_after_rollback()
+                if current is not None and current.fence != self._claim.fence:
+                    return self._errors.fenced(current)
+        return failure
+
+    def _claim_after_rollback(self) -> Any:
+        """Roll back, and read the newest claim in a new transaction."""
+        self.rollback()
+        with own_connection(self._context.engine) as connection:
+            return connection.execute(NEWEST_CLAIM, {"id": self._claim.transactional_id}).first()
+
+    def commit(self) -> None:
+        """See StoreTransaction."""
+        connection = self._open_connection()
+        connection.lift_guard()
+        try:
+            self._send_commit(connection)
+        except StoreCommitFailedError:
+            self._release(discard=False)
+            raise
+        except BaseException:  # unknown: close the connection, since its transaction might still be open
+            self._outcome_is_known = self.is_surely_rolled_back
+            self._release(discard=not self.is_surely_rolled_back)
+            raise
+        self._is_committed = True
+        self._release(discard=False)
+
+    def _send_commit(self, connection: GuardedConnection) -> None:
+        dialect = self._context.dialect
+        self._check_can_commit(connection)
+        try:
+            with InterruptsFirst():
+                if self._recorded_at_commit is not None:
+                    self._commit_merged(connection, self._recorded_at_commit)
+                connection.commit()
+                dialect.finish(connection, "COMMIT")
+        except self._context.driver_errors as error:
+            if dialect.commit_surely_failed(error, connection):
+                raise self._errors.commit_failed(str(driver_error(error)).strip()) from error
+            raise self._errors.commit_unknown(error) from error
+
+    def _commit_merged(self, connection: GuardedConnection, record: Record) -> None:
+        """Write the record and commit; the COMMIT that SQLAlchemy requests afterwards has no effect any more."""
+        merged = self._context.merged
+        assert merged is not None
+        try:
+            merged.commit(connection, record)
+        except self._context.driver_errors as error:
+            if not merged.was_not_executed(connection):
+                raise
+            self.is_surely_rolled_back = True
+            if merged.found_no_mark(error):
+                raise self._why_not_recorded(was_marked=False) from error
+            if merged.found_no_row(error):
+                raise self._why_not_recorded(was_marked=True) from error
+            raise self._record_failed(error) from error
+
+    def _why_not_recorded(self, *, was_marked: bool) -> DualWriteError:
+        try:
+            current = self._claim_after_rollback()
+        except self._context.driver_errors as reading:
+            return self._errors.translated(reading, "reading why the prepared state could not be recorded")
+        if current is None or current.fence != self._claim.fence:
+            return self._errors.fenced(current)
+        return self._errors.row_not_found(current, self._store_id) if was_marked else self._errors.ended_by_block()
+
+    def rollback(self) -> None:
+        """See StoreTransaction."""
+        self._release(discard=False)
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    def _release(self, *, discard: bool) -> None:
+        """Close session and connection; with `discard`, or if it can't roll back, the connection is not used again."""
+        connection = self._connection
+        if connection is None:
+            return
+        sessions = self._sessions.remove_all()
+        self._context.access.renew(self._handle)
+        self._connection = self._handle = None
+        guard = self._guard
+        connection.lift_guard()
+        try:
+            if self._queued is not None:
+                self._queued.drop()
+            if guard.watch is not None:
+                quietly(functools.partial(connection.renew, keeps_ends=True))
+            if guard.batch is not None:
+                quietly(guard.batch.end)
+            if not self._is_committed and (discard or not quietly(lambda: self._roll_back(connection))):
+                quietly(connection.invalidate)
+            if guard.watch is not None and guard.watch.has_changed_session and self._context.access.can_replace:
+                quietly(connection.invalidate)
+            for session in sessions:
+                guard.ended = True
+                self._note(close_ended(session, is_committed=self._is_committed, is_known=self._outcome_is_known))
+        except BaseException:  # KeyboardInterrupt
+            if not self._is_committed:  # perhaps while rolling back: the closed connection rolls back
+                quietly(connection.invalidate)
+            raise
+        finally:
+            quietly(connection.close)
+            guard.session = None
+            guard.ended = True
+            guard.lifted = False
+
+    def _note(self, error: Exception | None) -> None:
+        if error is None:
+            return
+        if self.after_commit_error is None:
+            self.after_commit_error = error
+        else:
+            log.error(
+                "another listener of after_commit has failed", exc_info=error, transactional_id=self._claim.transactional_id
+            )
+
+    def _roll_back(self, connection: GuardedConnection) -> None:
+        if connection.in_transaction() or connection.get_transaction() is not None:
+            connection.rollback()
+            if not connection.invalidated:
+                self._context.dialect.finish(connection, "ROLLBACK")
