@@ -1,5 +1,5 @@
 """The conformance suite, run on this example's store."""
-# ruff: noqa: ANN001, ANN201, D101, D102, D103  (short, like a test in your own package)
+# ruff: noqa: ANN001, ANN201, D101, D103  (short, like a test in your own package)
 
 import pytest
 from in_memory import Database, InMemoryStore

@@ -171,13 +171,11 @@ class OpenTransaction:
 
     @property
     def db(self) -> Any:
-        """See Transaction."""
         self._check()
         return self._store_transaction.handle
 
     @property
     def session(self) -> Any:
-        """See Transaction."""
         self._check()
         return self._store_transaction.session
 
@@ -191,7 +189,6 @@ class OpenTransaction:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """See Transaction."""
         self._check()
         if not self._may_send:
             self.check_fence()
@@ -207,7 +204,6 @@ class OpenTransaction:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """See Transaction."""
         self._check()
         check_many(values, keys)
         if not self._may_send:
@@ -216,7 +212,6 @@ class OpenTransaction:
         hit("after_send")
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
-        """See Transaction."""
         self._check()
         positions, group = progress_of(consumer, offsets)
         self.check_fence()
@@ -376,7 +371,7 @@ class UnitTransaction(OpenTransaction):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """See Transaction. The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
+        """The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
         self._check()
         self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
 
@@ -389,12 +384,11 @@ class UnitTransaction(OpenTransaction):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """See Transaction and `send`."""
         self._check()
         self.messages += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """See Transaction. The messages are kept with the unit's other messages."""
+        """The messages are kept with the unit's other messages."""
         self._check()
         self.messages += messages
 

@@ -235,7 +235,7 @@ class CoordinatorSide:
         return None if listing is None else self.described.get(listing.transactional_id)
 
     def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
-        """See `judge`. What one of several coordinators contradicts proves nothing."""
+        """What one of several coordinators contradicts proves nothing."""
         found = judge(opened, self.listing(opened), self.description(opened), all_listed=self.all_listed)
         if found is None or not found.reason.is_conclusive or opened.producer.producer_id not in self.doubtful:
             return found

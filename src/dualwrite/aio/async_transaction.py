@@ -108,12 +108,10 @@ class AsyncTransaction(Generic[A]):
 
     @property
     def transactional_id(self) -> str:
-        """See Transaction."""
         return self._transaction.transactional_id
 
     @property
     def state(self) -> PreparedTxnState | None:
-        """See Transaction."""
         return self._transaction.state
 
     def send(

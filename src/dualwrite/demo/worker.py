@@ -182,7 +182,6 @@ class OneByOne(Way):
         self.recovery = recovery
 
     def write(self, flight: Flight, after: int) -> None:
-        """See Way."""
         began = time.perf_counter()
         with self._writer.transaction() as tx:
             self._unit(tx, flight, after)
@@ -209,18 +208,16 @@ class ThroughPool(Way):
         self._last_commit: object = None
 
     def write(self, flight: Flight, after: int) -> None:
-        """See Way."""
         if len(self._in_progress) >= WINDOW:
             self._await_oldest()
         self._in_progress.append((self._pool.submit(self._run, flight, after), time.perf_counter()))
 
     def finish(self) -> None:
-        """See Way."""
         while self._in_progress:
             self._await_oldest()
 
     def can_continue(self, error: DualWriteError) -> bool:
-        """See Way. Also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another."""
+        """Also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another."""
         return super().can_continue(error) or error.retriable or isinstance(error, FencedError)
 
     def _run(self, tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:

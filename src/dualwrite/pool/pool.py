@@ -60,12 +60,10 @@ class BoundPool(Generic[H]):
         self.alone = alone
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """See WriterPool."""
         result: T = self._submitter.run(Call(unit, args, kwargs, self.key, alone=self.alone), self.timeout)
         return result
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See WriterPool."""
         return self._submitter.submit(Call(unit, args, kwargs, self.key, alone=self.alone))
 
     def outcome(self, future: Future[T]) -> T:

@@ -78,22 +78,18 @@ class FixedIds(Ids):
         self._used: set[str] = set()
 
     def acquire(self, count: int) -> list[str]:
-        """See Ids."""
         names = (numbered(self._prefix, number) for number in numbers(1))
         acquired = list(islice((name for name in names if name not in self._used), count))
         self._used.update(acquired)
         return acquired
 
     def keeps(self, name: str) -> bool:
-        """See Ids."""
         return name in self._used
 
     def release(self, name: str) -> None:
-        """See Ids."""
         self._used.discard(name)
 
     def close(self) -> None:
-        """See Ids."""
         self._used.clear()
 
 
@@ -151,7 +147,6 @@ class LeasedIds(Ids):
             return frozenset(self._held)
 
     def acquire(self, count: int) -> list[str]:
-        """See Ids."""
         with self._changing:
             without = self.held | self._avoided
             names = self._leases.lease(self._prefix, self.owner, count, seconds=self._seconds, without=without)
@@ -167,23 +162,19 @@ class LeasedIds(Ids):
         return True
 
     def keeps(self, name: str) -> bool:
-        """See Ids."""
         return name in self.held and bool(self._leases.renew([name], self.owner, seconds=self._seconds))
 
     def release(self, name: str) -> None:
-        """See Ids."""
         with self._changing:
             with self._lock:
                 self._held.discard(name)
             self._leases.release([name], self.owner)
 
     def avoid(self, name: str) -> None:
-        """See Ids."""
         self._avoided.add(name)
         self.release(name)
 
     def close(self) -> None:
-        """See Ids."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_JOIN)

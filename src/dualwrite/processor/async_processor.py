@@ -162,7 +162,6 @@ class _LoopRunner(Runner):
         self._is_cancelled = False
 
     def run(self, content: Content | None, finish: Finish) -> None:
-        """See Runner."""
         try:
             asyncio.run_coroutine_threadsafe(self._run(content, finish), self._loop).result()
         except CancelledError:  # the coroutine has ended by then
@@ -177,7 +176,6 @@ class _LoopRunner(Runner):
             self._current.cancel()  # not the future: then the thread would not wait for the coroutine
 
     def is_transient(self, error: BaseException) -> bool:
-        """See Runner."""
         return isinstance(error, FencedError) or is_transient_in(self._pool.store, error)  # a pool uses another id
 
     async def _run(self, content: Content | None, finish: Finish) -> None:

@@ -263,13 +263,12 @@ class KafkaRunner(Runner):
         self._handle = handle
 
     def run(self, content: Content | None, finish: Finish) -> None:
-        """See Runner."""
         with self._writer.transaction() as tx:
             if content is not None:
                 check_has_run(self._handle(content(), tx), name_of(self._handle))
             finish(tx)
 
     def is_transient(self, error: BaseException) -> bool:
-        """See Runner: there is no database."""
+        """There is no database."""
         del error
         return False

@@ -47,16 +47,14 @@ class StoredProgress(Progress):
         self._positions = _positions_of(store)
 
     def prepare(self) -> None:
-        """See Progress."""
         self._positions.prepare()
 
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        """See Progress."""
         del consumer, keys, timeout
         return self._positions.read(self._group)
 
     def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
-        """See Progress: the offsets that an earlier consumer has committed."""
+        """The offsets that an earlier consumer has committed."""
         return consumer.offsets.committed(keys, timeout)
 
     def keep_ends(
@@ -67,7 +65,7 @@ class StoredProgress(Progress):
         topics: Mapping[str, TopicMetadata],
         timeout: float,
     ) -> bool:
-        """See Progress. If several members start at once, one of them stores all ends; the others continue from there."""
+        """If several members start at once, one of them stores all ends; the others continue from there."""
         unread = topics_without(partitions, stored)
         keys = {(topic, number) for topic in unread for number in topics[topic].partitions}
         keys |= {key for key in partitions if key[0] in unread}
@@ -80,7 +78,6 @@ class StoredProgress(Progress):
         return True
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
-        """See Progress."""
         del consumer
 
         def finish(tx: Transaction[Any]) -> None:
@@ -89,16 +86,13 @@ class StoredProgress(Progress):
         return finish
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """See Progress."""
         self._moved(consumer, batch.after)
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """See Progress."""
         self._positions.reset(self._group, self._moves(ends))
         self._moved(consumer, ends)
 
     def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
-        """See Progress."""
         begun = super().look_again(consumer)
         found = self._positions.read(self._group)
         moved: dict[Partition, int] = {}
@@ -175,7 +169,6 @@ class GroupProgress(Progress):
             )
 
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        """See Progress."""
         return _positions(consumer.offsets.committed(keys, timeout))
 
     def begin(
@@ -185,7 +178,7 @@ class GroupProgress(Progress):
         timeout: float,
         refused: Mapping[Partition, int] | None = None,
     ) -> Mapping[Partition, int]:
-        """See Progress. A member that stores positions in the database may have joined in the meantime."""
+        """A member that stores positions in the database may have joined in the meantime."""
         self.prepare()
         return super().begin(consumer, partitions, timeout, refused)
 
@@ -218,8 +211,6 @@ class GroupProgress(Progress):
         return changed
 
     def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
-        """See Progress."""
-
         def finish(tx: Transaction[Any]) -> None:
             if self._in_doubt:
                 self._find_out(consumer, batch)
@@ -229,37 +220,33 @@ class GroupProgress(Progress):
         return finish
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """See Progress."""
         del consumer
         self._in_doubt = False
         self._known |= _positions(batch.after)
 
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """See Progress; only a member of the current generation can do this."""
+        """Only a member of the current generation can do this."""
         consumer.offsets.commit(ends)
         self._known |= _positions(ends)
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
-        """See Progress."""
         found = super().catch_up(consumer, batch)
         self._in_doubt = False
         return found
 
     @property
     def can_assign(self) -> bool:
-        """See Progress: until the writer has ended the transaction, the group's offsets can't be read."""
+        """Until the writer has ended the transaction, the group's offsets can't be read."""
         return not self._in_doubt
 
     def left_in_doubt(self) -> None:
-        """See Progress."""
         self._in_doubt = True
 
     def is_transient(self, error: BaseException) -> bool:
-        """See Progress: the generation has ended. If it is the writer that was fenced, the next transaction reports it."""
+        """The generation has ended. If it is the writer that was fenced, the next transaction reports it."""
         return isinstance(error, ProducerFencedError)
 
     def forget(self) -> None:
-        """See Progress."""
         super().forget()
         self._in_doubt = False
 

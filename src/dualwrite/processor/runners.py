@@ -61,8 +61,6 @@ class ThreadRunner(Runner):
         self._alone = alone
 
     def run(self, content: Content | None, finish: Finish) -> None:
-        """See Runner."""
-
         def work(tx: Transaction[Any]) -> None:
             if content is not None:
                 check_has_run(self._handle(content(), tx), name_of(self._handle))
@@ -81,7 +79,6 @@ class ThreadRunner(Runner):
             log_failed_listener(error, opened(tx).after_commit_error)
 
     def is_transient(self, error: BaseException) -> bool:
-        """See Runner."""
         if isinstance(error, FencedError):
             return isinstance(self._runner, WriterPool)  # a pool uses another id
         return is_transient_in(self._runner.store, error)

@@ -377,7 +377,7 @@ class Lanes:
     # --- closing ----------------------------------------------------------------------------------------------------------
 
     def forget_transactions(self) -> None:
-        """See `Lane.forget_transaction`; at most one lane has a transaction."""
+        """At most one lane has a transaction."""
         for lane in self._lanes:
             lane.forget_transaction()
 

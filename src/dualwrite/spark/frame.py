@@ -275,17 +275,13 @@ class FrameSink:
 
     @property
     def staging_table(self) -> str:
-        """See Sink."""
         return quoted_name(self._staging.name, self._staging.schema)
 
     def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
-        """See Sink."""
         return self._encoder.send(batch, producer)
 
     def loader(self, connection: Connection, claim: Claim) -> StagingWriter:
-        """See Sink."""
         return self._staging.writer(connection, claim.transactional_id, claim.fence)
 
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]]) -> int:
-        """See Mover."""
         return self._staging.move(connection, keys, upsert_keys=self._settings.upsert_keys)

@@ -85,7 +85,7 @@ class MariaDBServer(DatabaseServer):
         return self._programs.server
 
     def _fill(self, folder: Path) -> None:
-        """See DatabaseServer; with our user and our database."""
+        """With our user and our database."""
         (folder / "data").mkdir(mode=0o700)
         try:
             made = subprocess.run(  # noqa: S603  (our own arguments)

@@ -113,7 +113,6 @@ class PostgresServer(DatabaseServer):
     # --- lifecycle --------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """See ServerProcess."""
         self.resume()  # each backend of a paused server
         super().stop()
 

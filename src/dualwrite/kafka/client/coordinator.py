@@ -78,7 +78,6 @@ class WireTransactionCoordinator:
         return self.knows_end_by_epoch()
 
     def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
-        """See TransactionCoordinator."""
         if self._ends_by_epoch is None:
 
             def request(deadline: Deadline) -> bool:
@@ -91,7 +90,7 @@ class WireTransactionCoordinator:
         return self._ends_by_epoch
 
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        """See TransactionCoordinator; a Metadata request to any broker."""
+        """A Metadata request to any broker."""
         return self._client.repeated(self.network.cluster_id, "any broker", timeout)
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
@@ -105,7 +104,7 @@ class WireTransactionCoordinator:
     def describe_all(
         self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
     ) -> dict[str, TransactionDescription | None]:
-        """See TransactionCoordinator; an id that gets no conclusive answer at first is described alone."""
+        """An id that gets no conclusive answer at first is described alone."""
         limit = self._client.limit(timeout)
         ids = list(dict.fromkeys(kafka_transactional_ids))
         found: dict[str, TransactionDescription | None] = {}
@@ -114,7 +113,7 @@ class WireTransactionCoordinator:
         return {name: found[name] if name in found else self.describe(name, timeout=limit) for name in ids}
 
     def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
-        """See TransactionCoordinator; a transaction whose request gets no conclusive answer at first is ended alone."""
+        """A transaction whose request gets no conclusive answer at first is ended alone."""
         limit = self._client.limit(timeout)
         found: dict[str, EndTxnResponse] = {}
         if self.knows_end_by_epoch(timeout=limit):  # then the same request may be sent again
@@ -287,7 +286,7 @@ class WireTransactionCoordinator:
         )
 
     def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
-        """See TransactionCoordinator; an id whose request gets no conclusive answer at first is created alone."""
+        """An id whose request gets no conclusive answer at first is created alone."""
         limit = self._client.limit(timeout)
         found: dict[str, InitProducerIdResponse] = {}
         if len(new) > 1:

@@ -63,11 +63,9 @@ class BulkSender:
         partition: int | None,
         timestamp_ms: int,
     ) -> None:
-        """See `NativeProducer.send_many`."""
         self._send_many(topic, values, keys, partition, timestamp_ms, self._patience())
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """See `NativeProducer.send_messages`."""
         patience = self._patience()
         is_first = not self._sender.has_sent
         if is_first:
@@ -81,7 +79,6 @@ class BulkSender:
                 self._push(patience)
 
     def send_columns(self, topic: str, values: pa.Array, keys: pa.Array | None, partition: int | None) -> None:
-        """See `NativeProducer.send_columns`."""
         from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
 
         if keys is not None and len(keys) != len(values):

@@ -252,12 +252,10 @@ class NativeProducer:
         return self._continue_if(self._registrar.create(Deadline.of(timeout)))
 
     def creation(self, *, timeout: Limit) -> NewProducerId:
-        """See TakeOverProducer."""
         self._check_allowed("create")
         return self._registrar.creation(Deadline.of(timeout))
 
     def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
-        """See TakeOverProducer."""
         self._check_allowed("create")
         return self._continue_if(self._registrar.created(answer, Deadline.of(timeout)))
 
@@ -319,13 +317,13 @@ class NativeProducer:
         self._bulk.send_many(topic, values, keys, partition, now)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
-        """See MessagesProducer: one Produce request per broker for all of them, unless they fill more than a batch."""
+        """One Produce request per broker for all of them, unless they fill more than a batch."""
         self._check_allowed("send")
         self._sender.raise_failure()
         self._bulk.send_messages(messages)
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
-        """See ColumnProducer. Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
+        """Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
         self._check_allowed("send_columns")
         self._sender.raise_failure()
         self._bulk.send_columns(topic, values, keys, partition)

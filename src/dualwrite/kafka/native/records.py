@@ -136,7 +136,6 @@ class EncodedRecords:
         self.size = size
 
     def build(self, *, producer_id: int, epoch: int, base_sequence: int, compression: Compression) -> bytes:
-        """See BatchBuilder."""
         times = (self._timestamp_ms, self._timestamp_ms)
         return _batch(self._content, times, self.count, producer_id, epoch, base_sequence, compression)
 

@@ -60,7 +60,6 @@ class Registrar:
         self._chosen_timeout_ms: int | None = None
 
     def register(self, deadline: Deadline, *, keep_prepared: bool) -> Identity:
-        """See `NativeProducer.init_transactions`."""
         self._check_broker(deadline)
         timeout_ms = self._timeout_ms(deadline)
         last_is_ending = False
@@ -88,7 +87,7 @@ class Registrar:
         return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline), kept)
 
     def create(self, deadline: Deadline) -> Identity | None:
-        """See `NativeProducer.create`; None if the coordinator knows the id."""
+        """None if the coordinator knows the id."""
         new = self.creation(deadline)
         response = self._coordinator.create_producer_id(
             self._id, timeout_ms=new.timeout_ms, two_phase=new.two_phase, timeout=deadline
@@ -96,19 +95,17 @@ class Registrar:
         return self.created(response, deadline)
 
     def creation(self, deadline: Deadline) -> NewProducerId:
-        """See `TakeOverProducer.creation`."""
         self._check_broker(deadline)
         return NewProducerId(self._id, self._timeout_ms(deadline), self._two_phase)
 
     def created(self, response: InitProducerIdResult, deadline: Deadline) -> Identity | None:
-        """See `TakeOverProducer.created`; None if the coordinator knew the id."""
+        """None if the coordinator knew the id."""
         if response.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
             return None
         self._check_proven(response)
         return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline))
 
     def wanted_timeout_ms(self, deadline: Deadline) -> int:
-        """See `NativeProducer.wanted_timeout_ms`."""
         return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(deadline)
 
     def _check_proven(self, response: InitProducerIdResult) -> None:

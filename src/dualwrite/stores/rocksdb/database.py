@@ -147,7 +147,6 @@ class RocksDBLeases(LeaseStore):
         self._would_create = would_create
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore."""
         table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
         with table.lock:
             now = time.monotonic()
@@ -156,7 +155,6 @@ class RocksDBLeases(LeaseStore):
         return frozenset(free)
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore."""
         table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
         with table.lock:
             ours = [name for name in ids if table.entries.get(name, ("", 0.0))[0] == owner]
@@ -164,7 +162,6 @@ class RocksDBLeases(LeaseStore):
         return frozenset(ours)
 
     def release(self, ids: Collection[str], owner: str) -> None:
-        """See LeaseStore."""
         table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
         with table.lock:
             for name in ids:
@@ -172,7 +169,6 @@ class RocksDBLeases(LeaseStore):
                     del table.entries[name]
 
     def entries(self, prefix: str = "") -> list[Lease]:
-        """See LeaseStore."""
         if self._would_create():
             return []
         table = self._table()

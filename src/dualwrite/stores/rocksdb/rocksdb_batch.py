@@ -220,21 +220,17 @@ class TransactionBatch:
         return found
 
     def put(self, key: Key, value: Any, cf: str = DEFAULT_FAMILY) -> None:
-        """See ColumnFamilyBatch.put."""
         self.column_family(cf).put(key, value)
 
     def delete(self, key: Key, cf: str = DEFAULT_FAMILY) -> None:
-        """See ColumnFamilyBatch.delete."""
         self.column_family(cf).delete(key)
 
     def get(self, key: Key, default: Any = None, cf: str = DEFAULT_FAMILY) -> Any:
-        """See ColumnFamilyBatch.get."""
         return self.column_family(cf).get(key, default)
 
     def items(
         self, cf: str = DEFAULT_FAMILY, *, from_key: Key | None = None, backwards: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        """See ColumnFamilyBatch.items."""
         return self.column_family(cf).items(from_key=from_key, backwards=backwards)
 
     def __getitem__(self, key: Key) -> Any:
@@ -306,12 +302,10 @@ class TransactionBatch:
             request.release()
 
     def begin_unit(self) -> None:
-        """See StoreTransaction."""
         for family in self._families.values():
             family.begin_unit()
 
     def undo_unit(self) -> None:
-        """See StoreTransaction."""
         for family in self._families.values():
             family.undo_unit()
 

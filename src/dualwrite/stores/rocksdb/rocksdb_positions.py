@@ -42,15 +42,13 @@ class RocksDBPositions(Positions):
         self._would_create = would_create
 
     def prepare(self) -> None:
-        """See Positions; creates the column family."""
+        """Creates the column family."""
         self._database().make_family(FAMILY, None)
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
-        """See Positions."""
         return {position.key: position for _, position in self._stored(group_id.encode() + _SEPARATOR)}
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions."""
         family = transaction.handle.column_family(FAMILY)
         for one in in_order(moves):
             key = _key(group_id, one.key)
@@ -59,7 +57,6 @@ class RocksDBPositions(Positions):
             family.put(key, position_text(one.after))
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions."""
         self.prepare()
         database = self._database()
         changes: dict[bytes, bytes | None] = {}
@@ -72,7 +69,6 @@ class RocksDBPositions(Positions):
             database.write(FAMILY, changes, "resetting positions")
 
     def forget(self, group_id: str) -> int:
-        """See Positions."""
         found = sorted(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
         if not found:
             return 0
@@ -84,7 +80,6 @@ class RocksDBPositions(Positions):
         return len(found)
 
     def groups(self, prefix: str = "") -> list[str]:
-        """See Positions."""
         return sorted({key.split(_SEPARATOR)[0].decode() for key, _ in self._stored(prefix.encode())})
 
     def _stored(self, start: bytes) -> Iterator[tuple[bytes, Position]]:

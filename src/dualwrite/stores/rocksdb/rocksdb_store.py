@@ -67,11 +67,9 @@ class RocksDBStoreTransaction(StoreTransaction):
         return self._batch
 
     def begin_unit(self) -> None:
-        """See StoreTransaction."""
         self.handle.begin_unit()
 
     def undo_unit(self, error: BaseException) -> None:
-        """See StoreTransaction."""
         del error
         self.handle.undo_unit()
 
@@ -83,7 +81,6 @@ class RocksDBStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction."""
         self._check_open()
         deadline = time.monotonic() + self._lock_timeout
         self._rows.lock(self._request, deadline, self._lock_timeout)
@@ -94,7 +91,6 @@ class RocksDBStoreTransaction(StoreTransaction):
         self._recorded = (row, handle)
 
     def commit(self) -> None:
-        """See StoreTransaction."""
         with self._ending:
             self._check_open()
             if self._recorded is None:
@@ -109,7 +105,6 @@ class RocksDBStoreTransaction(StoreTransaction):
                 self._end()
 
     def rollback(self) -> None:
-        """See StoreTransaction."""
         with self._ending:
             self._end()
 
@@ -206,7 +201,6 @@ class RocksDBStore(TxnStateStore):
 
     @property
     def description(self) -> str:
-        """See TxnStateStore."""
         return f"{_SCHEME}{self._path}"
 
     @property
@@ -224,29 +218,27 @@ class RocksDBStore(TxnStateStore):
         self._attached().database.make_family(name, options)
 
     def check(self) -> None:
-        """See TxnStateStore; opens the database, and creates the column family if it is missing."""
+        """Opens the database, and creates the column family if it is missing."""
         self._attached().database.family(STATE_FAMILY)
 
     @property
     def leases(self) -> LeaseStore:
-        """See TxnStateStore; they are kept in memory, for this process."""
+        """They are kept in memory, for this process."""
         return RocksDBLeases(lambda: self._attached().database.leases, self._would_create)
 
     @property
     def positions(self) -> Positions:
-        """See TxnStateStore."""
         return RocksDBPositions(lambda: self._attached().database, self._would_create)
 
     def durability(self) -> Mapping[str, str]:
-        """See TxnStateStore; `sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
+        """`sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
         return self._attached().database.durability()
 
     def identity(self) -> StoreIdentity | None:
-        """See TxnStateStore; does not create the database."""
+        """Does not create the database."""
         return None if self._would_create() else self._attached().identity()
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        """See TxnStateStore."""
         rows = self._attached()
         request = LockRequest(IDENTITY_KEY, "", "storing the database's id")
         try:
@@ -255,11 +247,10 @@ class RocksDBStore(TxnStateStore):
             request.release()
 
     def marks(self) -> frozenset[str]:
-        """See TxnStateStore; path and inode of the folder."""
+        """Path and inode of the folder."""
         return file_marks(self._path)
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        """See TxnStateStore."""
         rows = self._attached()
         check_fence(rows.row(claim.transactional_id), claim)
         encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
@@ -268,15 +259,14 @@ class RocksDBStore(TxnStateStore):
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        """See TxnStateStore; does not create the database."""
+        """Does not create the database."""
         return None if self._would_create() else self._attached().row(transactional_id)
 
     def read_claimed(self, claim: Claim) -> StateRow:
-        """See TxnStateStore."""
         return check_fence(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
-        """See TxnStateStore; does not create the database."""
+        """Does not create the database."""
         return [] if self._would_create() else self._attached().ids(prefix)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
@@ -284,7 +274,6 @@ class RocksDBStore(TxnStateStore):
     def claim(
         self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
     ) -> Claim:
-        """See TxnStateStore."""
         token = token or new_token()  # recognizes the claim if it was written before the database failed
 
         change = partial(claimed, transactional_id=transactional_id, owner=owner, token=token, expected_fence=expected_fence)
@@ -293,12 +282,9 @@ class RocksDBStore(TxnStateStore):
         return Claim(transactional_id, row.fence, row.owner)
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        """See TxnStateStore."""
         self._change_claimed(claim, lambda row: with_resolution(row, resolution), "resolving a transaction")
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """See TxnStateStore."""
-
         def change(row: StateRow) -> StateRow:
             store_id = self._own_identity().store_id  # read each time: it may have been replaced
             return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
@@ -308,7 +294,6 @@ class RocksDBStore(TxnStateStore):
     def acknowledge(
         self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
     ) -> tuple[LostTransaction, ...]:
-        """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
 
         def change(row: StateRow | None) -> StateRow | None:
@@ -322,8 +307,6 @@ class RocksDBStore(TxnStateStore):
         return tuple(removed)
 
     def forget(self, transactional_id: str) -> None:
-        """See TxnStateStore."""
-
         def change(row: StateRow | None) -> StateRow | None:
             return None if row is None else forgotten(row)
 
@@ -373,7 +356,7 @@ class RocksDBStore(TxnStateStore):
         return OpenDatabase(self._path, rdict=self._rdict)
 
     def close(self) -> None:
-        """See TxnStateStore; the database is closed with the last store of this process that uses it."""
+        """The database is closed with the last store of this process that uses it."""
         rows, self._rows = self._rows, None
         if rows is not None:
             databases.detach(self, rows.database)

@@ -542,7 +542,6 @@ class HookedThread:
         self._thread = thread
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """See TransactionThread."""
         return await self._thread.call(self._run, lambda: function(*args, **kwargs))
 
     def _run(self, function: Callable[[], T]) -> T:

@@ -196,13 +196,12 @@ class MysqlDialect(StoreDialect):
     # --- transactions -----------------------------------------------------------------------------------------------------
 
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
-        """See StoreDialect: all are in the connection's database."""
+        """All are in the connection's database."""
         del is_new
         database = connection.exec_driver_sql("SELECT DATABASE()").scalar()
         return {} if database is None else {TABLE_NAME: database}
 
     def begin(self, connection: Connection) -> None:
-        """See StoreDialect."""
         _start(connection)
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
@@ -224,12 +223,10 @@ class MysqlDialect(StoreDialect):
             raise
 
     def limit_pause(self, connection: Connection) -> None:
-        """See StoreDialect."""
         rows, table, _ = _save_limits(connection)
         connection.exec_driver_sql(_set_limits((rows, table, _PAUSED)))
 
     def still_marked(self, connection: Connection) -> bool:
-        """See StoreDialect."""
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:
@@ -241,7 +238,7 @@ class MysqlDialect(StoreDialect):
     # --- commit -----------------------------------------------------------------------------------------------------------
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """See StoreDialect; found from the status in the server's last response that was not an error."""
+        """Found from the status in the server's last response that was not an error."""
         if connection.invalidated or not _raw(connection).open:
             return "the connection was lost before COMMIT was sent"
         if not _raw(connection).server_status & SERVER_STATUS_IN_TRANS:
@@ -249,7 +246,7 @@ class MysqlDialect(StoreDialect):
         return None
 
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
-        """See StoreDialect; restores the session variables that `begin` and `begin_short` have set."""
+        """Restores the session variables that `begin` and `begin_short` have set."""
         super().finish(connection, command)
         _restore_session(connection)
 
@@ -264,17 +261,15 @@ class MysqlDialect(StoreDialect):
     detects_copies = False  # a promoted replica has its own server id
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the database of our tables."""
+        """MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the database of our tables."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
         return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect."""
         return durability(connection)
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
-        """See StoreDialect."""
         return [
             Routine(source, language or "SQL")
             for query in (_ROUTINES, _TRIGGERS, _VIEWS)
@@ -284,21 +279,18 @@ class MysqlDialect(StoreDialect):
     # --- errors -----------------------------------------------------------------------------------------------------------
 
     def wrong_encoding(self, connection: Connection) -> str | None:
-        """See StoreDialect."""
         client = connection.exec_driver_sql("SELECT @@character_set_client").scalar()
         driver = _raw(connection).charset
         return None if client == driver else f"SET NAMES or character_set_client: it is {client}, and PyMySQL sends {driver}"
 
     def may_have_rolled_back(self, error: BaseException) -> bool:
-        """See StoreDialect. After a lock timeout it has done so if `innodb_rollback_on_timeout` is on."""
+        """After a lock timeout it has done so if `innodb_rollback_on_timeout` is on."""
         return _code(error) == _LOCK_TIMEOUT or super().may_have_rolled_back(error)
 
     def has_lost_savepoint(self, error: BaseException) -> bool:
-        """See StoreDialect."""
         return _code(error) == _NO_SUCH_SAVEPOINT
 
     def classify(self, error: BaseException) -> ErrorClass:
-        """See StoreDialect."""
         lost = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
         if not isinstance(error, PyMySQLError):

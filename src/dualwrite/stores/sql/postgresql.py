@@ -212,12 +212,11 @@ class PostgresqlDialect(StoreDialect):
         event.listen(engine, "connect", decide)
 
     def watch_engine(self, engine: Engine) -> None:
-        """See StoreDialect: without an encoding SQLAlchemy can't even connect, since psycopg returns all texts as bytes."""
+        """Without an encoding SQLAlchemy can't even connect, since psycopg returns all texts as bytes."""
         if not event.contains(engine, "connect", _set_encoding):
             event.listen(engine, "connect", _set_encoding, insert=True)  # before SQLAlchemy's own first query
 
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
-        """See StoreDialect."""
         pid = raw_connection(connection).info.backend_pid
         if is_new:
             with self.reading(connection):
@@ -227,14 +226,13 @@ class PostgresqlDialect(StoreDialect):
         return schemas_in_search_path(connection)
 
     def begin(self, connection: Connection) -> None:
-        """See StoreDialect. psycopg sends BEGIN with the first statement."""
+        """Psycopg sends BEGIN with the first statement."""
         raw = raw_connection(connection)
         if raw.autocommit:  # a user's engine; SQLAlchemy restores it when the connection returns to its pool
             connection.execution_options(isolation_level=connection.default_isolation_level or "READ COMMITTED")
         connection.begin()
 
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
-        """See StoreDialect."""
         self.begin(connection)
         lock, statement = (max(1, int(seconds * 1000)) for seconds in (timeout, timeout + work_time))
         pid = _begun_waiting(connection, _WAITING.format(lock=lock, statement=statement))
@@ -249,12 +247,11 @@ class PostgresqlDialect(StoreDialect):
             )
 
     def limit_pause(self, connection: Connection) -> None:
-        """See StoreDialect."""
         connection.exec_driver_sql(f"SELECT {_LIMIT_PAUSE}")
 
     @contextmanager
     def reading(self, connection: Connection) -> Iterator[None]:
-        """See StoreDialect: in autocommit, without BEGIN and ROLLBACK, unless the user has a listener for `begin`."""
+        """In autocommit, without BEGIN and ROLLBACK, unless the user has a listener for `begin`."""
         raw = raw_connection(connection)
         if not is_idle(raw) or has_listeners(connection, "begin"):
             yield
@@ -267,15 +264,12 @@ class PostgresqlDialect(StoreDialect):
                 raw.autocommit = False
 
     def merged_statements(self, engine: Engine) -> PostgresqlMergedStatements:
-        """See StoreDialect."""
         return PostgresqlMergedStatements(engine)
 
     def marking_column(self) -> ColumnElement[Any] | None:
-        """See StoreDialect."""
         return func.pg_catalog.set_config(MARKER, bindparam("token"), True)
 
     def marked_condition(self) -> ColumnElement[bool] | None:
-        """See StoreDialect."""
         return func.pg_catalog.current_setting(MARKER, True) == bindparam("token")
 
     def still_marked(self, connection: Connection) -> bool:
@@ -294,7 +288,7 @@ class PostgresqlDialect(StoreDialect):
     next_unit = ("; ".join(StoreDialect.next_unit),)  # in one round trip
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """See StoreDialect; the COMMIT of a failed transaction rolls back without an error (its command tag is ROLLBACK)."""
+        """The COMMIT of a failed transaction rolls back without an error (its command tag is ROLLBACK)."""
         match raw_connection(connection).pgconn.transaction_status:
             case TransactionStatus.INTRANS:
                 return None
@@ -315,27 +309,22 @@ class PostgresqlDialect(StoreDialect):
         return raw_connection(connection).info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INERROR)
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; a physical replica has its primary's identifier and oids, a restored dump does not."""
+        """A physical replica has its primary's identifier and oids, a restored dump does not."""
         return frozenset({connection.scalars(select(_WHEREABOUTS)).one()})
 
     def marks_column(self) -> ColumnElement[Any]:
-        """See StoreDialect."""
         return _WHEREABOUTS
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect."""
         return durability(connection)
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
-        """See StoreDialect."""
         return routines(connection, names)
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
-        """See StoreDialect."""
         return tuple(map(raw_connection(connection).pgconn.parameter_status, _REPORTED))
 
     def classify(self, error: BaseException) -> ErrorClass:
-        """See StoreDialect."""
         invalidated = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
         if not isinstance(error, PsycopgError):
@@ -351,7 +340,6 @@ class PostgresqlDialect(StoreDialect):
         return _ERROR_CLASSES.get(error.sqlstate, ErrorClass.OTHER)
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        """See StoreDialect."""
         with own_connection(engine) as connection:
             self.begin_short(connection, 1.0)
             pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine)})

@@ -67,7 +67,6 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._statements.append(statement)
 
     def send(self) -> None:
-        """See QueuedStatements."""
         if not self.is_waiting:
             if self.error is not None:
                 raise self.error
@@ -80,7 +79,6 @@ class PostgresqlQueuedStatements(QueuedStatements):
             raise
 
     def drop(self) -> None:
-        """See QueuedStatements."""
         self._raw.__dict__.pop("wait", None)
 
     # --- the next use of the connection -----------------------------------------------------------------------------------
@@ -260,7 +258,6 @@ class PostgresqlMergedStatements(MergedStatements):
     # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
 
     def can_begin(self, connection: Connection) -> bool:
-        """See MergedStatements."""
         return is_idle(raw_connection(connection))
 
     def begin(
@@ -273,7 +270,6 @@ class PostgresqlMergedStatements(MergedStatements):
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
     ) -> PostgresqlQueuedStatements:
-        """See MergedStatements."""
         raw = raw_connection(connection)
         text = _Text(raw)
         check = (
@@ -294,7 +290,7 @@ class PostgresqlMergedStatements(MergedStatements):
         return PostgresqlQueuedStatements(raw, encoded, answered=answered, translated=translated)
 
     def may_wait(self, connection: Connection) -> bool:
-        """See MergedStatements; false behind a pooler, where psycopg prepares no statements: not all of them know pipelines."""
+        """False behind a pooler, where psycopg prepares no statements: not all of them know pipelines."""
         raw = raw_connection(connection)
         used_at = self._used_at.get(_original(raw))
         is_known = used_at is not None and time.monotonic() - used_at < _KNOWN_TO_WORK
@@ -308,7 +304,6 @@ class PostgresqlMergedStatements(MergedStatements):
         *,
         is_first: bool,
     ) -> QueuedStatements | None:
-        """See MergedStatements."""
         if isinstance(queued, PostgresqlQueuedStatements) and queued.is_waiting:
             if is_first:
                 queued.add(_NEXT_UNIT[-1])
@@ -322,13 +317,12 @@ class PostgresqlMergedStatements(MergedStatements):
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
     def can_commit(self, connection: Connection) -> bool:
-        """See MergedStatements; also false in a pipeline, and in a transaction that has failed."""
+        """Also false in a pipeline, and in a transaction that has failed."""
         pgconn = raw_connection(connection).pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
         return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not has_listeners(connection, "commit")
 
     def commit(self, connection: Connection, record: Record) -> None:
-        """See MergedStatements."""
         text = _Text(raw_connection(connection))
         answers = text.execute(
             f"WITH recorded AS (UPDATE {full_name(self._engine)} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
@@ -344,15 +338,13 @@ class PostgresqlMergedStatements(MergedStatements):
         self._used_at[_original(text.raw)] = time.monotonic()
 
     def was_not_executed(self, connection: Connection) -> bool:
-        """See MergedStatements; true if the server has responded, and the transaction is still there, in a failed state."""
+        """True if the server has responded, and the transaction is still there, in a failed state."""
         return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
 
     def found_no_row(self, error: BaseException) -> bool:
-        """See MergedStatements."""
         return isinstance(error, psycopg.errors.DivisionByZero)
 
     def found_no_mark(self, error: BaseException) -> bool:
-        """See MergedStatements."""
         return isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction)
 
 

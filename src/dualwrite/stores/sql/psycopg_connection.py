@@ -70,25 +70,23 @@ class PsycopgAccess(Access):
         self._source = source
 
     def guard(self, transactional_id: str) -> Guard:
-        """See Access."""
         return Guard(transactional_id, savepoint=_SAVEPOINT)
 
     def connect(self, guard: Guard) -> GuardedConnection:
-        """See Access."""
         look_up_tables(self._engine)
         return GuardedConnection(
             self._engine, guard, None if self._transaction_pool is None else self._transaction_pool.connect()
         )
 
     def batch(self, connection: GuardedConnection) -> Batch | None:
-        """See Access; None behind a pooler, and if a function makes the cursors, since these would not wait for responses."""
+        """None behind a pooler, and if a function makes the cursors, since these would not wait for responses."""
         raw = _recipe_connection(connection)
         if raw.plain_cursor is UnpreparedCursor or not isinstance(raw.original.cursor_factory, type):
             return None
         return PipelineBatch(raw, connection.guard)
 
     def handle(self, connection: GuardedConnection) -> GuardedPsycopgConnection:
-        """See Access: the user's own connection, guarded."""
+        """The user's own connection, guarded."""
         raw = _recipe_connection(connection)
         guarded = view_of(GuardedPsycopgConnection, raw.original)
         guarded.guard, guarded.owner = connection.guard, connection
@@ -96,7 +94,6 @@ class PsycopgAccess(Access):
         return guarded
 
     def renew(self, handle: GuardedPsycopgConnection | None) -> None:
-        """See Access."""
         if handle is not None:
             handle.restore()
 
@@ -111,12 +108,10 @@ class PsycopgAccess(Access):
 
     @property
     def connections(self) -> int:
-        """See Access."""
         return super().connections if self._connections is None else self._connections
 
     @property
     def can_replace(self) -> bool:  # type: ignore[override]  # a plain attribute of the others
-        """See Access."""
         return self._transaction_pool is None
 
     def check(self, own: Connection) -> None:
@@ -144,7 +139,6 @@ class PsycopgAccess(Access):
             )
 
     def close(self) -> None:
-        """See Access."""
         if self._source is not None:
             self._source.close()
 

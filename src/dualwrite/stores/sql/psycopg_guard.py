@@ -71,7 +71,7 @@ class GuardedPsycopgConnection(ConnectionView):
         return super().wait(gen, *args, **kwargs)
 
     def check_use(self, gen: Any) -> None:
-        """See ConnectionView: a cursor that the user has made, such as `psycopg.ClientCursor(tx.db)`, is not seen otherwise."""
+        """A cursor that the user has made, such as `psycopg.ClientCursor(tx.db)`, is not seen otherwise."""
         if self.guard.watch is not None:
             frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
             sender = None if frame is None else frame.f_locals.get("self")

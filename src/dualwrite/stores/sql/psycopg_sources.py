@@ -121,7 +121,7 @@ class SingleConnection(ConnectionSource):
                 )
 
     def check_in(self, connection: Psycopg) -> None:
-        """See ConnectionSource; autocommit is restored."""
+        """Autocommit is restored."""
         try:
             if self._autocommit and not connection.closed:
                 with suppress(psycopg.Error):
@@ -130,7 +130,6 @@ class SingleConnection(ConnectionSource):
             self._in_use.release()
 
     def invalidated(self, error: BaseException | None) -> None:
-        """See ConnectionSource."""
         if error is None:
             self._reason = "the answer to its last COMMIT never came, or its last rollback failed, so it was closed"
         else:
@@ -153,7 +152,6 @@ class PooledConnections(ConnectionSource):
         self._in_autocommit: set[int] = set()
 
     def check_out(self) -> Psycopg:
-        """See ConnectionSource."""
         connection = checked_connection(self._pool.getconn())
         try:
             if connection.autocommit:
@@ -165,7 +163,7 @@ class PooledConnections(ConnectionSource):
         return connection
 
     def check_in(self, connection: Psycopg) -> None:
-        """See ConnectionSource; the pool replaces a closed connection."""
+        """The pool replaces a closed connection."""
         if id(connection) in self._in_autocommit:
             self._in_autocommit.discard(id(connection))
             with suppress(psycopg.Error):
@@ -173,7 +171,7 @@ class PooledConnections(ConnectionSource):
         self._pool.putconn(connection)
 
     def invalidated(self, error: BaseException | None) -> None:
-        """See ConnectionSource; a server's restart breaks all connections: the next attempt must not get another broken one."""
+        """A server's restart breaks all connections: the next attempt must not get another broken one."""
         if isinstance(error, psycopg.Error):
             with suppress(psycopg.Error):
                 self._pool.check()
@@ -192,7 +190,6 @@ class CreatedConnections(ConnectionSource):
         self._made = [first]
 
     def check_out(self) -> Psycopg:
-        """See ConnectionSource."""
         with suppress(IndexError):
             return self._ready(self._made.pop())
         return self._ready(checked_connection(self._make()))
@@ -204,7 +201,7 @@ class CreatedConnections(ConnectionSource):
         return connection
 
     def check_in(self, connection: Psycopg) -> None:
-        """See ConnectionSource: the engine's pool does not need it any more."""
+        """The engine's pool does not need it any more."""
         connection.close()
 
     def close(self) -> None:
@@ -272,7 +269,6 @@ class _Utf8Loader(Loader):
     """Texts of a connection without an encoding, as str."""
 
     def load(self, data: Buffer) -> str:
-        """See Loader."""
         return bytes(data).decode()
 
 
@@ -352,10 +348,9 @@ class PipelineBatch:
         self._pipeline = self._open.enter_context(connection.pipeline())
 
     def sync(self) -> None:
-        """See Batch."""
         self._pipeline.sync()
 
     def end(self) -> None:
-        """See Batch. May be called more than once."""
+        """May be called more than once."""
         self._guard.batch = None
         self._open.close()

@@ -123,7 +123,7 @@ class ErrorMap:
         return self.dialect.classify(error)
 
     def is_outage(self, error: BaseException) -> bool:
-        """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        """A statement that took longer than the database permits is not one."""
         if isinstance(error, PendingRollbackError):
             return error.code == _INVALIDATED
         driver = driver_error(error)

@@ -52,7 +52,7 @@ class SqlLeases(LeaseStore):
         self._short = short
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore; in one transaction, which locks the rows in the order of their ids, as that of every other owner."""
+        """In one transaction, which locks the rows in the order of their ids, as that of every other owner."""
         owner = owner[:MAX_OWNER_LENGTH]
 
         def work(connection: Connection) -> frozenset[str]:
@@ -79,7 +79,6 @@ class SqlLeases(LeaseStore):
             return self._short.run(work, "leasing an id", min(ids))
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore."""
         owner = owner[:MAX_OWNER_LENGTH]
 
         def work(some: list[str], connection: Connection) -> list[str]:
@@ -91,7 +90,6 @@ class SqlLeases(LeaseStore):
         return frozenset(chain.from_iterable(chunks))
 
     def release(self, ids: Collection[str], owner: str) -> None:
-        """See LeaseStore."""
         owner = owner[:MAX_OWNER_LENGTH]
 
         def work(some: list[str], connection: Connection) -> None:
@@ -101,8 +99,6 @@ class SqlLeases(LeaseStore):
             self._short.run(partial(work, some), "releasing ids")
 
     def entries(self, prefix: str = "") -> list[Lease]:
-        """See LeaseStore."""
-
         def work(connection: Connection) -> list[Lease]:
             rows = connection.execute(_listing(connection.dialect.name), prefix_parameters(prefix)).all()
             return [
@@ -171,18 +167,17 @@ class SqlPositions(Positions):
         self._short = short
 
     def prepare(self) -> None:
-        """See Positions; `dualwrite db upgrade` creates the table."""
+        """`dualwrite db upgrade` creates the table."""
         self._short.query(lambda connection: connection.execute(_CHECK_TABLE).first(), "looking for positions")
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
-        """See Positions."""
         found = self._short.query(
             lambda connection: connection.execute(_READ, {"group": group_id}).all(), "reading the positions of a group"
         )
         return {position.key: position for position in map(_position, found)}
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions; an update whose condition does not hold changes no row; the primary key rejects a second insert."""
+        """An update whose condition does not hold changes no row; the primary key rejects a second insert."""
         assert isinstance(transaction, SqlStoreTransaction)
         with transaction.own_statements() as connection:  # not tx.session: it would flush the user's objects, and costs more
             for one in in_order(moves):
@@ -192,7 +187,6 @@ class SqlPositions(Positions):
                     raise moved(group_id, one, None) from error
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions."""
         ordered = in_order(moves)
         done = False
 
@@ -214,7 +208,6 @@ class SqlPositions(Positions):
             raise moved(group_id, ordered[0], None) from error
 
     def forget(self, group_id: str) -> int:
-        """See Positions."""
         counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
 
         def work(connection: Connection) -> None:
@@ -226,7 +219,6 @@ class SqlPositions(Positions):
         return counted
 
     def groups(self, prefix: str = "") -> list[str]:
-        """See Positions."""
         return sorted(
             self._short.query(
                 lambda connection: connection.scalars(_GROUPS, prefix_parameters(prefix)).all(),

@@ -213,47 +213,40 @@ class SqlStateStore(TxnStateStore):
 
     @property
     def most_side_by_side(self) -> int:
-        """See TxnStateStore."""
         return 2 if self.is_local else self._context.access.connections
 
     @property
     def description(self) -> str:
-        """See TxnStateStore."""
         return address(self._engine.url)
 
     def check(self) -> None:
-        """See TxnStateStore; compares the columns, since the table may also be made by the user's own migrations."""
+        """Compares the columns, since the table may also be made by the user's own migrations."""
         self._short.query(self._context.access.check, "checking the table")
         for query in ALL_COLUMNS:
             self._short.query(partial(first_row, query=query), "checking the table")
 
     @property
     def leases(self) -> LeaseStore:
-        """See TxnStateStore."""
         return SqlLeases(self._short)
 
     @property
     def positions(self) -> Positions:
-        """See TxnStateStore."""
         return SqlPositions(self._short)
 
     def durability(self) -> Mapping[str, str]:
-        """See TxnStateStore."""
         return self._short.query(self._dialect.durability, "reading the durability settings")
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
     @property
     def detects_copies(self) -> bool:  # type: ignore[override]
-        """See TxnStateStore; False for MariaDB and MySQL: a promoted replica has another identifier."""
+        """False for MariaDB and MySQL: a promoted replica has another identifier."""
         return self._dialect.detects_copies
 
     def identity(self) -> StoreIdentity | None:
-        """See TxnStateStore."""
         return self._short.query(read_identity, "reading the database's id")
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        """See TxnStateStore."""
         try:
             return self._short.run(partial(replace_identity, identity=identity, expected=expected), "storing the database's id")
         except StoreError as error:
@@ -262,7 +255,7 @@ class SqlStateStore(TxnStateStore):
             raise
 
     def marks(self) -> frozenset[str]:
-        """See TxnStateStore; also empty if the database does not show us its identifier."""
+        """Also empty if the database does not show us its identifier."""
         try:
             return self._short.query(self._dialect.database_marks, "reading the database's identifier")
         except StoreError as error:
@@ -270,7 +263,6 @@ class SqlStateStore(TxnStateStore):
             return frozenset()
 
     def why_no_marks(self) -> str | None:
-        """See TxnStateStore."""
         try:
             found = self._short.query(self._dialect.database_marks, "reading the database's identifier")
         except StoreError as error:
@@ -280,7 +272,6 @@ class SqlStateStore(TxnStateStore):
     def claim(
         self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
     ) -> Claim:
-        """See TxnStateStore."""
         owner = owner[:MAX_OWNER_LENGTH]
         attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, token or new_token(), expected_fence)
         return attempt.make().rows[0].claim
@@ -296,7 +287,7 @@ class SqlStateStore(TxnStateStore):
         token: str | None = None,
         acquiring: Acquiring | None = None,
     ) -> ClaimedLanes:
-        """See TxnStateStore; in one transaction: if one lane can't be claimed, none is."""
+        """In one transaction: if one lane can't be claimed, none is."""
         besides = WithLanes(cluster_id, acquiring, self._first_identity())
         owner = owner[:MAX_OWNER_LENGTH]
         return ClaimAttempt(self._short, lanes, owner, timeout, token or new_token(), expected_fence, lanes=besides).make()
@@ -317,30 +308,26 @@ class SqlStateStore(TxnStateStore):
         return attempt.make().rows[0].claim
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        """See TxnStateStore."""
         transaction = SqlStoreTransaction(self._context, claim)
         transaction.begin()
         return transaction
 
     def begin_group(self, claim: Claim) -> StoreTransaction:
-        """See TxnStateStore."""
         transaction = SqlStoreTransaction(self._context, claim, is_group=True)
         transaction.begin()
         return transaction
 
     def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
-        """See TxnStateStore."""
         transaction = SqlStoreTransaction(self._context, claim, is_group=is_group)
         transaction.begin(may_wait=True)
         return transaction
 
     def is_conflict(self, error: BaseException) -> bool:
-        """See TxnStateStore."""
         error = self._behind_lost_savepoint(error)
         return isinstance(error, self._context.driver_errors) and self._dialect.classify(error) is ErrorClass.CONFLICT
 
     def is_outage(self, error: BaseException) -> bool:
-        """See TxnStateStore. A statement that took longer than the database permits is not one."""
+        """A statement that took longer than the database permits is not one."""
         error = self._behind_lost_savepoint(error)
         return isinstance(error, self._context.driver_errors) and self._context.errors.is_outage(error)
 
@@ -355,11 +342,10 @@ class SqlStateStore(TxnStateStore):
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        """See TxnStateStore."""
         return self._short.query(partial(read_row, transactional_id=transactional_id), "reading the row", transactional_id)
 
     def look_at(self, lanes: Sequence[str]) -> tuple[StateRow, ...]:
-        """See TxnStateStore; in one query, if the dialect's marks are a column."""
+        """In one query, if the dialect's marks are a column."""
         column = self._dialect.marks_column()
         try:
             identity, shown, rows = self._looked_at(lanes, column)
@@ -383,27 +369,24 @@ class SqlStateStore(TxnStateStore):
         return self._short.query(work, "reading the row", lanes[0])
 
     def read_claimed(self, claim: Claim) -> StateRow:
-        """See TxnStateStore."""
         return check_fence(self.read(claim.transactional_id), claim)
 
     def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
-        """See TxnStateStore; in one query."""
+        """In one query."""
         ids = [claim.transactional_id for claim in claims]
         found = self._short.query(partial(read_rows, ids=ids), "reading the row", ids[0])
         return tuple(check_fence(found.get(claim.transactional_id), claim) for claim in claims)
 
     def list(self, prefix: str = "") -> list[str]:
-        """See TxnStateStore."""
         return self._short.query(partial(list_ids, prefix=prefix), "listing the ids")
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        """See TxnStateStore."""
         self.record_resolutions([(claim, resolution)])
 
     def record_resolutions(self, resolutions: Sequence[tuple[Claim, Resolution]]) -> None:
-        """See TxnStateStore; in one transaction."""
+        """In one transaction."""
 
         def work(connection: Connection) -> None:
             found = _locked(connection, [claim for claim, _ in resolutions]).rows
@@ -414,13 +397,13 @@ class SqlStateStore(TxnStateStore):
         self._short.run(work, "resolving a transaction", resolutions[0][0].transactional_id)
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """See TxnStateStore; a number whose COMMIT got no response is skipped, which is harmless."""
+        """A number whose COMMIT got no response is skipped, which is harmless."""
         only = frozenset({claim.transactional_id})
         (row,) = self.acquire_generations([claim], Acquiring(kind, only, only if reuse else frozenset(), cluster_id))
         return row.generation
 
     def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
-        """See TxnStateStore; in one transaction."""
+        """In one transaction."""
         first = self._first_identity()
 
         def work(connection: Connection) -> tuple[StateRow, ...]:
@@ -451,7 +434,6 @@ class SqlStateStore(TxnStateStore):
     def acknowledge(
         self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
     ) -> tuple[LostTransaction, ...]:
-        """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: the response to the COMMIT that removed them may be lost
 
         def work(connection: Connection) -> None:
@@ -466,8 +448,6 @@ class SqlStateStore(TxnStateStore):
         return tuple(removed)
 
     def forget(self, transactional_id: str) -> None:
-        """See TxnStateStore."""
-
         def work(connection: Connection) -> None:
             row = lock_row(connection, transactional_id)
             if row is not None and not row.forgotten:
@@ -476,7 +456,6 @@ class SqlStateStore(TxnStateStore):
         self._short.run(work, "forgetting the id", transactional_id)
 
     def close(self) -> None:
-        """See TxnStateStore."""
         self._context.access.close()
         if self._owns_engine:
             self._engine.dispose()

@@ -143,16 +143,13 @@ class SqlStoreTransaction(StoreTransaction):
 
     @property
     def is_fence_checked(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
-        """See StoreTransaction."""
         return self._beginning is None or not (self._beginning.is_waiting or self._beginning.error)
 
     @property
     def begin_error(self) -> Exception | None:  # type: ignore[override]  # as above
-        """See StoreTransaction."""
         return None if self._beginning is None else self._beginning.error
 
     def check_fence(self) -> None:
-        """See StoreTransaction."""
         if not self.is_fence_checked:
             self._send_queued()
 
@@ -183,7 +180,6 @@ class SqlStoreTransaction(StoreTransaction):
 
     @property
     def session(self) -> Session:
-        """See StoreTransaction."""
         self._end_batch()  # SQLAlchemy reads each response
         return self._sessions.current(self._open_connection())
 
@@ -195,12 +191,11 @@ class SqlStoreTransaction(StoreTransaction):
         return connection.own_statements()
 
     def async_handle(self, thread: TransactionThread) -> Any:
-        """See StoreTransaction: an AsyncConnection."""
+        """An AsyncConnection."""
         self._guard.thread = thread.ident
         return self._context.access.async_handle(self._open_connection(), thread)
 
     def async_session(self, thread: TransactionThread) -> AsyncSession:
-        """See StoreTransaction."""
         from dualwrite.stores.sql.async_handles import AsyncSession, HookedThread  # noqa: PLC0415  (the ORM, only when it is used)
 
         self._guard.thread = thread.ident
@@ -218,12 +213,10 @@ class SqlStoreTransaction(StoreTransaction):
 
     @property
     def refused(self) -> str | None:  # type: ignore[override]  # a plain attribute of stores without settings
-        """See StoreTransaction."""
         watch = self._guard.watch
         return None if watch is None else watch.refused
 
     def watch(self, *, shares: bool) -> None:
-        """See StoreTransaction."""
         watch = self._guard.watch
         if watch is None:
             watch = self._guard.watch = Watch(self._context.effects, self._routines)
@@ -237,7 +230,6 @@ class SqlStoreTransaction(StoreTransaction):
             return self._context.dialect.routines(connection, names)
 
     def renew_handle(self) -> None:
-        """See StoreTransaction."""
         self._renew_handle(keeps_ends=True)
 
     def _renew_handle(self, *, keeps_ends: bool) -> None:
@@ -260,30 +252,27 @@ class SqlStoreTransaction(StoreTransaction):
     # --- units of a group -------------------------------------------------------------------------------------------------
 
     def begin_units(self) -> None:
-        """See StoreTransaction: under one savepoint, and in libpq's pipeline if the store was created from psycopg."""
+        """Under one savepoint, and in libpq's pipeline if the store was created from psycopg."""
         connection = self._open_connection()
         self._guard.batch = self._context.access.batch(connection)
         self.begin_unit()
 
     @property
     def has_unanswered_statements(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
-        """See StoreTransaction."""
         return self._guard.batch is not None
 
     @property
     def savepoints(self) -> int:  # type: ignore[override]  # a plain attribute of stores that have none
-        """See StoreTransaction: by SQLAlchemy's or psycopg's methods, not those that are plain SQL."""
+        """By SQLAlchemy's or psycopg's methods, not those that are plain SQL."""
         return self._guard.savepoints
 
     def end_units(self) -> None:
-        """See StoreTransaction."""
         self._end_batch()
         connection = self._open_connection()
         self._check_can_commit(connection)
         self._check_isolated(connection)
 
     def undo_units(self, error: BaseException) -> None:
-        """See StoreTransaction."""
         quietly(self._end_batch)  # if it raises, that is `error` again, or a consequence of it
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
         self._begin_isolated()
@@ -300,12 +289,11 @@ class SqlStoreTransaction(StoreTransaction):
             raise self._errors.commit_failed(blocker)
 
     def begin_unit(self) -> None:
-        """See StoreTransaction: a savepoint, which replaces that of the unit before."""
+        """A savepoint, which replaces that of the unit before."""
         self._queued = self._units.begin(self._open_connection(), self._queued)
         self.watch(shares=True)
 
     def end_unit(self) -> None:
-        """See StoreTransaction."""
         connection = self._open_connection()
         self.before_commit()
         self._check_can_commit(connection)
@@ -314,7 +302,6 @@ class SqlStoreTransaction(StoreTransaction):
         self._renew_handle(keeps_ends=True)
 
     def undo_unit(self, error: BaseException) -> None:
-        """See StoreTransaction."""
         self._units.undo(self._open_connection(), error)
         self._begin_isolated()
 
@@ -327,7 +314,6 @@ class SqlStoreTransaction(StoreTransaction):
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
     def before_commit(self) -> None:
-        """See StoreTransaction."""
         if self._sessions.is_used:
             self._end_batch()  # a coroutine may have added objects without a call in the thread
             self._sessions.dispatch_before_commit()
@@ -341,7 +327,6 @@ class SqlStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction."""
         connection = self._open_connection()
         self._sessions.flush()
         self._send_queued(at_end=True)
@@ -364,7 +349,6 @@ class SqlStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction."""
         connection, merged = self._open_connection(), self._context.merged
         self._sessions.flush()
         self._send_queued(at_end=True)
@@ -421,7 +405,6 @@ class SqlStoreTransaction(StoreTransaction):
             return connection.execute(NEWEST_CLAIM, {"id": self._claim.transactional_id}).first()
 
     def commit(self) -> None:
-        """See StoreTransaction."""
         connection = self._open_connection()
         connection.lift_guard()
         try:
@@ -476,7 +459,6 @@ class SqlStoreTransaction(StoreTransaction):
         return self._errors.row_not_found(current, self._store_id) if was_marked else self._errors.ended_by_block()
 
     def rollback(self) -> None:
-        """See StoreTransaction."""
         self._release(discard=False)
 
     # --- the end ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class SqliteDialect(StoreDialect):
     read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
-        """See StoreDialect; `lock_timeout` becomes the busy timeout."""
+        """`lock_timeout` becomes the busy timeout."""
         del connect_timeout
         if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
             raise ConfigurationError(
@@ -75,7 +75,7 @@ class SqliteDialect(StoreDialect):
             event.listen(engine, "checkin", _roll_back_left_over)
 
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
-        """See StoreDialect: not a temporary table, nor one of an attached database."""
+        """Not a temporary table, nor one of an attached database."""
         del connection, is_new
         return {TABLE_NAME: "main"}
 
@@ -87,7 +87,6 @@ class SqliteDialect(StoreDialect):
         self._begin(connection, None)
 
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
-        """See StoreDialect."""
         del work_time
         self._begin(connection, timeout)
 
@@ -102,7 +101,6 @@ class SqliteDialect(StoreDialect):
         raw.execute(f"SAVEPOINT {_MARKER}")
 
     def still_marked(self, connection: Connection) -> bool:
-        """See StoreDialect."""
         try:
             _raw(connection).execute(f"RELEASE SAVEPOINT {_MARKER}")
         except sqlite3.OperationalError as error:
@@ -112,11 +110,10 @@ class SqliteDialect(StoreDialect):
         return True
 
     def commit_blocker(self, connection: Connection) -> str | None:
-        """See StoreDialect."""
         return None if _raw(connection).in_transaction else "SQLite has already rolled the transaction back"
 
     def finish(self, connection: Connection, command: Literal["COMMIT", "ROLLBACK"]) -> None:
-        """See StoreDialect; sqlite3's commit() and rollback() do nothing with autocommit=True (Python 3.12)."""
+        """Sqlite3's commit() and rollback() do nothing with autocommit=True (Python 3.12)."""
         super().finish(connection, command)
         raw = _raw(connection)
         if raw.in_transaction and getattr(raw, "autocommit", None) is True:
@@ -128,12 +125,12 @@ class SqliteDialect(StoreDialect):
         return code in _SURELY_FAILED and not connection.invalidated and _raw(connection).in_transaction
 
     def database_marks(self, connection: Connection) -> frozenset[str]:
-        """See StoreDialect; path and inode of the file; empty for a database in memory."""
+        """Path and inode of the file; empty for a database in memory."""
         path = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
         return file_marks(path) if path else frozenset()
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        """See StoreDialect; with `fullfsync` on macOS, where fsync alone does not empty the disk's own cache."""
+        """With `fullfsync` on macOS, where fsync alone does not empty the disk's own cache."""
         raw = _raw(connection)
         (level,) = raw.execute("PRAGMA synchronous").fetchone()
         (mode,) = raw.execute("PRAGMA journal_mode").fetchone()
@@ -144,7 +141,6 @@ class SqliteDialect(StoreDialect):
         return found
 
     def classify(self, error: BaseException) -> ErrorClass:
-        """See StoreDialect."""
         error = driver_error(error)
         code = _code(error)
         text = str(error)

@@ -133,7 +133,6 @@ class LongWords(Words):
         self.is_medium = is_medium
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """See TypeDecorator."""
         return mysql.MEDIUMTEXT() if self.is_medium and dialect.name in _MYSQL else super().load_dialect_impl(dialect)
 
 

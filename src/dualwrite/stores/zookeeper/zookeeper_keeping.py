@@ -43,26 +43,23 @@ class ZooKeeperLeases(LeaseStore):
         self._timeout = change_timeout
 
     def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore."""
         del seconds
         return frozenset(
             name for name in sorted(ids) if self._change(name, partial(self._acquired, name, owner), "leasing an id")
         )
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        """See LeaseStore; what an expired session had leased is lost."""
+        """What an expired session had leased is lost."""
         del seconds
         return frozenset(
             name for name in sorted(ids) if self._change(name, partial(self._kept, name, owner), "renewing a lease")
         )
 
     def release(self, ids: Collection[str], owner: str) -> None:
-        """See LeaseStore."""
         for name in sorted(ids):
             self._change(name, partial(self._released, name, owner), "releasing an id")
 
     def entries(self, prefix: str = "") -> list[Lease]:
-        """See LeaseStore."""
         found = self._nodes.query(partial(self._entries, prefix), "listing the leases")
         return sorted(found, key=lambda each: each.transactional_id)
 
@@ -152,15 +149,14 @@ class ZooKeeperPositions(Positions):
         self._acl = nodes.connection.acl
 
     def prepare(self) -> None:
-        """See Positions; creates the root."""
+        """Creates the root."""
         self._run(lambda: self._create(ROOT), "creating the root of the positions")
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
-        """See Positions."""
         return self._run(lambda: self._read(group_id), "reading the positions of a group")
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions; missing parents are created in the same multi."""
+        """Missing parents are created in the same multi."""
         batch = transaction.handle
         for one in in_order(moves):
             path = _path(group_id, one.key)
@@ -174,7 +170,6 @@ class ZooKeeperPositions(Positions):
             batch.create(path, position_text(one.after), acl=self._acl)
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
-        """See Positions."""
         ordered = in_order(moves)
         is_sent = False
 
@@ -189,7 +184,7 @@ class ZooKeeperPositions(Positions):
         self._run(work, "resetting positions")
 
     def forget(self, group_id: str) -> int:
-        """See Positions; deletes node by node, the partitions of a topic before the topic."""
+        """Deletes node by node, the partitions of a topic before the topic."""
         counted = 0  # the maximum over all attempts: one whose response was lost may have deleted some
 
         def work() -> int:
@@ -206,7 +201,6 @@ class ZooKeeperPositions(Positions):
         return self._run(work, "forgetting the positions of a group")
 
     def groups(self, prefix: str = "") -> list[str]:
-        """See Positions."""
         names = self._run(lambda: self._children(ROOT), "listing the groups with positions")
         return sorted(name for name in map(unquote, names) if name.startswith(prefix))
 

@@ -153,46 +153,40 @@ class ZooKeeperStore(TxnStateStore):
 
     @property
     def description(self) -> str:
-        """See TxnStateStore."""
         return self._connection.address
 
     def durability(self) -> Mapping[str, str]:
-        """See TxnStateStore."""
         mode = self._connection.server_mode()
         return {"forceSync": "not visible", **({} if mode is None else {"mode": mode})}
 
     def check(self) -> None:
-        """See TxnStateStore; there is no table: the first claim creates the nodes."""
+        """There is no table: the first claim creates the nodes."""
         self._nodes.query(
             lambda: self._connection.request(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
         )
 
     @property
     def leases(self) -> LeaseStore:
-        """See TxnStateStore; a lease lasts as long as the client's session, whatever its length."""
+        """A lease lasts as long as the client's session, whatever its length."""
         return ZooKeeperLeases(self._nodes, self._change_timeout)
 
     @property
     def positions(self) -> Positions:
-        """See TxnStateStore."""
         return ZooKeeperPositions(self._nodes)
 
     def identity(self) -> StoreIdentity | None:
-        """See TxnStateStore."""
         return self._nodes.query(self._nodes.identity, "reading the database's id")
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        """See TxnStateStore."""
         return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
 
     def claim(
         self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
     ) -> Claim:
-        """See TxnStateStore; does not wait for a lock, but retries if others change the row at the same time."""
+        """Does not wait for a lock, but retries if others change the row at the same time."""
         return ClaimAttempt(self._nodes, transactional_id, owner, timeout, token or new_token(), expected_fence).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        """See TxnStateStore."""
         transaction = ZooKeeperTransaction(self._nodes, claim)
         transaction.begin()
         return transaction
@@ -207,32 +201,27 @@ class ZooKeeperStore(TxnStateStore):
         return isinstance(error, BadVersionError)
 
     def is_outage(self, error: BaseException) -> bool:
-        """See TxnStateStore."""
         return classify(error) in (ErrorClass.CONNECTION, ErrorClass.READ_ONLY)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        """See TxnStateStore."""
         node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
         return None if node is None else node.row
 
     def read_claimed(self, claim: Claim) -> StateRow:
-        """See TxnStateStore."""
         node = self._nodes.query(
             lambda: self._nodes.read_from_quorum(claim.transactional_id), "reading the row", claim.transactional_id
         )
         return check_fence(None if node is None else node.row, claim)
 
     def list(self, prefix: str = "") -> list[str]:
-        """See TxnStateStore."""
         rows = self._nodes.query(lambda: list(self._nodes.rows(prefix)), "listing the ids")
         return sorted(row.transactional_id for row in rows if not row.forgotten)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        """See TxnStateStore."""
         self._change(
             claim.transactional_id,
             lambda row: with_resolution(check_fence(row, claim), resolution),
@@ -240,7 +229,7 @@ class ZooKeeperStore(TxnStateStore):
         )
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """See TxnStateStore; a number whose response was lost is skipped, which is harmless."""
+        """A number whose response was lost is skipped, which is harmless."""
 
         def work(row: StateRow | None) -> StateRow:
             store_id = self._own_identity().store_id
@@ -253,7 +242,6 @@ class ZooKeeperStore(TxnStateStore):
     def acknowledge(
         self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
     ) -> tuple[LostTransaction, ...]:
-        """See TxnStateStore."""
         removed: list[LostTransaction] = []  # over all attempts: the response to the one that removed them may be lost
 
         def once(deadline: float) -> None:
@@ -272,8 +260,6 @@ class ZooKeeperStore(TxnStateStore):
         return tuple(removed)
 
     def forget(self, transactional_id: str) -> None:
-        """See TxnStateStore."""
-
         def work(row: StateRow | None) -> StateRow | None:
             return None if row is None or row.forgotten else forgotten(row)
 
@@ -294,7 +280,7 @@ class ZooKeeperStore(TxnStateStore):
         return self._nodes.change(once, doing, transactional_id, self._change_timeout)
 
     def close(self) -> None:
-        """See TxnStateStore; a multi that is still in flight may be applied later, as after any unknown commit."""
+        """A multi that is still in flight may be applied later, as after any unknown commit."""
         self._connection.close()
 
 

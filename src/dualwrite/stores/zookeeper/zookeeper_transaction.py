@@ -203,11 +203,9 @@ class ZooKeeperBatch:
         return self._size
 
     def begin_unit(self) -> None:
-        """See StoreTransaction."""
         self._before_unit = (len(self._request.operations), self._size)
 
     def undo_unit(self) -> None:
-        """See StoreTransaction."""
         count, self._size = self._before_unit
         del self._request.operations[count:]
 
@@ -284,11 +282,9 @@ class ZooKeeperTransaction(StoreTransaction):
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
     def begin_unit(self) -> None:
-        """See StoreTransaction."""
         self.handle.begin_unit()
 
     def undo_unit(self, error: BaseException) -> None:
-        """See StoreTransaction."""
         del error
         self.handle.undo_unit()
 
@@ -300,7 +296,7 @@ class ZooKeeperTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        """See StoreTransaction; only a read is sent, and the batch accepts no more operations."""
+        """Only a read is sent, and the batch accepts no more operations."""
         batch = self.handle
         batch.end()
         node = self._read_checked("recording the prepared state")
@@ -312,7 +308,6 @@ class ZooKeeperTransaction(StoreTransaction):
         self._ours = ours
 
     def commit(self) -> None:
-        """See StoreTransaction."""
         batch, ours = self.handle, self._ours
         if ours is None:
             raise UsageError("The state is not recorded yet.", transactional_id=self._claim.transactional_id)
@@ -388,7 +383,7 @@ class ZooKeeperTransaction(StoreTransaction):
         )
 
     def rollback(self) -> None:
-        """See StoreTransaction; nothing was sent, so there is nothing to undo."""
+        """Nothing was sent, so there is nothing to undo."""
         if self._batch is not None:
             self._batch.end()
         self._batch = self._ours = None
