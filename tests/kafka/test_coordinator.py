@@ -77,7 +77,7 @@ def test_an_ended_transaction_keeps_its_start_time(
 
 
 def test_endtxn_v5_is_detected_by_the_features_of_the_broker(coordinator: WireTransactionCoordinator) -> None:
-    assert coordinator.ends_by_epoch
+    assert coordinator.knows_end_by_epoch()
 
 
 def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
@@ -166,7 +166,7 @@ def test_an_abort_with_nothing_ongoing_raises_the_epoch(
 
 @pytest.mark.slow
 def test_a_broker_of_transaction_version_1_has_no_endtxn_v5(coordinator_v4: WireTransactionCoordinator) -> None:
-    assert not coordinator_v4.ends_by_epoch
+    assert not coordinator_v4.knows_end_by_epoch()
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_an_unreachable_broker_is_named_with_the_setting_within_the_time_limit(f
     coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.2)
     for ask in (
         lambda: coordinator.describe("x"),
-        lambda: coordinator.ends_by_epoch,
+        coordinator.knows_end_by_epoch,
         coordinator.list_transactions,
         coordinator.transaction_max_timeout_ms,
         lambda: coordinator.init_producer_id("x"),

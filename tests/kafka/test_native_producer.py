@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.cimpl import NewPartitions
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
@@ -18,10 +19,12 @@ from dualwrite.errors import (
     InvalidTransitionError,
     ProducerFencedError,
     TransactionTimeoutRefusedError,
+    UnknownTopicError,
 )
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
@@ -452,6 +455,34 @@ def test_any_setting_sends_everything_in_order(
     for partition in range(3):
         values = [(m.value() or b"")[:5].decode() for m in found if m.partition() == partition]
         assert values == [f"{part} {number:03}" for part in range(2) for number in range(partition, 500, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["send", "send_many", "keyed"])
+def test_a_partition_that_is_added_during_a_transaction_is_accepted_by_the_next_one(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, how: str
+) -> None:
+    """Within a transaction the number of partitions does not change, so that a key always means the same partition."""
+    topic, producer = new_name("topic"), ready(new_native())
+    make_topic(broker, topic)
+    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers})
+
+    def add(partition: int) -> None:
+        if how == "send":
+            producer.send(topic, b"v", partition=partition)
+        else:
+            producer.send_many(topic, [b"v"], keys=None if how == "send_many" else [b"k"], partition=partition)
+
+    producer.begin_transaction()
+    add(0)
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
+    with pytest.raises(UnknownTopicError, match="has no partition 1"):
+        add(1)
+    producer.commit_transaction(timeout=LIMIT)
+    producer.begin_transaction()
+    add(1)
+    producer.commit_transaction(timeout=LIMIT)
+    assert sorted(message.partition() or 0 for message in read_topic(broker.bootstrap_servers, topic)) == [0, 1]
 
 
 def test_a_message_of_megabytes_is_sent_if_all_three_limits_allow_it(

@@ -67,9 +67,9 @@ class InspectionClient:
             BrokerAuthorizationError: The principal lacks Describe on the id.
         """
 
-        def once() -> T:
+        def once(deadline: Deadline) -> T:
             try:
-                return request(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
+                return request(self._network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
             except CoordinatorUnavailableError as error:
                 if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                     raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
@@ -86,7 +86,7 @@ class InspectionClient:
         Raises:
             BrokerUnavailableError: No response within the time limit.
         """
-        return self._repeated(lambda: request(self._network, self._deadline), "a broker")
+        return self._repeated(lambda deadline: request(self._network, deadline), "a broker")
 
     def close(self) -> None:
         """Close the connections, unless they belong to the caller."""
@@ -99,7 +99,7 @@ class InspectionClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _repeated(self, once: Callable[[], T], what: str) -> T:
+    def _repeated(self, once: Callable[[Deadline], T], what: str) -> T:
         transient = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         try:
             return repeated(once, transient, self._deadline, pause=_PAUSE)

@@ -120,7 +120,7 @@ class Network:
     @property
     def has_openings(self) -> bool:
         """Whether `wait_for_openings` has connections to wait for."""
-        return any(not opening.is_reported for opening in self._openings.values())
+        return bool(self._openings) and any(not opening.is_reported for opening in self._openings.values())
 
     def is_opening(self, address: Address) -> bool:
         """Whether a connection to this broker is being opened."""
@@ -169,8 +169,10 @@ class Network:
         """
         address = self._coordinators.get((kind, key))
         if address is None:
-            address = self._find(key, kind, deadline)
-            self._coordinators[kind, key] = address
+            found = self.coordinators([key], kind, deadline)[key]
+            if isinstance(found, CoordinatorUnavailableError):
+                raise found
+            address = self._coordinators[kind, key] = found[1]
         try:
             return self.connection(address, deadline)
         except ConnectionLostError:
@@ -255,13 +257,6 @@ class Network:
         self._connections.clear()
         self._openings.clear()
         self._coordinators.clear()
-
-    def _find(self, key: str, kind: int, deadline: Deadline | None) -> Address:
-        connection = self.any_broker(deadline)
-        (found,) = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]), deadline).coordinators
-        if found.error_code:
-            raise CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
-        return Address(found.host, found.port)
 
 
 _LOOK_AT_OPENINGS: Final = 0.01

@@ -102,17 +102,13 @@ class Partition:
             return False  # a retry: wait for the responses to everything in flight first
         return len(self.in_flight) < most
 
-    def close_batch(self) -> None:
-        """Encode the batch being filled, and start a new one."""
-        if self.builder.count:
-            self.add(self.builder)
-            self.builder = BatchBuilder()
-
-    def add(self, records: BatchBuilder | EncodedRecords) -> None:
+    def add(self, records: BatchBuilder | EncodedRecords) -> Batch:
         """Encode a batch; it follows all batches that were encoded before."""
-        self.waiting.append(self._encoded(records, self._next_order, self._next_sequence, records.size))
-        self._next_order += records.count
-        self._next_sequence = next_sequence(self._next_sequence, records.count)
+        batch = self._encoded(records, self._next_order, self._next_sequence, records.size)
+        self.waiting.append(batch)
+        self._next_order += batch.count
+        self._next_sequence = next_sequence(self._next_sequence, batch.count)
+        return batch
 
     def drain(self) -> Batch:
         """Move the first waiting batch to those in flight, and return it."""

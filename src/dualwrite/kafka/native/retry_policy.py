@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
@@ -30,6 +31,9 @@ from dualwrite.state import TransactionDescription
 
 NO_RESPONSE: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing response
 
+T = TypeVar("T")
+
+_CHUNK: Final = 1000
 _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
 _MAX_DOUBLINGS: Final = 16
@@ -191,54 +195,54 @@ def failure(
     )
 
 
-class Patience:
-    """The waits of one call; each of them is a `with` block that gets the deadline for it.
+class Patience(Deadline):
+    """The time limit of a call that adds many messages: it starts again whenever the brokers have stored some.
 
-    All waits share one limit, which starts again when the brokers have stored something: a call with millions of messages may
-    take longer than the limit as long as it makes progress. Only waiting counts, not the time in which the caller makes the
-    messages.
+    So a call with millions of messages may take longer than the limit as long as it makes progress.
 
     Args:
         seconds: The limit.
         stored: The number of records that were stored so far.
     """
 
-    __slots__ = ("_deadline", "_left", "_seconds", "_seen", "_stored")
+    __slots__ = ("_seen", "_stored")
 
     def __init__(self, seconds: float, stored: Callable[[], int]) -> None:
-        self._seconds = self._left = seconds
+        super().__init__(seconds)
         self._stored = stored
         self._seen = stored()
 
-    @classmethod
-    def of(cls, limit: float | Deadline | Patience) -> Patience:
-        """The patience itself; or, for a single message, one that ends at a deadline, or so many seconds from now."""
-        return limit if isinstance(limit, Patience) else _Until(Deadline.of(limit))
+    def chunks(self, items: Iterable[T], *, begin_with_one: bool) -> Iterator[list[T]]:
+        """The items in lists, the first one perhaps alone. The time that the caller needs to make them does not count."""
+        remaining, size = iter(items), 1 if begin_with_one else _CHUNK
+        while True:
+            began = time.monotonic()
+            chunk = list(islice(remaining, size))
+            self._at += time.monotonic() - began
+            if not chunk:
+                return
+            yield chunk
+            size = _CHUNK
 
-    def __enter__(self) -> Deadline:
-        self._deadline = Deadline.after(self._left)
-        self._deadline.seconds = self._seconds  # for error messages
-        return self._deadline
+    @property
+    def left(self) -> float:
+        self._look()
+        return super().left
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    @property
+    def expired(self) -> bool:
+        self._look()
+        return super().expired
+
+    def within(self, seconds: float) -> Deadline:
+        self._look()
+        return super().within(seconds)
+
+    def _look(self) -> None:
         stored = self._stored()
-        self._left = self._deadline.left if stored == self._seen else self._seconds
-        self._seen = stored
-
-
-class _Until(Patience):
-    """A limit that does not start again: a deadline."""
-
-    __slots__ = ()
-
-    def __init__(self, deadline: Deadline) -> None:
-        self._deadline = deadline
-
-    def __enter__(self) -> Deadline:
-        return self._deadline
-
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        pass
+        if stored != self._seen:
+            self._seen = stored
+            self._at = time.monotonic() + self.seconds
 
 
 AT_FIRST: Final = 0.01
