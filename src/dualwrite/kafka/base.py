@@ -95,9 +95,7 @@ def progress_of(
 ) -> tuple[list[ConsumedOffset], GroupMetadata]:
     """The positions of a confluent-kafka Consumer and its group, without partitions from which nothing was read.
 
-    Args:
-        consumer: The consumer.
-        offsets: The next offset of each partition, instead of what the consumer has returned so far.
+    `offsets` has the next offset of each partition, instead of what the consumer has returned so far.
     """
     group = GroupMetadata.from_librdkafka(consumer.consumer_group_metadata())
     if offsets is not None:
@@ -352,11 +350,11 @@ class TakeOverProducer(TransactionalProducer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProducerFactory:
-    """Makes the producers of a writer.
+    """Makes the producers of a writer: TakeOverProducers, if the kind takes over ids.
 
     Args:
         kind: The kind of the producers; each generation of an id is used by one kind only.
-        make: Makes the producer for a Kafka transactional id; a TakeOverProducer if the kind takes over ids.
+        make: Makes the producer for a Kafka transactional id.
         lanes: How many ids a writer uses by default.
     """
 
@@ -371,13 +369,9 @@ class ProducerFactory:
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
-    """The coordinator's response to an EndTxn.
+    """The coordinator's response to an EndTxn: only the code 0 (NONE) proves the requested outcome.
 
-    Args:
-        code: Kafka's error code; only 0 (NONE) proves the requested outcome.
-        name: Kafka's name for the code.
-        producer_id: The producer id for the next transaction (EndTxn v5), or -1.
-        epoch: The epoch for the next transaction (EndTxn v5), or -1.
+    With EndTxn v5, producer id and epoch are those for the next transaction; else -1.
     """
 
     code: int
@@ -395,13 +389,8 @@ class EndTxnResult:
 class EndingTransaction:
     """A transaction that is to be ended, right after it was described.
 
-    Args:
-        kafka_transactional_id: The id.
-        producer_id: The transaction's producer id.
-        epoch: The transaction's epoch.
-        commit: True to commit, False to abort.
-        partitions: Those of the transaction, as described: each must have a leader (rule FB); empty if nothing is ongoing.
-        described_at: When, on the clock of `time.monotonic`.
+    Its partitions are those in the description: each must have a leader (rule FB); none if nothing is ongoing.
+    `described_at` is on the clock of `time.monotonic`.
     """
 
     kafka_transactional_id: str
@@ -414,12 +403,7 @@ class EndingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult(EndTxnResult):
-    """The coordinator's response to an InitProducerId; `producer_id` and `epoch` are those to produce with.
-
-    Args:
-        ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
-        ongoing_epoch: Its epoch, or -1.
-    """
+    """The response to an InitProducerId: producer id and epoch to produce with, and those of a prepared transaction, or -1."""
 
     ongoing_producer_id: int = -1
     ongoing_epoch: int = -1
@@ -427,13 +411,7 @@ class InitProducerIdResult(EndTxnResult):
 
 @dataclass(frozen=True, slots=True)
 class NewProducerId:
-    """An id that is to be registered if its coordinator does not know it.
-
-    Args:
-        kafka_transactional_id: The id.
-        timeout_ms: Its transaction timeout.
-        two_phase: Whether to register it for two-phase commit.
-    """
+    """An id that is to be registered if its coordinator does not know it."""
 
     kafka_transactional_id: str
     timeout_ms: int

@@ -48,10 +48,7 @@ class _TryAgainError(Exception):
 class InspectionClient:
     """Sends read-only requests to one cluster, all under one time limit. Must be closed, by `with` or `close()`.
 
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds from now on, including retries.
-        network: The connections to use, if there are some already; the caller closes them.
+    The connections of a `network` that was given belong to the caller.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: Limit, network: Network | None = None) -> None:
@@ -310,12 +307,8 @@ def probe(
 class _ProbeResult:
     """What the coordinator has answered; error codes are None for requests that it does not support.
 
-    Args:
-        coordinator: The connection to it, for its versions.
-        cluster_id: Kafka's `cluster.id`.
-        nodes: The live brokers by their addresses.
-        two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
-        keep_code: For `keepPreparedTxn`; sent without `enable2Pc` if that was refused, which KIP-939 allows.
+    `two_phase_code` is for `enable2Pc` with `keepPreparedTxn`; `keep_code` for `keepPreparedTxn`, sent without `enable2Pc` if
+    that was refused, which KIP-939 allows.
     """
 
     coordinator: Connection
@@ -384,12 +377,7 @@ def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """What a broker knows about a topic.
-
-    Args:
-        id: Kafka's id of the topic, as text; empty if the brokers are older than Apache Kafka 2.8.
-        partitions: The numbers of its partitions.
-    """
+    """What a broker knows about a topic; the id is empty if the brokers are older than Apache Kafka 2.8."""
 
     id: str
     partitions: frozenset[int]
@@ -398,12 +386,7 @@ class TopicMetadata:
 def topic_metadata(
     config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
 ) -> dict[str, TopicMetadata]:
-    """The metadata of each topic that exists, from any broker.
-
-    Args:
-        config: The cluster's settings.
-        names: The topics; none of them is created.
-        timeout: Seconds, including retries.
+    """The metadata of each topic that exists, from any broker; none is created.
 
     Raises:
         BrokerUnavailableError: No broker responded within the time limit.
@@ -479,17 +462,7 @@ class TopicFacts:
 def describe_topics(
     config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
 ) -> list[TopicFacts]:
-    """Describe topics, without creating any.
-
-    Args:
-        config: The cluster's settings.
-        names: The topics.
-        timeout: Seconds, including retries.
-
-    Raises:
-        BrokerUnavailableError: No broker responded within the time limit.
-        BrokerAuthorizationError: The login was refused.
-    """
+    """Describe topics, without creating any. Raises as `topic_metadata`."""
     wanted = list(dict.fromkeys(names))
     with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
         return client.to_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []

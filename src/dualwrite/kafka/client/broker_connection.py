@@ -36,9 +36,6 @@ class Framing:
     """Encodes requests, and decodes their responses, which arrive in the order of the requests.
 
     Each response contains the number of its request (the correlation id).
-
-    Args:
-        client_id: For the header.
     """
 
     def __init__(self, client_id: str) -> None:
@@ -197,10 +194,7 @@ class Connection:
     `call` waits for the response. `send` does not: the response is put into the inbox that was passed to `send`, by whichever
     later `receive` or `call` reads it. So several users can share a connection, each with its own inbox.
 
-    Args:
-        address: The broker.
-        config: Security and time limits.
-        deadline: For opening; at most `socket.connection.setup.timeout.ms`.
+    Opening it takes at most `socket.connection.setup.timeout.ms`.
 
     Raises:
         ConnectionLostError: The connection failed, or the broker did not respond.
@@ -436,10 +430,6 @@ class Opening:
 
     So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
     caller's own time limit. `undisturbed` explains why this uses `_thread`.
-
-    Args:
-        address: The broker.
-        config: Security and time limits.
 
     Attributes:
         connection: The open connection, once the attempt has succeeded.

@@ -43,9 +43,6 @@ class Network:
 
     Each call has a deadline for everything that it waits for: name lookup, connecting, TLS, login, the response. Without a
     deadline, `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each step.
-
-    Args:
-        config: The cluster's settings.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -272,10 +269,7 @@ def request_together(
 ) -> dict[Address, Any | ConnectionLostError | DualWriteError]:
     """The response of each broker, or why there is none. A broker that is slow or down does not delay the others.
 
-    Args:
-        network: The connections.
-        requests: The request for each broker.
-        deadline: For all of them; a broker that has not responded by then gets an error in place of a response.
+    A broker that has not responded by the deadline gets an error in place of a response.
     """
     return requests_together(network, {address: (address, make) for address, make in requests.items()}, deadline)
 
@@ -283,13 +277,7 @@ def request_together(
 def requests_together(
     network: Network, requests: Mapping[K, tuple[Address, MakeRequest]], deadline: Deadline
 ) -> dict[K, Any | ConnectionLostError | DualWriteError]:
-    """As `request_together`, also with several requests to one broker.
-
-    Args:
-        network: The connections.
-        requests: The broker and the request, by keys of the caller's choice.
-        deadline: As for `request_together`.
-    """
+    """As `request_together`, also with several requests to one broker, by keys of the caller's choice."""
     return _Round(network, requests, deadline).run()
 
 

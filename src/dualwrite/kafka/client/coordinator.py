@@ -45,12 +45,7 @@ _ANY_TIMEOUT_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class RequestedCommit:
-    """An EndTxn(commit) that was sent, and its response once it has arrived.
-
-    Args:
-        connection: The connection to the coordinator.
-        inbox: Receives the response.
-    """
+    """An EndTxn(commit) that was sent on a connection, and its response once it has arrived in the inbox."""
 
     connection: Connection
     inbox: Inbox
@@ -59,9 +54,7 @@ class RequestedCommit:
 class WireTransactionCoordinator:
     """TransactionCoordinator over our own blocking connections; see the Protocol for the contract.
 
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds that one call may take, including retries, unless the call has its own limit.
+    `timeout` is in seconds, for one call including retries, unless the call has its own limit.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float = 60.0) -> None:
@@ -134,16 +127,8 @@ class WireTransactionCoordinator:
     ) -> EndTxnResult:
         """EndTxn; retries the same request while markers are written (CONCURRENT_TRANSACTIONS) or if the connection breaks.
 
-        Waits until every partition of the transaction has a leader (rule FB).
-
-        Args:
-            kafka_transactional_id: The id.
-            producer_id: The transaction's producer id.
-            epoch: The transaction's epoch.
-            commit: True to commit, False to abort.
-            timeout: Seconds, including retries.
-            just_written: Whether every partition of the transaction has acknowledged a write very recently; then the first
-                request is sent without checking the leaders.
+        Waits until every partition of the transaction has a leader (rule FB). `just_written` says that each of them has
+        acknowledged a write very recently: then the first request is sent without checking the leaders.
         """
         limit = self._client.limit(timeout)
         version = END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
@@ -174,8 +159,6 @@ class WireTransactionCoordinator:
         """Send the request of `end_transaction` without waiting for its response, which `requested_commit` reads.
 
         Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
-
-        Args: as `end_transaction`.
 
         Raises:
             BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.

@@ -55,14 +55,9 @@ def repeated(
 ) -> T:
     """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
-    If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong.
-
-    Args:
-        once: The call; it must observe the deadline itself.
-        passing: Transient errors, after which the call is repeated.
-        deadline: No call starts after it, except the first.
-        pause: Seconds before the first retry; doubled each time, up to 1 s.
-        call: Gets each of these errors, for `dualwrite.outages`.
+    If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong. No call
+    starts after the deadline, except the first; `once` must observe it, too. The pause, in seconds, is doubled each time, up
+    to 1 s.
     """
     before: Exception | None = None
     while True:
@@ -83,9 +78,7 @@ def repeated(
 def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
     """Rounds of attempts, for work whose parts succeed one by one; the caller leaves the loop when nothing is left.
 
-    Args:
-        deadline: No round starts after it, except the first.
-        pause: Seconds before the second round; doubled each time, up to 1 s.
+    No round starts after the deadline, except the first. The pause is as for `repeated`.
     """
     while True:
         yield
@@ -98,11 +91,7 @@ def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
 def check_retriable(code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
     """Raise transient and authorization errors; all others are left to the caller.
 
-    Args:
-        code: The response's error code.
-        kafka_transactional_id: The id in the request.
-        request: The request's name.
-        operation: The operation in the ACL that the request requires.
+    `operation` is that of the ACL that the request requires.
 
     Raises:
         TryAgainError, CoordinatorMovedError: The error is transient.
@@ -133,12 +122,7 @@ def check_response(code: int, kafka_transactional_id: str | None, request: str, 
 
 
 class RetryingClient:
-    """A Network that threads share, with retries.
-
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds that one call may take, including retries, unless the call has its own limit.
-    """
+    """A Network that threads share, with retries; a call without its own limit takes at most `timeout` seconds."""
 
     def __init__(self, config: KafkaConfig, timeout: float) -> None:
         self.network = Network(config)
@@ -154,11 +138,6 @@ class RetryingClient:
         self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T], timeout: Limit | None
     ) -> T:
         """Send a request to the coordinator of an id, which is looked up again when it has moved.
-
-        Args:
-            kafka_transactional_id: The id.
-            request: Sends the request; raises one of `TRANSIENT` to be called again.
-            timeout: See `limit`.
 
         Raises:
             BrokerUnavailableError: No conclusive response within the time limit.
@@ -181,13 +160,8 @@ class RetryingClient:
     def repeated(self, once: Callable[[Deadline], T], what: str, timeout: Limit | None) -> T:
         """Call `once` until it raises none of `TRANSIENT`; waiting for other threads' calls counts against the limit.
 
-        Args:
-            once: Sends requests.
-            what: For error messages: what does not respond.
-            timeout: See `limit`.
-
         Raises:
-            BrokerUnavailableError: No conclusive response within the time limit.
+            BrokerUnavailableError: No conclusive response from `what` within the time limit.
         """
         deadline = self.limit(timeout)
         with self._kafka.call(REQUEST) as call:

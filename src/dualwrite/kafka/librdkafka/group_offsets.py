@@ -22,14 +22,10 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages of partitions that were assigned when the messages were read.
+    """Messages of partitions that were assigned when they were read, in order, with the terms of the assignments.
 
     A pass over the messages is made at most once for a batch, and only if something changes: with small messages these passes
     are a noticeable part of the work.
-
-    Args:
-        messages: confluent-kafka's messages, in the order of each partition.
-        terms: The term of each partition's assignment.
     """
 
     messages: tuple[Any, ...]
@@ -102,12 +98,7 @@ _REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
 class BrokerOffsets:
-    """Reads offsets, and commits those of the consumer's group.
-
-    Args:
-        consumer: A member of the group.
-        group_id: The group.
-    """
+    """Reads offsets through a member of a group, and commits those of the group."""
 
     def __init__(self, consumer: Consumer, group_id: str) -> None:
         self._consumer = consumer
@@ -144,19 +135,11 @@ class BrokerOffsets:
             raise self._uncommitted(refused)
 
     def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The first offset that retention has left in each partition; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader does not respond.
-        """
+        """The first offset that retention has left in each partition: one request to each leader, or a BrokerError."""
         return self._listed(partitions, _EARLIEST, "first", timeout)
 
     def end_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The end of each partition, before the first open transaction; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader does not respond.
-        """
+        """The end of each partition, before the first open transaction; see `first_offsets`."""
         return self._listed(partitions, _LATEST, "last stable", timeout)
 
     def _listed(self, partitions: Iterable[Partition], timestamp: int, name: str, timeout: float) -> dict[Partition, int]:
@@ -199,13 +182,7 @@ def _unlisted(error: KafkaError, doing: str) -> BrokerError:
 
 
 class IdleGroup:
-    """A group without members. Must be closed, by `with` or `close()`.
-
-    Args:
-        settings: The cluster's settings.
-        group_id: The group.
-        timeout: Seconds for each request.
-    """
+    """A group without members; `timeout` seconds for each request. Must be closed, by `with` or `close()`."""
 
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
         self._group = group_id
@@ -278,12 +255,7 @@ _INTERVAL: Final = 1.0
 
 
 class MonitorOffsets:
-    """The offsets of a group whose positions are stored elsewhere, until they are committed to Kafka.
-
-    Args:
-        consumer: A member of the group.
-        group_id: The group.
-    """
+    """The offsets of a group whose positions are stored elsewhere, until a member commits them to Kafka."""
 
     def __init__(self, consumer: Consumer, group_id: str) -> None:
         self._consumer = consumer
@@ -301,11 +273,7 @@ class MonitorOffsets:
             self.commit()
 
     def commit(self, keys: Collection[Partition] | None = None) -> None:
-        """Commit what is pending, without waiting for the response; an error is only logged.
-
-        Args:
-            keys: Only these partitions; None for all.
-        """
+        """Commit what is pending, of these or all partitions, without waiting for the response; an error is only logged."""
         chosen = {key: offset for key, offset in self._pending.items() if keys is None or key in keys}
         if not chosen:
             return

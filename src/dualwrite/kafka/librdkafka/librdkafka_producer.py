@@ -51,11 +51,7 @@ _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.r
 
 
 def check_settings(config: KafkaConfig) -> None:
-    """Check that librdkafka accepts the settings; opens no connection.
-
-    Raises:
-        ConfigurationError: librdkafka does not know a setting, or rejects its value.
-    """
+    """Check that librdkafka accepts the settings, as `open_producer` does; opens no connection."""
     timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
     only_reference = [open_producer(config, "dualwrite-check", timeout_ms)]
     undisturbed(only_reference.clear)
@@ -63,11 +59,6 @@ def check_settings(config: KafkaConfig) -> None:
 
 def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
     """A producer of librdkafka, which opens its connections in its own threads.
-
-    Args:
-        config: The cluster's settings.
-        kafka_transactional_id: The id that Kafka sees.
-        timeout_ms: The transaction timeout.
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or rejects its value.

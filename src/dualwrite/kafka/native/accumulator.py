@@ -34,11 +34,6 @@ class RecordAccumulator:
     """The messages of the current transaction that were not yet passed to the sender. Not thread-safe.
 
     Topics and partitions that users gave are `Any` until they are checked: compiled code raises TypeError for a wrong type.
-
-    Args:
-        sender: Receives the batches, and knows the topics.
-        settings: Sizes, compression, partitioner.
-        kafka_transactional_id: For error messages.
     """
 
     def __init__(self, sender: Sender, settings: NativeSettings, kafka_transactional_id: str) -> None:
@@ -82,15 +77,6 @@ class RecordAccumulator:
         limit: float | Deadline,
     ) -> None:
         """Check and add one message; if the buffer is full or the topic not yet known, wait at most for `limit`.
-
-        Args:
-            topic: As the user gave it, like the other parts of the message.
-            key: The key.
-            value: The value.
-            headers: The headers.
-            partition: The partition, or None.
-            timestamp: Milliseconds since 1970; None for the current time.
-            limit: Becomes a deadline only if it has to wait.
 
         Raises:
             InvalidMessageError: A part of the message has a wrong type or is out of range; nothing was added.

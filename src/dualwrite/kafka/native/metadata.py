@@ -23,25 +23,14 @@ _PAUSE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A topic as the cluster described it.
-
-    Args:
-        leaders: The leader of each partition, or None for a partition without a leader.
-        looked_up_at: The time of the lookup, by `time.monotonic`.
-    """
+    """A topic as the cluster described it at a time of `time.monotonic`: the leader of each partition, or None."""
 
     leaders: tuple[Address | None, ...]
     looked_up_at: float
 
 
 class Topics:
-    """The layouts of the topics that one producer writes to.
-
-    Args:
-        network: The connections.
-        max_age: Seconds after which a layout is looked up again; negative means never.
-        kafka_transactional_id: For error messages.
-    """
+    """The layouts of the topics that one producer writes to, looked up again after `max_age` seconds; negative means never."""
 
     def __init__(self, network: Network, max_age: float, kafka_transactional_id: str) -> None:
         self._network = network

@@ -118,14 +118,7 @@ class BatchBuilder:
 
 
 class EncodedRecords:
-    """The records of one batch, already encoded; replaces a BatchBuilder when the batch is built.
-
-    Args:
-        content: The concatenated records.
-        count: The number of records.
-        timestamp_ms: The timestamp of all records.
-        size: See BatchBuilder.
-    """
+    """The concatenated records of one batch, with the same timestamp; replaces a BatchBuilder when the batch is built."""
 
     __slots__ = ("_content", "_timestamp_ms", "count", "size")
 

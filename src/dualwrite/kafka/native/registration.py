@@ -25,14 +25,7 @@ _PAUSE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity under which a producer writes, as its coordinator knows it.
-
-    Args:
-        producer_id: The producer id of its next transaction.
-        epoch: The epoch of its next transaction.
-        timeout_ms: The transaction timeout that the id has.
-        prepared: A transaction of the id that a previous owner prepared and that was kept.
-    """
+    """The identity of a producer's next transaction, as its coordinator knows it; or of a prepared one that was kept."""
 
     producer_id: int
     epoch: int
@@ -41,14 +34,7 @@ class Identity:
 
 
 class Registrar:
-    """Registers one id at its coordinator. It has no state, apart from the timeout, which is read from a broker once.
-
-    Args:
-        config: The cluster's settings.
-        coordinator: Sends the requests.
-        kafka_transactional_id: The id.
-        two_phase: Whether to register it for two-phase commit.
-    """
+    """Registers one id at its coordinator. It has no state, apart from the timeout, which is read from a broker once."""
 
     def __init__(
         self, config: KafkaConfig, coordinator: WireTransactionCoordinator, kafka_transactional_id: str, *, two_phase: bool

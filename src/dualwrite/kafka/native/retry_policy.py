@@ -153,12 +153,9 @@ def verdict_on(code: int) -> Verdict:
 
 
 def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
-    """Seconds before a batch that has failed with this code is sent again.
+    """Seconds before a batch that has failed with this code after so many attempts is sent again.
 
-    Args:
-        code: The error code.
-        attempts: How often the batch was sent.
-        settings: `retry_backoff` and its maximum; they don't apply to the wait for markers, which takes milliseconds.
+    The settings don't apply to the wait for markers, which takes milliseconds.
     """
     doublings = min(attempts - 1, _MAX_DOUBLINGS)
     if code == E.CONCURRENT_TRANSACTIONS:
@@ -199,10 +196,6 @@ class Patience(Deadline):
     """The time limit of a call that adds many messages: it starts again whenever the brokers have stored some.
 
     So a call with millions of messages may take longer than the limit as long as it makes progress.
-
-    Args:
-        seconds: The limit.
-        stored: The number of records that were stored so far.
     """
 
     __slots__ = ("_seen", "_stored")
@@ -274,9 +267,6 @@ class MarkerWait:
 
     A check without a response within its limit costs the connection. So the next transactions make none, twice as many each
     time: over a connection that slow, the markers are written before the next message arrives.
-
-    Args:
-        describe: Describes the producer's id at its coordinator.
     """
 
     def __init__(self, describe: Callable[[Deadline], TransactionDescription | None]) -> None:

@@ -42,13 +42,7 @@ class SentBatches:
 
 @dataclass(slots=True, eq=False)
 class InFlightRequests:
-    """The transaction's requests in flight on one connection, and the responses that have arrived.
-
-    Args:
-        connection: The connection, which other transactions may share.
-        requests: The requests, by their number on the connection.
-        inbox: The responses that have been read and not processed yet.
-    """
+    """The transaction's requests in flight on one connection, by number, and the responses that are not yet processed."""
 
     connection: Connection
     requests: dict[int, SentBatches] = field(default_factory=dict)
@@ -72,9 +66,6 @@ class Whole:
     """A block that is done as a whole: after KeyboardInterrupt in it, for example, the transaction can only be aborted.
 
     A half-closed batch could otherwise be sent twice, and a response that was lost would be waited for.
-
-    Args:
-        sender: The transaction's sender.
     """
 
     __slots__ = ("_sender",)
@@ -94,11 +85,6 @@ class Sender:
     """Sends the current transaction's batches over the connections to the leaders of their partitions. Not thread-safe.
 
     Call `add`, `push`, `make_room` and `flush` in a `Whole`.
-
-    Args:
-        network: The connections.
-        settings: Sizes, limits, timeouts.
-        kafka_transactional_id: The id that every request carries.
 
     Attributes:
         buffered: Bytes of records that are not stored yet, without the batches being filled.
@@ -133,9 +119,7 @@ class Sender:
     def add(self, partition: Partition, records: EncodedRecords | None = None) -> None:
         """Close the partition's batch; the next call of `push` or `flush` sends it.
 
-        Args:
-            partition: The partition.
-            records: A batch that was filled elsewhere, to be sent instead; the partition's own batch must be closed before.
+        Or add `records`, a batch that was filled elsewhere; the partition's own batch must be closed before.
         """
         batch = partition.add(partition.builder if records is None else records)
         if records is None:
@@ -147,8 +131,7 @@ class Sender:
     def push(self, deadline: Deadline) -> None:
         """Send what can be sent now, and read the responses that have arrived; does not wait for responses.
 
-        Args:
-            deadline: For looking up leaders or opening a connection, if necessary.
+        It may wait for the leaders to be looked up, or a connection to be opened.
 
         Raises:
             BrokerError: The transaction has failed; see `failure`.
