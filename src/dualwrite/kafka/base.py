@@ -282,20 +282,6 @@ class ColumnProducer(Protocol):
         ...
 
 
-class RequestingProducer(Protocol):
-    """What a producer with two-phase commit has in addition: a commit whose response is read later."""
-
-    def request_commit(self, *, timeout: float) -> None:
-        """Send the request to commit the prepared transaction, without waiting for the response.
-
-        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
-
-        Raises:
-            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
-        """
-        ...
-
-
 @runtime_checkable
 class MessagesProducer(Protocol):
     """An optional addition to TransactionalProducer: checked messages of different topics at once."""
@@ -311,7 +297,10 @@ class MessagesProducer(Protocol):
 
 
 class TakeOverProducer(TransactionalProducer, Protocol):
-    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5)."""
+    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5).
+
+    With two-phase commit, the response to a commit may be read later.
+    """
 
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit.
@@ -344,6 +333,16 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         """Continue with the producer id and epoch from the EndTxn v5 response that bumped the previous owners' epoch.
 
         After this call and before anything is sent, the caller must check that it still owns the claim.
+        """
+        ...
+
+    def request_commit(self, *, timeout: float) -> None:
+        """Send the request to commit the prepared transaction, without waiting for the response.
+
+        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
+
+        Raises:
+            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -97,6 +97,20 @@ _WITHOUT_LEADER: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNK
 _REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
+def _result(
+    call: Callable[[], list[TopicPartition] | None], error_of: Callable[[KafkaError], BrokerError]
+) -> list[TopicPartition]:
+    """What a request about partitions returned, or the first of its errors."""
+    try:
+        found = call() or []
+    except KafkaException as error:
+        raise error_of(error.args[0]) from error
+    refused = next((one.error for one in found if one.error is not None), None)
+    if refused is not None:
+        raise error_of(refused)
+    return found
+
+
 class BrokerOffsets:
     """Reads offsets through a member of a group, and commits those of the group."""
 
@@ -110,13 +124,8 @@ class BrokerOffsets:
         Raises:
             BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
-        try:
-            found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
-        except KafkaException as error:
-            raise self._unreadable(error) from error
-        refused = next((one.error for one in found if one.error is not None), None)
-        if refused is not None:
-            raise self._unreadable(refused)
+        wanted = [TopicPartition(*key) for key in partitions]
+        found = _result(lambda: self._consumer.committed(wanted, timeout), self._unreadable)
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -126,13 +135,7 @@ class BrokerOffsets:
             BrokerError: They were not committed.
         """
         wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        try:
-            done = self._consumer.commit(offsets=wanted, asynchronous=False)
-        except KafkaException as error:
-            raise self._uncommitted(error.args[0]) from error
-        refused = next((one.error for one in done or () if one.error is not None), None)
-        if refused is not None:
-            raise self._uncommitted(refused)
+        _result(lambda: self._consumer.commit(offsets=wanted, asynchronous=False), self._uncommitted)
 
     def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
         """The first offset that retention has left in each partition: one request to each leader, or a BrokerError."""
@@ -153,7 +156,7 @@ class BrokerOffsets:
                 raise _unlisted(one.error, f"reading the {name} offset of {one.topic}-{one.partition}")
         return {(one.topic, one.partition): one.offset for one in found}
 
-    def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
+    def _unreadable(self, error: KafkaError) -> BrokerError:
         found = broker_error(error, None, f"reading the offsets of group {self._group!r}")
         if isinstance(found, BrokerUnavailableError):
             found.cause = "no broker responds, or a process that has died left a transaction with the group's offsets open"
@@ -210,14 +213,13 @@ class IdleGroup:
         Raises:
             BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
+        wanted = [TopicPartition(*key) for key in keys]
         doing = f"reading the offsets of group {self._group!r}"
-        try:
-            found = self._consumer.committed([TopicPartition(*key) for key in keys], self._timeout) if keys else []
-        except KafkaException as error:
-            raise broker_error(error, None, doing) from error
-        for one in found:
-            if one.error is not None:
-                raise broker_error(one.error, None, doing)
+        found = (
+            _result(lambda: self._consumer.committed(wanted, self._timeout), lambda error: broker_error(error, None, doing))
+            if wanted
+            else []
+        )
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -228,13 +230,11 @@ class IdleGroup:
         """
         doing = f"setting the offsets of group {self._group!r}"
         wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        try:
-            done = self._consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
-        except KafkaException as error:
-            raise broker_error(error, None, doing) from error
-        for one in done or ():
-            if one.error is not None:
-                raise broker_error(one.error, None, doing)
+        if wanted:
+            _result(
+                lambda: self._consumer.commit(offsets=wanted, asynchronous=False),
+                lambda error: broker_error(error, None, doing),
+            )
 
     def close(self) -> None:
         """Close the connections, and pass on what librdkafka has logged."""
