@@ -134,7 +134,7 @@ def test_the_parts_of_a_split_batch_are_batches(broker: DevCluster, new_name: Ne
 
     def make_batch(producer_id: int, epoch: int) -> bytes:
         ids = {"producer_id": producer_id, "epoch": epoch, "base_sequence": 0}
-        first, second = split(filled(records).build(**ids, compression=compression), 2)
+        first, second = split(filled(records).build(**ids, compression=compression))
         counts.extend((first.count, second.count))
         return first.build(**ids, compression=compression)
 

@@ -116,20 +116,6 @@ def test_the_timeout_is_the_configured_one(
     assert producer.two_phase is two_phase
 
 
-def test_an_abort_does_not_wait_for_requests_in_flight(
-    new_native: NewProducer, new_name: NewName, committed: Committed
-) -> None:
-    producer, topic = ready(new_native()), new_name("topic")
-    for number in range(3):
-        producer.begin_transaction()
-        for _ in range(20):
-            producer.send(topic, bytes(900_000))
-        producer.abort_transaction(timeout=LIMIT)
-        send_one(producer, topic, b"%d" % number)
-        producer.commit_transaction(timeout=LIMIT)
-    assert committed(topic) == [b"0", b"1", b"2"]
-
-
 # --- taking over an id ------------------------------------------------------------------------------------------------
 
 
@@ -169,20 +155,13 @@ def test_an_id_is_adopted_by_whoever_raised_its_epoch(
     assert new.wanted_timeout_ms(timeout=LIMIT) == found.timeout_ms
     new.adopt(answer.producer_id, answer.epoch, timeout_ms=found.timeout_ms)
     assert new.identity == (found.producer_id, found.epoch + 1)
+    assert new.transaction_timeout is None
     send_one(new, topic, b"new")
     go_on = (lambda: old.commit_transaction(timeout=LIMIT)) if ongoing else (lambda: send_one(old, topic, b"late"))
     with pytest.raises(ProducerFencedError):
         go_on()
     new.commit_transaction(timeout=LIMIT)
     assert committed(topic) == [b"before", b"new"]
-
-
-def test_an_adopted_id_has_the_timeout_that_its_coordinator_shows(new_native: NewProducer) -> None:
-    producer = new_native()
-    producer.adopt(1, 2, timeout_ms=5_000)
-    assert producer.transaction_timeout == 5
-    producer.adopt(1, 2, timeout_ms=NO_TIMEOUT_MS)
-    assert producer.transaction_timeout is None
 
 
 def test_init_transactions_aborts_the_transaction_of_an_earlier_holder_and_fences_it(
@@ -369,17 +348,6 @@ def test_a_transaction_timeout_and_two_phase_commit_exclude_each_other(new_nativ
         new_native(two_phase=True, transaction_timeout_ms=5_000)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"batch_size": 0}, {"compression_type": "best"}, {"partitioner": "by_hand"}, {"queue_buffering_max_kbytes": "x"}],
-)
-def test_a_setting_outside_its_limits_is_refused_before_anything_is_opened(
-    new_native: NewProducer, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigurationError):
-        new_native(**settings)
-
-
 def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_native: NewProducer) -> None:
     producer = new_native(transaction_timeout_ms=900_001)
     for take in (ready, lambda p: p.create(timeout=LIMIT)):
@@ -397,16 +365,6 @@ def test_a_broker_without_transaction_version_2_is_refused(broker_v4: DevCluster
     ):
         with pytest.raises(ConfigurationError, match=r"transaction\.version.*librdkafka"):
             take(producer)
-    producer.close()
-
-
-def test_an_unreachable_broker_is_named_with_the_setting(free_port: int) -> None:
-    config = KafkaConfig.of(f"127.0.0.1:{free_port}")
-    coordinator = WireTransactionCoordinator(config, timeout=0.2)
-    producer = NativeProducer(config, "orders", coordinator)
-    with pytest.raises(BrokerUnavailableError, match=r"bootstrap\.servers") as caught:
-        producer.init_transactions(timeout=0.2)
-    assert f"127.0.0.1:{free_port}" in str(caught.value)
     producer.close()
 
 

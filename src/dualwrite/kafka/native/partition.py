@@ -132,7 +132,7 @@ class Partition:
         """Put back a batch that is too large for the topic, as two; records and sequence numbers stay the same."""
         self.in_flight.remove(batch)
         order, sequence, size_left = batch.order, batch.sequence, batch.size
-        for builder in split(batch.data, 2):
+        for builder in split(batch.data):
             size = min(builder.size, size_left)
             self._put_back(self._encoded(builder, order, sequence, size, batch.attempts), not_before, code)
             order, sequence, size_left = order + builder.count, next_sequence(sequence, builder.count), size_left - size
