@@ -13,7 +13,6 @@ from confluent_kafka.cimpl import NewPartitions
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerError,
-    BrokerUnavailableError,
     ConfigurationError,
     InvalidTransactionalIdError,
     InvalidTransitionError,
@@ -293,47 +292,6 @@ def test_concurrent_claimants_never_share_an_epoch(
     assert committed(topic) == [b"before", b"late"]
 
 
-class DeafCoordinator(WireTransactionCoordinator):
-    """A real coordinator's connections; the first EndTxn is not even sent."""
-
-    deaf = True
-
-    def end_transaction(self, *arguments: Any, **more: Any) -> Any:
-        if self.deaf:
-            self.deaf = False
-            raise BrokerUnavailableError("no route to the coordinator")
-        return super().end_transaction(*arguments, **more)
-
-
-def test_a_transaction_whose_abort_failed_is_not_partly_committed(
-    broker: DevCluster, new_name: NewName, committed: Committed
-) -> None:
-    """Its first message is stored, the others were never sent: only another abort is allowed."""
-    config, topic = KafkaConfig.of(broker.bootstrap_servers), new_name("topic")
-    coordinator = DeafCoordinator(config)
-    producer = ready(NativeProducer(config, new_name("id"), coordinator))
-    try:
-        coordinator.deaf = False
-        send_one(producer, topic, b"before")  # now the topic is known, and the next message is accepted at once
-        producer.commit_transaction(timeout=LIMIT)
-        coordinator.deaf = True
-        producer.begin_transaction()
-        producer.send_many(topic, [b"stored", b"not sent yet"])
-        described(coordinator, producer, until=S.ONGOING)
-        with pytest.raises(BrokerUnavailableError):
-            producer.abort_transaction(timeout=LIMIT)
-        assert producer.must_be_replaced
-        with pytest.raises(InvalidTransitionError, match="allowed now: abort_transaction"):
-            producer.commit_transaction(timeout=LIMIT)
-        producer.abort_transaction(timeout=LIMIT)
-        send_one(producer, topic, b"next")
-        producer.commit_transaction(timeout=LIMIT)
-    finally:
-        producer.close()
-        coordinator.close()
-    assert committed(topic) == [b"before", b"next"]
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -372,15 +330,16 @@ def test_a_broker_without_transaction_version_2_is_refused(broker_v4: DevCluster
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", [-1, 9])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_compression_arrives(
-    broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed, compression: str
+    broker: DevCluster, new_native: NewProducer, new_name: NewName, committed: Committed, compression: str, level: int
 ) -> None:
     """Compressible, incompressible, and batches that must be split: the topic's limit is 200 kB, a batch has 1 MB."""
     topic, noise = new_name("topic"), random.Random(3)
     make_topic(broker, topic, max_message_bytes="200000")
     sent = [b"%d" % n * 20 for n in range(20_000)] + [noise.randbytes(1_000) for _ in range(2_000)]
-    producer = ready(new_native(compression_type=compression))
+    producer = ready(new_native(compression_type=compression, compression_level=-1 if compression == "snappy" else level))
     producer.begin_transaction()
     producer.send_many(topic, sent, partition=0)
     producer.commit_transaction(timeout=LIMIT)
