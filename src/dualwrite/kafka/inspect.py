@@ -1,4 +1,4 @@
-"""Detect what a cluster supports, before anything is written; the requests change nothing in it."""
+"""What a cluster supports, and what it knows about topics: by requests that change nothing in it."""
 
 from __future__ import annotations
 

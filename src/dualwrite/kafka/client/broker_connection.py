@@ -212,7 +212,7 @@ class Connection:
         self.api_versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.newest_features: Mapping[str, int] = {}
-        limit = Deadline.after(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
+        limit = Deadline(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
         self._socket: socket.socket | None = open_socket(address, config, limit)
         with closed_on_error(self):
             self._ask_versions(limit)
@@ -474,7 +474,7 @@ class Opening:
 
     def _run(self) -> None:
         try:
-            deadline = Deadline.after(self._config.connect_timeout)
+            deadline = Deadline(self._config.connect_timeout)
             made = Connection(self._address, self._config, deadline)
             with closed_on_error(made):
                 self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""

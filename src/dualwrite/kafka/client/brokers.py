@@ -61,7 +61,7 @@ class Network:
             ConnectionLostError: It was not open by the deadline. Opening continues in the background: a later call may get it.
             BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
         """
-        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        deadline = deadline or Deadline(self.config.connect_timeout)
         made = self.connection_soon(address, deadline, wait=deadline.left)
         if made is None:
             raise ConnectionLostError(address, f"no connection within {deadline.seconds:.3g} s")
@@ -131,7 +131,7 @@ class Network:
         Raises:
             BrokerUnavailableError: No broker can be reached; the message names every address with its reason.
         """
-        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        deadline = deadline or Deadline(self.config.connect_timeout)
         known = [a for a, c in self._connections.items() if c.usable]
         untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._seen)))
         failed: dict[Address, str] = {}

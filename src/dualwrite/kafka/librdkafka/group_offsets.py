@@ -1,4 +1,4 @@
-"""Offsets at the brokers, read through a consumer: its group's committed offsets, and the first and last ones of partitions."""
+"""Messages and offsets by partition: those that a consumer has read, its group's, the first and last ones at the brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mapping of librdkafka's errors to dualwrite's, all in one place."""
+"""What librdkafka reports: its errors as dualwrite's, its log lines; and its calls without an interrupt in their middle."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def create_topic(
         BrokerUnavailableError: The cluster was not ready within the time limit, in seconds.
         BrokerError: The topic was refused, or exists already.
     """
-    deadline = Deadline.after(timeout)
+    deadline = Deadline(timeout)
     topic = NewTopic(name, partitions, replicas, config=dict(config or {}))
     admin = admin_client(settings)  # must live until the response arrives
     may_exist = False

@@ -13,7 +13,7 @@ from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, Call, kafka_at
+from dualwrite.outages import DELIVERY, kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -52,7 +52,23 @@ class Topics:
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
             return known
         with self._kafka.call(DELIVERY) as call:
-            return self._found(topic, deadline, call)
+            creation_deadline = deadline.within(_TOPIC_WAIT)
+            code = 0
+            while True:
+                try:
+                    code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
+                except (ConnectionLostError, BrokerUnavailableError) as error:
+                    call.error = error
+                    if deadline.expired and code:  # the response before the limit cut off the last request
+                        raise failure(code, f"lookup of topic {topic!r}", self._id) from error
+                    if deadline.expired:
+                        raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
+                else:
+                    if not code:
+                        return self._layouts[topic]
+                    if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
+                        raise failure(code, f"lookup of topic {topic!r}", self._id)
+                deadline.sleep(_PAUSE)
 
     def leader(self, topic: str, partition: int) -> Address | None:
         """The known leader of a partition; None means that it must be looked up."""
@@ -84,25 +100,6 @@ class Topics:
         for topic, code in codes.items():
             if code and verdict_on(code) is Verdict.FAILED:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
-
-    def _found(self, topic: str, deadline: Deadline, call: Call) -> Layout:
-        creation_deadline = deadline.within(_TOPIC_WAIT)
-        code = 0
-        while True:
-            try:
-                code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
-            except (ConnectionLostError, BrokerUnavailableError) as error:
-                call.error = error
-                if deadline.expired and code:  # the response before the limit cut off the last request
-                    raise failure(code, f"lookup of topic {topic!r}", self._id) from error
-                if deadline.expired:
-                    raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
-            else:
-                if not code:
-                    return self._layouts[topic]
-                if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
-                    raise failure(code, f"lookup of topic {topic!r}", self._id)
-            deadline.sleep(_PAUSE)
 
     def _look_up(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
         """Request the layouts; returns the error code of each topic."""

@@ -1,4 +1,4 @@
-"""Registering a transactional id: InitProducerId, and what replaces `keepPreparedTxn` on brokers that do not support it."""
+"""What the native producer asks coordinators: to register its id (InitProducerId), and to commit a group's offsets."""
 
 from __future__ import annotations
 

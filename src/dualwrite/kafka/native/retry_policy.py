@@ -1,4 +1,4 @@
-"""What each of Kafka's error codes means while a transaction is sent: retry, look up the leader again, or fail."""
+"""When the native producer retries, fails or waits: what Kafka's error codes mean, how long a call may take, markers."""
 
 from __future__ import annotations
 
