@@ -25,24 +25,14 @@ from dualwrite.kafka.client.messages_generated import (
     MetadataResponse,
     ProduceRequest,
 )
-from dualwrite.kafka.client.retries import repeated
+from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, TryAgainError, check_transient, repeated
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
-_TRANSIENT: Final = (
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_COORDINATOR,
-    ErrorCode.REQUEST_TIMED_OUT,
-)
 _PAUSE: Final = 0.02
 
 T = TypeVar("T")
-
-
-class _TryAgainError(Exception):
-    """A transient error: retry."""
 
 
 class InspectionClient:
@@ -71,7 +61,7 @@ class InspectionClient:
                 if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                     raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
                 raise
-            except (ConnectionLostError, _TryAgainError):
+            except (ConnectionLostError, CoordinatorMovedError, TryAgainError):
                 self._network.forget_coordinator(kafka_transactional_id)
                 raise
 
@@ -97,12 +87,11 @@ class InspectionClient:
         self.close()
 
     def _repeated(self, once: Callable[[Deadline], T], what: str) -> T:
-        transient = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
         try:
-            return repeated(once, transient, self._deadline, pause=_PAUSE)
+            return repeated(once, TRANSIENT, self._deadline, pause=_PAUSE)
         except BrokerUnavailableError:
             raise
-        except transient as error:
+        except TRANSIENT as error:
             servers = self._network.config.servers
             raise BrokerUnavailableError(
                 f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
@@ -110,12 +99,6 @@ class InspectionClient:
                 next_step="check that the brokers are running and their advertised.listeners are reachable from here; retry",
                 servers=servers,
             ) from error
-
-
-def raise_if_transient(code: int, request: str) -> None:
-    """Have an InspectionClient send the request again if the response's error is transient."""
-    if code in _TRANSIENT:
-        raise _TryAgainError(f"{request} returned {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
@@ -323,7 +306,7 @@ def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline:
     write = EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
     asked = [write, about_the_cluster(), *([_init(transactional_id, two_phase=True)] if has_two_phase else [])]
     may_write, cluster, *tried = coordinator.call_all(asked, deadline)
-    raise_if_transient(may_write.error_code, "EndTxn")
+    check_transient(may_write.error_code, "EndTxn")
     if may_write.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise forbidden(transactional_id, "EndTxn", may_write.error_code)
     nodes = {Address(each.host, each.port): each.node_id for each in cluster.brokers}
@@ -347,7 +330,7 @@ def _init(transactional_id: str, *, two_phase: bool) -> InitProducerIdRequest:
 
 def _init_code(response: Any) -> int:
     code: int = response.error_code
-    raise_if_transient(code, "InitProducerId")
+    check_transient(code, "InitProducerId")
     return code
 
 

@@ -88,19 +88,27 @@ def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
         pause = min(2 * pause, _MOST)
 
 
-def check_retriable(code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
-    """Raise transient and authorization errors; all others are left to the caller.
-
-    `operation` is that of the ACL that the request requires.
+def check_transient(code: int, request: str) -> None:
+    """Raise transient errors, after which the request is sent again; all others are left to the caller.
 
     Raises:
         TryAgainError, CoordinatorMovedError: The error is transient.
-        BrokerAuthorizationError: The principal lacks the ACL.
     """
     if code in _MOVED:
         raise CoordinatorMovedError(f"{request} returned {error_name(code)}")
     if code in _TRANSIENT_CODES:
         raise TryAgainError(f"{request} returned {error_name(code)}")
+
+
+def check_retriable(code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
+    """As `check_transient`, and for authorization errors.
+
+    `operation` is that of the ACL that the request requires.
+
+    Raises:
+        BrokerAuthorizationError: The principal lacks the ACL.
+    """
+    check_transient(code, request)
     if code in FORBIDDEN_CODES:
         raise forbidden(code, kafka_transactional_id, request, operation)
 

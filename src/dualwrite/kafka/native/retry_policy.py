@@ -55,6 +55,20 @@ class Verdict(Enum):
     """The transaction can only be aborted."""
 
 
+_MOVED: Final = (
+    E.COORDINATOR_NOT_AVAILABLE,
+    E.NOT_COORDINATOR,
+    E.LEADER_NOT_AVAILABLE,
+    E.NOT_LEADER_OR_FOLLOWER,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    NO_RESPONSE,
+    E.KAFKA_STORAGE_ERROR,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+)
+
 _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
     {
         E.NONE: Verdict.STORED,
@@ -71,22 +85,8 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
             Verdict.AGAIN,
         ),
         **dict.fromkeys(
-            (
-                E.COORDINATOR_NOT_AVAILABLE,
-                E.NOT_COORDINATOR,
-                E.UNKNOWN_TOPIC_OR_PARTITION,  # not yet, or no longer, known to that broker
-                E.LEADER_NOT_AVAILABLE,
-                E.NOT_LEADER_OR_FOLLOWER,
-                E.BROKER_NOT_AVAILABLE,
-                E.REPLICA_NOT_AVAILABLE,
-                NO_RESPONSE,
-                E.KAFKA_STORAGE_ERROR,
-                E.LISTENER_NOT_FOUND,
-                E.FENCED_LEADER_EPOCH,
-                E.UNKNOWN_LEADER_EPOCH,
-            ),
-            Verdict.LOOK_UP,
-        ),
+            (*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Verdict.LOOK_UP
+        ),  # unknown to that broker, now
         E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
         E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
         E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
@@ -125,24 +125,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
         **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
         **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID), GROUP_MOVED),
         E.FENCED_INSTANCE_ID: INSTANCE_FENCED,
-        **dict.fromkeys(
-            (
-                E.LEADER_NOT_AVAILABLE,
-                E.NOT_LEADER_OR_FOLLOWER,
-                E.REQUEST_TIMED_OUT,
-                E.BROKER_NOT_AVAILABLE,
-                E.REPLICA_NOT_AVAILABLE,
-                NO_RESPONSE,
-                E.COORDINATOR_LOAD_IN_PROGRESS,
-                E.COORDINATOR_NOT_AVAILABLE,
-                E.NOT_COORDINATOR,
-                E.KAFKA_STORAGE_ERROR,
-                E.LISTENER_NOT_FOUND,
-                E.FENCED_LEADER_EPOCH,
-                E.UNKNOWN_LEADER_EPOCH,
-            ),
-            _UNREACHABLE,
-        ),
+        **dict.fromkeys((*_MOVED, E.REQUEST_TIMED_OUT, E.COORDINATOR_LOAD_IN_PROGRESS), _UNREACHABLE),
     }
 )
 
