@@ -168,7 +168,7 @@ def test_a_connection_found_broken_by_another_call_loses_no_message_of_a_lane_wi
             lane.send(topic, sent[-1], partition=0)
             lane._accumulator.push(Deadline.after(LIMIT))
         for connection in coordinator.network._connections.values():
-            connection._open_socket().shutdown(socket.SHUT_RDWR if number % 2 else socket.SHUT_WR)
+            connection._socket.shutdown(socket.SHUT_RDWR if number % 2 else socket.SHUT_WR)
         assert coordinator.describe("no-such-id") is None
         sent.append(b"%d.end" % number)
         lane.send(topic, sent[-1], partition=0)
@@ -255,7 +255,7 @@ def test_a_connection_uses_tcp_keepalive_unless_switched_off() -> None:
             coordinator = WireTransactionCoordinator(config)
             coordinator.describe("x")
             (connection,) = coordinator.network._connections.values()
-            plug = connection._open_socket()
+            plug = connection._socket
             assert bool(plug.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is bool(expected)
             if expected and hasattr(socket, "TCP_KEEPIDLE"):
                 assert plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30

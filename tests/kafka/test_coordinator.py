@@ -40,10 +40,6 @@ def resolved(coordinator: WireTransactionCoordinator, transactional_id: str) -> 
 # --- describe ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_id_has_no_description(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
-    assert coordinator.describe(new_name("id")) is None
-
-
 def test_an_ongoing_transaction_is_described_with_its_identity(
     coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
 ) -> None:
@@ -76,12 +72,14 @@ def test_an_ended_transaction_keeps_its_start_time(
 # --- EndTxn v5 --------------------------------------------------------------------------------------------------------
 
 
-def test_endtxn_v5_is_detected_by_the_features_of_the_broker(coordinator: WireTransactionCoordinator) -> None:
-    assert coordinator.ends_by_epoch
-
-
-def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
-    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, committed: Committed
+@pytest.mark.parametrize(("commit", "status"), [(True, S.COMPLETE_COMMIT), (False, S.COMPLETE_ABORT)])
+def test_an_outcome_is_proven_may_be_repeated_and_raises_the_epoch_and_the_opposite_is_refused(
+    coordinator: WireTransactionCoordinator,
+    ongoing: Opener,
+    new_name: NewName,
+    committed: Committed,
+    commit: bool,
+    status: S,
 ) -> None:
     name, topic = new_name("id"), new_name("topic")
     ongoing(name, topic, value=b"kept")
@@ -89,41 +87,15 @@ def test_a_commit_is_proven_and_may_be_repeated_and_raises_the_epoch(
     found = coordinator.describe(name)
     assert found is not None
     for _ in range(3):
-        answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=True)
+        answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit)
         assert answer.proven
         assert (answer.name, answer.producer_id, answer.epoch) == ("NONE", found.producer_id, found.epoch + 1)
     after = resolved(coordinator, name)
-    assert (after.status, after.epoch) == (S.COMPLETE_COMMIT, found.epoch + 1)
-    assert committed(topic) == [b"kept"]
-
-
-def test_an_abort_is_proven_and_may_be_repeated(
-    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, committed: Committed
-) -> None:
-    name, topic = new_name("id"), new_name("topic")
-    ongoing(name, topic)
-    found = coordinator.describe(name)
-    assert found is not None
-    for _ in range(2):
-        assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=False).proven
-    assert resolved(coordinator, name).status is S.COMPLETE_ABORT
-    assert committed(topic) == []
-
-
-@pytest.mark.parametrize("commit", [True, False])
-def test_the_opposite_outcome_is_refused_and_changes_nothing(
-    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName, commit: bool
-) -> None:
-    name = new_name("id")
-    ongoing(name, new_name("topic"))
-    found = coordinator.describe(name)
-    assert found is not None
-    assert coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
-    before = resolved(coordinator, name)
-    answer = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
-    assert not answer.proven
-    assert answer.code == INVALID_TXN_STATE
-    assert resolved(coordinator, name) == before
+    assert (after.status, after.epoch) == (status, found.epoch + 1)
+    opposite = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
+    assert opposite.code == INVALID_TXN_STATE
+    assert resolved(coordinator, name) == after
+    assert committed(topic) == ([b"kept"] if commit else [])
 
 
 def test_another_epoch_is_fenced_and_the_transaction_goes_on(
@@ -140,11 +112,7 @@ def test_another_epoch_is_fenced_and_the_transaction_goes_on(
     answer = coordinator.end_transaction(name, producer_id=found.producer_id + 1000, epoch=found.epoch, commit=True)
     assert answer.name == "INVALID_PRODUCER_ID_MAPPING"
     assert coordinator.describe(name) == found
-
-
-def test_an_unknown_id_ends_nothing(coordinator: WireTransactionCoordinator, new_name: NewName) -> None:
-    answer = coordinator.end_transaction(new_name("id"), producer_id=1, epoch=0, commit=True)
-    assert not answer.proven
+    assert not coordinator.end_transaction(new_name("unknown"), producer_id=1, epoch=0, commit=True).proven
 
 
 def test_an_abort_with_nothing_ongoing_raises_the_epoch(
@@ -165,11 +133,6 @@ def test_an_abort_with_nothing_ongoing_raises_the_epoch(
 
 
 @pytest.mark.slow
-def test_a_broker_of_transaction_version_1_has_no_endtxn_v5(coordinator_v4: WireTransactionCoordinator) -> None:
-    assert not coordinator_v4.ends_by_epoch
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("commit", "status"), [(True, S.COMPLETE_COMMIT), (False, S.COMPLETE_ABORT)])
 def test_v4_ends_a_transaction_and_keeps_the_epoch(
     coordinator_v4: WireTransactionCoordinator, ongoing_v4: Opener, new_name: NewName, commit: bool, status: S
@@ -187,13 +150,6 @@ def test_v4_ends_a_transaction_and_keeps_the_epoch(
     assert opposite.code == INVALID_TXN_STATE
     fenced = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch + 1, commit=commit)
     assert not fenced.proven
-
-
-@pytest.mark.slow
-def test_v4_init_producer_id_aborts_what_is_ongoing_and_fences(
-    coordinator_v4: WireTransactionCoordinator, ongoing_v4: Opener, new_name: NewName
-) -> None:
-    _init_aborts_and_fences(coordinator_v4, ongoing_v4, new_name)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -219,15 +175,13 @@ def test_a_broker_with_the_versions_of_kafka_3_0_ends_a_transaction(
 # --- InitProducerId, ListTransactions, settings -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("version", ["", pytest.param("_v4", marks=pytest.mark.slow)])
 def test_init_producer_id_aborts_what_is_ongoing_and_fences(
-    coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName
+    request: pytest.FixtureRequest, new_name: NewName, version: str
 ) -> None:
-    _init_aborts_and_fences(coordinator, ongoing, new_name)
-
-
-def _init_aborts_and_fences(coordinator: WireTransactionCoordinator, ongoing: Opener, new_name: NewName) -> None:
+    coordinator: WireTransactionCoordinator = request.getfixturevalue(f"coordinator{version}")
     name = new_name("id")
-    ongoing(name, new_name("topic"))
+    request.getfixturevalue(f"ongoing{version}")(name, new_name("topic"))
     found = coordinator.describe(name)
     assert found is not None
     answer = coordinator.init_producer_id(name)
@@ -260,10 +214,6 @@ def test_listing_gives_the_ids_of_a_prefix_sorted(
     assert coordinator.list_transactions(f"{prefix}-none") == []
 
 
-def test_the_longest_timeout_of_the_broker_is_read(coordinator: WireTransactionCoordinator) -> None:
-    assert coordinator.transaction_max_timeout_ms() == 900_000
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +222,7 @@ def test_an_unreachable_broker_is_named_with_the_setting_within_the_time_limit(f
     coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port}"), timeout=0.2)
     for ask in (
         lambda: coordinator.describe("x"),
-        lambda: coordinator.ends_by_epoch,
+        coordinator.knows_end_by_epoch,
         coordinator.list_transactions,
         coordinator.transaction_max_timeout_ms,
         lambda: coordinator.init_producer_id("x"),
@@ -286,28 +236,12 @@ def test_an_unreachable_broker_is_named_with_the_setting_within_the_time_limit(f
         assert caught.value.retriable
 
 
-def test_a_server_that_is_not_a_broker_is_an_error_within_the_time_limit(silent_server: int) -> None:
-    config = KafkaConfig.of(
-        {"bootstrap.servers": f"127.0.0.1:{silent_server}", "socket.connection.setup.timeout.ms": 200, "socket.timeout.ms": 200}
-    )
-    coordinator = WireTransactionCoordinator(config, timeout=0.5)
-    with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{silent_server}"):
-        coordinator.describe("x")
-
-
-def test_one_of_the_servers_is_enough(broker: DevCluster, free_port: int, new_name: NewName) -> None:
+def test_one_of_the_servers_is_enough_also_after_close(broker: DevCluster, free_port: int, new_name: NewName) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of(f"127.0.0.1:{free_port},{broker.bootstrap_servers}"), timeout=LIMIT)
-    assert coordinator.describe(new_name("id")) is None
-    coordinator.close()
-
-
-def test_a_closed_coordinator_reconnects_on_use(broker: DevCluster, new_name: NewName) -> None:
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)
-    assert coordinator.describe(new_name("id")) is None
-    coordinator.close()
-    coordinator.close()
-    assert coordinator.describe(new_name("id")) is None
-    coordinator.close()
+    for _ in range(2):
+        assert coordinator.describe(new_name("id")) is None
+        coordinator.close()
+        coordinator.close()
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect import probe
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.native.native_producer import NativeProducer
-from dualwrite.kafka.native.retry_policy import Patience
+from dualwrite.kafka.native.sender import Sender
 from dualwrite.migration import upgrade
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import Recoverer
@@ -197,11 +197,11 @@ def test_a_transaction_that_does_not_end_is_not_waited_for_beyond_the_limit() ->
         coordinator.close()
 
 
-@pytest.mark.parametrize("ask", ["ends_by_epoch", "list_transactions", "transaction_max_timeout_ms", "probe"])
+@pytest.mark.parametrize("ask", ["knows_end_by_epoch", "list_transactions", "transaction_max_timeout_ms", "probe"])
 def test_every_request_keeps_to_its_limit(black_hole: int, ask: str) -> None:
     coordinator = WireTransactionCoordinator(config_of(black_hole), timeout=LIMIT)
     asks: dict[str, Callable[[], Any]] = {
-        "ends_by_epoch": lambda: coordinator.ends_by_epoch,
+        "knows_end_by_epoch": coordinator.knows_end_by_epoch,
         "list_transactions": coordinator.list_transactions,
         "transaction_max_timeout_ms": coordinator.transaction_max_timeout_ms,
         "probe": lambda: probe(config_of(black_hole), timeout=LIMIT),
@@ -380,13 +380,13 @@ def test_many_messages_to_a_leader_that_drops_packets_share_one_limit(
 ) -> None:
     """Every full batch waits for the leader, in what the batches before have left of the limit; then the buffer is full."""
     left: list[float] = []
-    wait = Patience.__enter__
+    push = Sender.push
 
-    def recorded(self: Patience) -> Deadline:
-        left.append(self._left)
-        return wait(self)
+    def recorded(self: Sender, deadline: Deadline) -> None:
+        left.append(deadline.left)
+        push(self, deadline)
 
-    monkeypatch.setattr(Patience, "__enter__", recorded)
+    monkeypatch.setattr(Sender, "push", recorded)
     with WireServer() as server:
         server._handlers[MetadataRequest] = led_by(server, black_hole, [BLACK_HOLE])
         producer = new_producer(server, delivery_timeout=LIMIT, **{"batch.size": 10_000, "queue.buffering.max.kbytes": 1000})

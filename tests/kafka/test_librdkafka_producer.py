@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,14 +11,11 @@ import pytest
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
-    BrokerUnavailableError,
     ConfigurationError,
     DeliveryError,
     MessageTooLargeError,
     PrepareError,
     ProducerFencedError,
-    TransactionTimeoutError,
-    TransactionTimeoutRefusedError,
     UsageError,
 )
 from dualwrite.kafka.client.config import KafkaConfig
@@ -66,21 +62,6 @@ def described(
 
 
 # --- the transaction --------------------------------------------------------------------------------------------------
-
-
-def test_two_transactions_in_a_row_have_different_states(
-    new_producer: NewProducer, new_name: NewName, committed: Committed
-) -> None:
-    producer, topic = new_producer(), new_name("topic")
-    states = []
-    for number in range(5):
-        producer.begin_transaction()
-        producer.send(topic, str(number))
-        states.append(producer.prepare_transaction(timeout=LIMIT))
-        producer.commit_transaction(timeout=LIMIT)
-    assert len(set(states)) == 5
-    assert len({(state.producer_id, state.epoch) for state in states if state}) == 1
-    assert committed(topic) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_an_aborted_transaction_leaves_the_session_usable_and_the_evidence_intact(
@@ -171,38 +152,23 @@ def test_without_a_session_calls_are_refused(broker: DevCluster, coordinator: Wi
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_setting_unknown_to_librdkafka_is_named(
-    broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
-) -> None:
-    config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "no.such.setting": "1"})
-    with pytest.raises(ConfigurationError, match=r"no\.such\.setting"):
-        LibrdkafkaProducer(config, new_name("id"), coordinator).init_transactions(timeout=LIMIT)
-
-
-def test_a_value_that_librdkafka_refuses_is_named(
-    broker: DevCluster, coordinator: WireTransactionCoordinator, new_name: NewName
-) -> None:
-    config = KafkaConfig.of({"bootstrap.servers": broker.bootstrap_servers, "compression.type": "best"})
-    with pytest.raises(
-        ConfigurationError, match=r'Invalid value "best" for configuration property "compression.*"\. Next step'
-    ):
-        LibrdkafkaProducer(config, new_name("id"), coordinator).init_transactions(timeout=LIMIT)
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"no.such.setting": "1"}, r"no\.such\.setting"),
+        ({"compression.type": "best"}, r'Invalid value "best" for configuration property "compression.*"\. Next step'),
+        ({"transaction.timeout.ms": 900_001}, r"transaction\.max\.timeout\.ms"),
+        ({"transaction.timeout.ms": 999}, "must be at least 1000"),
+    ],
+)
+def test_a_setting_that_is_refused_is_named(new_producer: NewProducer, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        new_producer(**settings)
 
 
 def test_by_default_the_transaction_timeout_is_the_longest_of_the_broker(new_producer: NewProducer) -> None:
     assert new_producer().transaction_timeout == 900
     assert new_producer(**{"transaction.timeout.ms": 5000}).transaction_timeout == 5
-
-
-def test_a_timeout_that_the_broker_refuses_is_a_configuration_error(new_producer: NewProducer) -> None:
-    with pytest.raises(TransactionTimeoutRefusedError, match=r"transaction\.max\.timeout\.ms") as caught:
-        new_producer(**{"transaction.timeout.ms": 900_001})
-    assert isinstance(caught.value, ConfigurationError)
-
-
-def test_a_timeout_that_is_too_short_is_refused(new_producer: NewProducer) -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1000"):
-        new_producer(**{"transaction.timeout.ms": 999})
 
 
 # --- ACLs -------------------------------------------------------------------------------------------------------------
@@ -248,24 +214,6 @@ def test_a_topic_that_may_be_described_and_not_written_to(guarded: DevCluster, n
 # --- fencing and time -------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_that_recovery_committed_by_endtxn_v5_fences_its_client_and_stays_committed(
-    new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, committed: Committed
-) -> None:
-    producer, topic = new_producer(), new_name("topic")
-    producer.begin_transaction()
-    producer.send(topic, b"recovered")
-    state = producer.prepare_transaction(timeout=LIMIT)
-    assert state is not None
-    answer = coordinator.end_transaction(
-        producer.kafka_transactional_id, producer_id=state.producer_id, epoch=state.epoch, commit=True
-    )
-    assert answer.proven
-    with pytest.raises(ProducerFencedError):
-        producer.commit_transaction(timeout=LIMIT)
-    assert producer.must_be_replaced
-    assert committed(topic) == [b"recovered"]
-
-
 @pytest.mark.parametrize("attempt", range(5))
 def test_a_transaction_aborted_from_outside_cannot_be_prepared(
     new_producer: NewProducer, coordinator: WireTransactionCoordinator, new_name: NewName, attempt: int
@@ -281,30 +229,3 @@ def test_a_transaction_aborted_from_outside_cannot_be_prepared(
     with pytest.raises((PrepareError, ProducerFencedError, DeliveryError)):
         producer.prepare_transaction(timeout=LIMIT)
     assert producer.must_be_replaced
-
-
-@pytest.mark.slow
-def test_a_transaction_past_its_timeout_is_not_prepared(new_producer: NewProducer, new_name: NewName) -> None:
-    producer = new_producer(**{"transaction.timeout.ms": 1000})
-    producer.begin_transaction()
-    producer.send(new_name("topic"), b"v")
-    time.sleep(producer.transaction_timeout - producer.time_reserve)
-    with pytest.raises(TransactionTimeoutError, match=r"transaction\.max\.timeout\.ms") as caught:
-        producer.prepare_transaction(timeout=LIMIT)
-    assert caught.value.timeout == 1.0
-    assert caught.value.elapsed > 0.8
-    assert caught.value.retriable
-    assert producer.must_be_replaced
-
-
-# --- the cluster is not there -----------------------------------------------------------------------------------------
-
-
-def test_an_unreachable_broker_is_named_with_the_setting(free_port: int, new_name: NewName) -> None:
-    config = KafkaConfig.of(f"127.0.0.1:{free_port}")
-    producer = LibrdkafkaProducer(config, new_name("id"), WireTransactionCoordinator(config, timeout=LIMIT))
-    with pytest.raises(BrokerUnavailableError) as caught:
-        producer.init_transactions(timeout=0.5)
-    producer.close()
-    assert f"127.0.0.1:{free_port}" in str(caught.value)
-    assert "bootstrap.servers" in str(caught.value)

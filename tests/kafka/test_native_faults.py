@@ -293,7 +293,7 @@ class InterruptAt:
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_filename
-        if event in ("call", "c_return") and ("/kafka/native/" in name or "/kafka/client/connection.py" in name):
+        if event in ("call", "c_return") and ("/kafka/native/" in name or "/kafka/client/broker_connection.py" in name):
             self._left -= 1
             if self._left == 0:
                 self.place = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"

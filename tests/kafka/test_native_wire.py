@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,15 +73,6 @@ def test_an_accepted_keep_prepared_txn_is_ended_with_the_new_producer_id_and_epo
         assert (ended.producer_id, ended.producer_epoch, ended.committed) == (PRODUCER_ID, 9, commit)
         assert producer.identity == (PRODUCER_ID, 10)
         prepare_one(producer)
-        producer.close()
-
-
-def test_an_accepted_keep_prepared_txn_with_nothing_prepared_gives_an_epoch() -> None:
-    with WireServer({InitProducerIdRequest: lambda _: init_producer_id_answer(epoch=9)}) as server:
-        producer = on_server(server)
-        assert producer.init_transactions(keep_prepared_txn=True, timeout=LIMIT) is None
-        assert (producer.state, producer.identity) == (ProducerState.READY, (PRODUCER_ID, 9))
-        assert server.received(EndTxnRequest) == []
         producer.close()
 
 
@@ -176,20 +166,6 @@ def test_an_unknown_transaction_state_is_an_error_with_a_next_step() -> None:
         coordinator.close()
 
 
-def test_a_coordinator_with_slow_markers_is_asked_a_dozen_times_at_most() -> None:
-    """Many writers may share it."""
-    unfinished = lambda request: described_as("PrepareCommit", request)  # noqa: E731
-    with WireServer({DescribeTransactionsRequest: unfinished}) as server:
-        producer = on_server(server)
-        producer.init_transactions(timeout=LIMIT)
-        prepare_one(producer)
-        producer.commit_transaction(timeout=LIMIT)
-        producer.begin_transaction()
-        producer.send("topic", b"v")
-        assert len(server.received(DescribeTransactionsRequest)) <= 12
-        producer.close()
-
-
 def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer learns by looking that they are written in time; then a transaction is Produce and EndTxn only."""
     now = [1000.0]
@@ -210,28 +186,6 @@ def test_a_coordinator_with_fast_markers_is_not_asked_for_every_transaction(monk
             producer.commit_transaction(timeout=LIMIT)
         found = [type(request) for request in server.requests[before:]]
         assert found == [DescribeTransactionsRequest, *(51 * [ProduceRequest, EndTxnRequest])]
-        producer.close()
-
-
-def test_a_coordinator_that_is_slow_to_describe_keeps_its_connection() -> None:
-    """As over a slow line: a response that is no longer waited for costs the connection."""
-    epochs = iter(range(1, 1000))
-    ended = lambda _: EndTxnResponse(error_code=0, producer_id=PRODUCER_ID, producer_epoch=next(epochs))  # noqa: E731
-
-    def described_late(request: Any) -> Any:
-        time.sleep(0.2)
-        return described_as("CompleteCommit", request)
-
-    with WireServer({DescribeTransactionsRequest: described_late, EndTxnRequest: ended}) as server:
-        producer = on_server(server)
-        producer.init_transactions(timeout=LIMIT)
-        prepare_one(producer)
-        producer.commit_transaction(timeout=LIMIT)
-        before = len(server.received(ApiVersionsRequest))
-        for _ in range(10):
-            prepare_one(producer)
-            producer.commit_transaction(timeout=LIMIT)
-        assert len(server.received(ApiVersionsRequest)) <= before + 1
         producer.close()
 
 

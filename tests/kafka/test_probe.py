@@ -20,8 +20,6 @@ from dualwrite.admin.listing import two_phase_by_broker
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerAuthorizationError,
-    BrokerUnavailableError,
-    ConfigurationError,
     DualWriteError,
     TwoPhaseCommitRefusedError,
 )
@@ -38,7 +36,7 @@ from dualwrite.testing import failpoints
 from fixtures.acls import Names, Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, started
 from fixtures.capabilities import EVERYTHING
-from fixtures.logins import LOGIN, login_as, settings_for
+from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
 from fixtures.tables import table
 from fixtures.wire_server import WireServer, init_producer_id_answer
@@ -316,28 +314,6 @@ def test_without_two_phase_commit_the_metadata_version_of_4_0_means_librdkafka(
     with closing(WireTransactionCoordinator(config)) as coordinator:
         assert choose.choose_producer(config, coordinator, settings).kind is kind
     assert ("KAFKA-19367" in caplog.text) == (kind is ProducerKind.LIBRDKAFKA)
-
-
-def test_a_wrong_password_is_reported(strict_broker: DevCluster) -> None:
-    settings = settings_for(strict_broker, "SASL_PLAINTEXT", **{"sasl.mechanism": "SCRAM-SHA-256", **LOGIN})
-    assert probe(settings).two_phase
-    with pytest.raises(BrokerAuthorizationError, match="writer"):
-        probe({**settings, "sasl.password": "wrong"})
-
-
-# --- unreachable brokers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_unreachable_or_silent_broker_is_named_by_its_address(free_port: int, silent_server: int) -> None:
-    for port in (free_port, silent_server):
-        with pytest.raises(BrokerUnavailableError, match=f"127.0.0.1:{port}"):
-            probe(f"127.0.0.1:{port}", timeout=0.5)
-
-
-def test_invalid_settings_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"security\.protocol"):
-        probe({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "TLS"})
 
 
 # --- answers that no released broker gives ----------------------------------------------------------------------------

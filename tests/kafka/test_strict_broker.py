@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import trustme
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from kafka.protocol.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
@@ -28,7 +27,7 @@ from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import make_topic, read_topic, read_values
 from fixtures.logins import LOGIN, LOGINS, settings_for
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT
 from fixtures.revocation import revocation_list
 from fixtures.wire_server import WireServer
 
@@ -78,27 +77,6 @@ def test_a_refused_login_is_reported_at_once_by_name_and_without_the_password(
     assert login["sasl.password"] not in text.replace("sasl.password", "")
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_scram_user_name_may_contain_the_separators_of_the_protocol(
-    strict_broker: DevCluster, new_coordinator: NewCoordinator, mechanism: str
-) -> None:
-    name, password = "CN=writer,O=2C", "p=,w"
-    credentials = ScramCredentialInfo(ScramMechanism[mechanism.replace("-", "_")], 4096)
-    upsertion = UserScramCredentialUpsertion(name, credentials, password.encode())
-    admin = AdminClient({"bootstrap.servers": strict_broker.bootstrap_servers})
-    admin.alter_user_scram_credentials([upsertion])[name].result(LIMIT)
-    login = {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
-    config = KafkaConfig.of(settings_for(strict_broker, "SASL_PLAINTEXT", **login))
-
-    def logged_in() -> bool:
-        try:
-            return new_coordinator(config).describe("no-such-id") is None
-        except BrokerAuthorizationError:
-            return False
-
-    until(logged_in, "the broker knows the new user")
-
-
 def test_a_certificate_of_an_unknown_authority_is_reported_at_once(
     strict_broker: DevCluster, new_coordinator: NewCoordinator
 ) -> None:
@@ -133,11 +111,6 @@ def test_a_certificate_that_was_revoked_is_not_trusted(
     again = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.crl.location": str(revocations)}))
     with pytest.raises(BrokerAuthorizationError, match="not trusted: certificate revoked"):
         new_coordinator(again).describe("no-such-id")
-
-
-def test_the_configured_cipher_suites_are_used(strict_broker: DevCluster, new_coordinator: NewCoordinator) -> None:
-    config = KafkaConfig.of(settings_for(strict_broker, "SSL", **{"ssl.cipher.suites": "ECDHE-ECDSA-AES256-GCM-SHA384"}))
-    assert new_coordinator(config).describe("no-such-id") is None
 
 
 @pytest.mark.parametrize(

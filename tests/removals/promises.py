@@ -477,7 +477,7 @@ PROMISES: Final = (
     Removal(
         "a response with more than its fields is refused",
         "kafka/client/broker_connection.py",
-        "    fields.end()\n",
+        "                fields.end()\n",
         "",
         ("unit/test_framing.py::test_an_invalid_response_is_an_error",),
     ),

@@ -18,6 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from dualwrite.kafka.native.compression import compression_by_name
 from dualwrite.kafka.native.native_settings import MAX_IN_FLIGHT
 from dualwrite.kafka.native.partition import Batch, Partition
+from dualwrite.kafka.native.records import BatchBuilder
 
 NONE, TOO_LARGE, NOT_ENOUGH_REPLICAS, OUT_OF_ORDER = 0, 10, 19, 45
 PRODUCER_ID, EPOCH = 7, 3
@@ -100,7 +101,8 @@ class OnePartition(RuleBasedStateMachine):
             self.partition.builder.append(*record)
             self.sent.append(record)
         self.buffered += self.partition.builder.size
-        self.partition.close_batch()
+        self.partition.add(self.partition.builder)
+        self.partition.builder = BatchBuilder()
 
     @rule(most=st.integers(1, MAX_IN_FLIGHT), patient=st.booleans())
     def send_what_may_be_sent(self, most: int, patient: bool) -> None:

@@ -1,4 +1,4 @@
-"""Partitioners in isolation; tests/kafka/test_native_formats.py compares them with librdkafka's."""
+"""Partitioners in isolation; tests/kafka/test_partitions_of_keys.py compares them with librdkafka's."""
 
 from __future__ import annotations
 

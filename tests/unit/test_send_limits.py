@@ -5,29 +5,21 @@ The clock is a fake: a wait takes as long as it may, and what counts is the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dualwrite import deadline as deadlines
-from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, DeliveryError
-from dualwrite.kafka.base import Message
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
-from dualwrite.kafka.messages import checked_messages
-from dualwrite.kafka.native import accumulator as accumulators
-from dualwrite.kafka.native.bulk import BulkSender
-from dualwrite.kafka.native.native_producer import NativeProducer
+from dualwrite.kafka.native import retry_policy
+from dualwrite.kafka.native.retry_policy import Patience
 
 DELIVERY = 60.0
 CONFIG = KafkaConfig.of({"bootstrap.servers": "127.0.0.1:1", "transaction.timeout.ms": 900_000})
-VALUES = [b"x" * 100] * 20_000
 
 
 class Clock:
@@ -47,111 +39,32 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(deadlines, "time", made)
+    monkeypatch.setattr(retry_policy, "time", made)
     return made
 
 
-class Brokers:
-    """The sender of a native producer, at brokers that let each call wait, and store what `stores` says."""
-
-    def __init__(self, clock: Clock, *, wait: float, stores: int) -> None:
-        self._clock, self._wait, self._stores = clock, wait, stores
-        self.topics = SimpleNamespace(layout=self._layout, forget=lambda _: None)
-        self.buffered = self.stored = 0
-        self.has_sent, self.failure = False, None
-        self.limits: set[float] = set()
-        self.least_left = DELIVERY
-
-    def _layout(self, _topic: str, deadline: Deadline) -> Any:
-        self._pass(deadline)
-        return SimpleNamespace(leaders=(None,) * 3)
-
-    def _pass(self, deadline: Deadline) -> None:
-        self.limits.add(deadline.seconds)
-        self.least_left = min(self.least_left, deadline.left)
-        self._clock.sleep(min(self._wait, deadline.left))
-        self.stored += self._stores
-
-    def add(self, partition: Any, _records: Any = None) -> None:
-        if partition.builder.records:
-            partition.close_batch()
-            partition.drain()
-
-    def push(self, deadline: Deadline) -> None:
-        self.has_sent = True
-        self._pass(deadline)
-
-    def make_room(self, _limit: int, deadline: Deadline) -> None:
-        self._pass(deadline)
-
-    def raise_failure(self) -> None:
-        pass
-
-    def begin(self) -> None:
-        pass
-
-    close = interrupted = raise_failure
-
-
-def on_brokers(brokers: Any) -> NativeProducer:
-    producer = NativeProducer(CONFIG, "orders", delivery_timeout=DELIVERY)
-    settings = replace(producer._accumulator._settings, batch_bytes=5_000, buffer_bytes=100_000)
-    producer._sender = brokers
-    producer._accumulator = accumulators.RecordAccumulator(brokers, settings, "orders")
-    producer._bulk = BulkSender(brokers, producer._accumulator, producer._markers, producer._budget, DELIVERY)
-    producer.adopt(1, 0, timeout_ms=900_000)
-    producer.begin_transaction()
-    return producer
-
-
-def checked(values: list[bytes]) -> list[Message]:
-    return list(checked_messages("t", values, keys=None, partition=None, timestamp=None))
-
-
-CALLS: dict[str, Callable[[NativeProducer], None]] = {
-    "values": lambda producer: producer.send_many("t", VALUES),
-    "keys and values": lambda producer: producer.send_many("t", VALUES, keys=[b"%d" % n for n in range(len(VALUES))]),
-    "messages": lambda producer: producer.send_messages(checked(VALUES)),
-    "columns": lambda producer: producer.send_columns("t", pa.array(VALUES), keys=pa.array(VALUES)),
-    "few columns": lambda producer: producer.send_columns("t", pa.array(VALUES[:500])),
-}
-
-
-@pytest.fixture(params=CALLS)
-def call(request: pytest.FixtureRequest) -> Callable[[NativeProducer], None]:
-    return CALLS[request.param]
-
-
-def test_all_waits_of_a_call_share_its_limit(clock: Clock, call: Callable[[NativeProducer], None]) -> None:
-    """Where the brokers store nothing, each of them would take the whole limit."""
-    producer = on_brokers(brokers := Brokers(clock, wait=50.0, stores=0))
-    began = clock.now
-    call(producer)
-    assert clock.now - began == pytest.approx(DELIVERY)
-    assert brokers.limits == {DELIVERY}, "errors name the limit, not what is left of it"
-    producer.close()
-
-
-def test_a_call_that_makes_progress_may_take_longer_than_its_limit(
-    clock: Clock, call: Callable[[NativeProducer], None]
-) -> None:
-    producer = on_brokers(Brokers(clock, wait=50.0, stores=1))
-    began = clock.now
-    call(producer)
-    assert clock.now - began > 2 * DELIVERY
-    producer.close()
+def test_the_limit_of_a_call_starts_again_when_brokers_have_stored_something(clock: Clock) -> None:
+    stored = [0]
+    limit = Patience(DELIVERY, lambda: stored[0])
+    clock.sleep(DELIVERY - 1)
+    assert (limit.left, limit.expired, limit.within(5).left) == (1.0, False, 1.0)
+    stored[0] = 3
+    assert (limit.left, limit.expired, limit.within(100).left) == (DELIVERY, False, DELIVERY)
+    clock.sleep(DELIVERY)
+    assert (limit.left, limit.expired, limit.within(5).left) == (0.0, True, 0.0)
+    assert limit.seconds == DELIVERY, "errors name the limit, not what is left of it"
 
 
 def test_the_time_in_which_messages_are_made_does_not_count(clock: Clock) -> None:
-    producer = on_brokers(brokers := Brokers(clock, wait=0.0, stores=0))
-
-    def slow() -> Iterator[bytes]:
-        for value in VALUES[:3_000]:
+    def slow() -> Iterator[int]:
+        for number in range(3_000):
             clock.sleep(1.0)
-            yield value
+            yield number
 
-    producer.send_many("t", slow())
-    assert brokers.least_left == DELIVERY
-    producer.close()
+    limit = Patience(DELIVERY, lambda: 0)
+    chunks = list(limit.chunks(slow(), begin_with_one=True))
+    assert ([number for chunk in chunks for number in chunk], len(chunks[0])) == (list(range(3_000)), 1)
+    assert limit.left == DELIVERY
 
 
 class Librdkafka:

@@ -95,9 +95,7 @@ def progress_of(
 ) -> tuple[list[ConsumedOffset], GroupMetadata]:
     """The positions of a confluent-kafka Consumer and its group, without partitions from which nothing was read.
 
-    Args:
-        consumer: The consumer.
-        offsets: The next offset of each partition, instead of what the consumer has returned so far.
+    `offsets` has the next offset of each partition, instead of what the consumer has returned so far.
     """
     group = GroupMetadata.from_librdkafka(consumer.consumer_group_metadata())
     if offsets is not None:
@@ -284,20 +282,6 @@ class ColumnProducer(Protocol):
         ...
 
 
-class RequestingProducer(Protocol):
-    """What a producer with two-phase commit has in addition: a commit whose response is read later."""
-
-    def request_commit(self, *, timeout: float) -> None:
-        """Send the request to commit the prepared transaction, without waiting for the response.
-
-        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
-
-        Raises:
-            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
-        """
-        ...
-
-
 @runtime_checkable
 class MessagesProducer(Protocol):
     """An optional addition to TransactionalProducer: checked messages of different topics at once."""
@@ -313,7 +297,10 @@ class MessagesProducer(Protocol):
 
 
 class TakeOverProducer(TransactionalProducer, Protocol):
-    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5)."""
+    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5).
+
+    With two-phase commit, the response to a commit may be read later.
+    """
 
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit.
@@ -349,14 +336,24 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         """
         ...
 
+    def request_commit(self, *, timeout: float) -> None:
+        """Send the request to commit the prepared transaction, without waiting for the response.
+
+        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
+
+        Raises:
+            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerFactory:
-    """Makes the producers of a writer.
+    """Makes the producers of a writer: TakeOverProducers, if the kind takes over ids.
 
     Args:
         kind: The kind of the producers; each generation of an id is used by one kind only.
-        make: Makes the producer for a Kafka transactional id; a TakeOverProducer if the kind takes over ids.
+        make: Makes the producer for a Kafka transactional id.
         lanes: How many ids a writer uses by default.
     """
 
@@ -371,13 +368,9 @@ class ProducerFactory:
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
-    """The coordinator's response to an EndTxn.
+    """The coordinator's response to an EndTxn: only the code 0 (NONE) proves the requested outcome.
 
-    Args:
-        code: Kafka's error code; only 0 (NONE) proves the requested outcome.
-        name: Kafka's name for the code.
-        producer_id: The producer id for the next transaction (EndTxn v5), or -1.
-        epoch: The epoch for the next transaction (EndTxn v5), or -1.
+    With EndTxn v5, producer id and epoch are those for the next transaction; else -1.
     """
 
     code: int
@@ -395,13 +388,8 @@ class EndTxnResult:
 class EndingTransaction:
     """A transaction that is to be ended, right after it was described.
 
-    Args:
-        kafka_transactional_id: The id.
-        producer_id: The transaction's producer id.
-        epoch: The transaction's epoch.
-        commit: True to commit, False to abort.
-        partitions: Those of the transaction, as described: each must have a leader (rule FB); empty if nothing is ongoing.
-        described_at: When, on the clock of `time.monotonic`.
+    Its partitions are those in the description: each must have a leader (rule FB); none if nothing is ongoing.
+    `described_at` is on the clock of `time.monotonic`.
     """
 
     kafka_transactional_id: str
@@ -414,12 +402,7 @@ class EndingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult(EndTxnResult):
-    """The coordinator's response to an InitProducerId; `producer_id` and `epoch` are those to produce with.
-
-    Args:
-        ongoing_producer_id: The producer id of a prepared transaction that was kept (`keepPreparedTxn`), or -1.
-        ongoing_epoch: Its epoch, or -1.
-    """
+    """The response to an InitProducerId: producer id and epoch to produce with, and those of a prepared transaction, or -1."""
 
     ongoing_producer_id: int = -1
     ongoing_epoch: int = -1
@@ -427,13 +410,7 @@ class InitProducerIdResult(EndTxnResult):
 
 @dataclass(frozen=True, slots=True)
 class NewProducerId:
-    """An id that is to be registered if its coordinator does not know it.
-
-    Args:
-        kafka_transactional_id: The id.
-        timeout_ms: Its transaction timeout.
-        two_phase: Whether to register it for two-phase commit.
-    """
+    """An id that is to be registered if its coordinator does not know it."""
 
     kafka_transactional_id: str
     timeout_ms: int

@@ -1,4 +1,4 @@
-"""Detect what a cluster supports, before anything is written; the requests change nothing in it."""
+"""What a cluster supports, and what it knows about topics: by requests that change nothing in it."""
 
 from __future__ import annotations
 
@@ -25,33 +25,20 @@ from dualwrite.kafka.client.messages_generated import (
     MetadataResponse,
     ProduceRequest,
 )
-from dualwrite.kafka.client.retries import repeated
+from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, TryAgainError, check_transient, repeated
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
-_TRANSIENT: Final = (
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_COORDINATOR,
-    ErrorCode.REQUEST_TIMED_OUT,
-)
 _PAUSE: Final = 0.02
 
 T = TypeVar("T")
 
 
-class _TryAgainError(Exception):
-    """A transient error: retry."""
-
-
 class InspectionClient:
     """Sends read-only requests to one cluster, all under one time limit. Must be closed, by `with` or `close()`.
 
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds from now on, including retries.
-        network: The connections to use, if there are some already; the caller closes them.
+    The connections of a `network` that was given belong to the caller.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: Limit, network: Network | None = None) -> None:
@@ -67,14 +54,14 @@ class InspectionClient:
             BrokerAuthorizationError: The principal lacks Describe on the id.
         """
 
-        def once() -> T:
+        def once(deadline: Deadline) -> T:
             try:
-                return request(self._network.coordinator(kafka_transactional_id, deadline=self._deadline), self._deadline)
+                return request(self._network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
             except CoordinatorUnavailableError as error:
                 if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                     raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
                 raise
-            except (ConnectionLostError, _TryAgainError):
+            except (ConnectionLostError, CoordinatorMovedError, TryAgainError):
                 self._network.forget_coordinator(kafka_transactional_id)
                 raise
 
@@ -86,7 +73,7 @@ class InspectionClient:
         Raises:
             BrokerUnavailableError: No response within the time limit.
         """
-        return self._repeated(lambda: request(self._network, self._deadline), "a broker")
+        return self._repeated(lambda deadline: request(self._network, deadline), "a broker")
 
     def close(self) -> None:
         """Close the connections, unless they belong to the caller."""
@@ -99,13 +86,12 @@ class InspectionClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _repeated(self, once: Callable[[], T], what: str) -> T:
-        transient = (_TryAgainError, ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError)
+    def _repeated(self, once: Callable[[Deadline], T], what: str) -> T:
         try:
-            return repeated(once, transient, self._deadline, pause=_PAUSE)
+            return repeated(once, TRANSIENT, self._deadline, pause=_PAUSE)
         except BrokerUnavailableError:
             raise
-        except transient as error:
+        except TRANSIENT as error:
             servers = self._network.config.servers
             raise BrokerUnavailableError(
                 f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
@@ -113,12 +99,6 @@ class InspectionClient:
                 next_step="check that the brokers are running and their advertised.listeners are reachable from here; retry",
                 servers=servers,
             ) from error
-
-
-def raise_if_transient(code: int, request: str) -> None:
-    """Have an InspectionClient send the request again if the response's error is transient."""
-    if code in _TRANSIENT:
-        raise _TryAgainError(f"{request} returned {error_name(code)}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
@@ -310,12 +290,8 @@ def probe(
 class _ProbeResult:
     """What the coordinator has answered; error codes are None for requests that it does not support.
 
-    Args:
-        coordinator: The connection to it, for its versions.
-        cluster_id: Kafka's `cluster.id`.
-        nodes: The live brokers by their addresses.
-        two_phase_code: For `enable2Pc` with `keepPreparedTxn`.
-        keep_code: For `keepPreparedTxn`; sent without `enable2Pc` if that was refused, which KIP-939 allows.
+    `two_phase_code` is for `enable2Pc` with `keepPreparedTxn`; `keep_code` for `keepPreparedTxn`, sent without `enable2Pc` if
+    that was refused, which KIP-939 allows.
     """
 
     coordinator: Connection
@@ -330,7 +306,7 @@ def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline:
     write = EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
     asked = [write, about_the_cluster(), *([_init(transactional_id, two_phase=True)] if has_two_phase else [])]
     may_write, cluster, *tried = coordinator.call_all(asked, deadline)
-    raise_if_transient(may_write.error_code, "EndTxn")
+    check_transient(may_write.error_code, "EndTxn")
     if may_write.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise forbidden(transactional_id, "EndTxn", may_write.error_code)
     nodes = {Address(each.host, each.port): each.node_id for each in cluster.brokers}
@@ -354,7 +330,7 @@ def _init(transactional_id: str, *, two_phase: bool) -> InitProducerIdRequest:
 
 def _init_code(response: Any) -> int:
     code: int = response.error_code
-    raise_if_transient(code, "InitProducerId")
+    check_transient(code, "InitProducerId")
     return code
 
 
@@ -384,12 +360,7 @@ def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """What a broker knows about a topic.
-
-    Args:
-        id: Kafka's id of the topic, as text; empty if the brokers are older than Apache Kafka 2.8.
-        partitions: The numbers of its partitions.
-    """
+    """What a broker knows about a topic; the id is empty if the brokers are older than Apache Kafka 2.8."""
 
     id: str
     partitions: frozenset[int]
@@ -398,12 +369,7 @@ class TopicMetadata:
 def topic_metadata(
     config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
 ) -> dict[str, TopicMetadata]:
-    """The metadata of each topic that exists, from any broker.
-
-    Args:
-        config: The cluster's settings.
-        names: The topics; none of them is created.
-        timeout: Seconds, including retries.
+    """The metadata of each topic that exists, from any broker; none is created.
 
     Raises:
         BrokerUnavailableError: No broker responded within the time limit.
@@ -479,17 +445,7 @@ class TopicFacts:
 def describe_topics(
     config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0
 ) -> list[TopicFacts]:
-    """Describe topics, without creating any.
-
-    Args:
-        config: The cluster's settings.
-        names: The topics.
-        timeout: Seconds, including retries.
-
-    Raises:
-        BrokerUnavailableError: No broker responded within the time limit.
-        BrokerAuthorizationError: The login was refused.
-    """
+    """Describe topics, without creating any. Raises as `topic_metadata`."""
     wanted = list(dict.fromkeys(names))
     with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
         return client.to_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []

@@ -195,13 +195,7 @@ _TRUSTED: Final = frozenset({str, bytes, int, bool, float, Decimal, type(None), 
 
 
 class Difference(NamedTuple):
-    """Where a value differs from what is read back.
-
-    Args:
-        path: The place, such as `.lines[0].price`.
-        sent: The value there.
-        read: The value that is read back, or an object that is shown as "nothing".
-    """
+    """Where a value differs from what is read back, such as `.lines[0].price`; what is missing is shown as "nothing"."""
 
     path: str
     sent: Any
@@ -331,9 +325,6 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
     the value: NaN, the fields of a subclass, a value that was assigned without validation. So each object is read back. That
     takes about twice the time of writing it.
 
-    Args:
-        model: The class.
-
     Raises:
         ConfigurationError: As `check_model`: the class shows that its objects can't be read back.
     """
@@ -372,11 +363,7 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
 
 
 def model_deserializer(model: type[M]) -> Callable[[bytes, SerializationContext], M]:
-    """A deserializer for the JSON of one kind of Pydantic model.
-
-    Args:
-        model: The class.
-    """
+    """A deserializer for the JSON of one kind of Pydantic model."""
 
     def deserialize(content: bytes, context: SerializationContext) -> M:
         del context

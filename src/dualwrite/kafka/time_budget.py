@@ -65,13 +65,10 @@ def _now() -> float:
 
 
 class TimeBudget:
-    """The age of the current transaction, compared with its timeout.
+    """The age of the current transaction, compared with its timeout in seconds; None if it has none (two-phase commit).
 
     Measured by a local clock, which on Linux also counts the time in suspend, and started before the broker's timer: so the age
     is not underestimated.
-
-    Args:
-        timeout: The transaction's timeout in seconds, or None if it has none (two-phase commit).
     """
 
     def __init__(self, timeout: float | None) -> None:

@@ -18,7 +18,7 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, RequestingProducer, TransactionCoordinator
+from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.recipe.idle import RECOVER_LIMIT
@@ -155,7 +155,7 @@ class Lane:
             transaction.on_decided()
         hit("before_kafka_commit")
         if self._ends_with_decision:
-            self._request_commit(cast("RequestingProducer", producer), transaction.state)
+            self._request_commit(cast("TakeOverProducer", producer), transaction.state)
             return
         producer.commit_transaction(timeout=self._timeouts.kafka)
         if transaction.state is not None:
@@ -163,7 +163,7 @@ class Lane:
         self.advance(Event.KAFKA_COMMITTED)
         hit("after_kafka_commit")
 
-    def _request_commit(self, producer: RequestingProducer, state: PreparedTxnState | None) -> None:
+    def _request_commit(self, producer: TakeOverProducer, state: PreparedTxnState | None) -> None:
         """Request Kafka's commit, which the database has decided, without waiting for the response."""
         self._requested = state
         try:

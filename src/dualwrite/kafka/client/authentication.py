@@ -29,13 +29,7 @@ class ScramError(Exception):
 def scram(mechanism: str, username: str, password: str, nonce: str | None = None) -> Generator[bytes, bytes, None]:
     """Yields the client's two messages; the server's response to each is sent in. It ends once the server has proved itself.
 
-    Name and password are encoded as they are, without SASLprep, as by brokers.
-
-    Args:
-        mechanism: SCRAM-SHA-256 or SCRAM-SHA-512.
-        username: The user.
-        password: Its password.
-        nonce: For the vectors of the RFC; random by default.
+    Name and password are encoded as they are, without SASLprep, as by brokers. `nonce` is for the vectors of the RFC.
 
     Raises:
         ScramError: A message of the server is wrong, or its signature is not that of the password.
@@ -104,12 +98,6 @@ class Call(Protocol):
 
 def log_in(address: Address, login: Sasl, protocol: str, call: Call) -> float:
     """Log in; returns the seconds until the broker requires the next login, or 0 if it does not.
-
-    Args:
-        address: The broker.
-        login: Mechanism and credentials.
-        protocol: `security.protocol`.
-        call: Sends a request and returns its response.
 
     Raises:
         BrokerAuthorizationError: The broker refused the login, does not know the password, or the listener does not use SASL.

@@ -36,9 +36,6 @@ class Framing:
     """Encodes requests, and decodes their responses, which arrive in the order of the requests.
 
     Each response contains the number of its request (the correlation id).
-
-    Args:
-        client_id: For the header.
     """
 
     def __init__(self, client_id: str) -> None:
@@ -91,18 +88,16 @@ class Framing:
         try:
             (answered,) = fields.numbers(_SIZE)
             if answered == number:
-                return number, _response(request, version, fields)
+                if (
+                    request.FLEXIBLE and request.API_KEY != ApiVersionsRequest.API_KEY
+                ):  # whose header has no tags: it may be in v0
+                    fields.skip_tags()
+                response = request.response(fields, version)
+                fields.end()
+                return number, response
         except KafkaProtocolError as error:
             raise KafkaProtocolError(f"the response to request {number} can't be decoded: {error}") from error
         raise KafkaProtocolError(f"the response to request {answered} came instead of the one to {number}")
-
-
-def _response(request: Request[Any], version: int, fields: Fields) -> Any:
-    if request.FLEXIBLE and request.API_KEY != ApiVersionsRequest.API_KEY:  # whose header has no tags: it may be in v0
-        fields.skip_tags()
-    response = request.response(fields, version)
-    fields.end()
-    return response
 
 
 LEAST_TIME: Final = 0.001
@@ -134,7 +129,21 @@ def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> so
     """
     context = config.tls()
     plain = _connected(address, config, deadline)
-    return plain if context is None else _secured(plain, context, address, deadline)
+    if context is None:
+        return plain
+    with closed_on_error(plain):
+        try:
+            plain.settimeout(max(deadline.left, LEAST_TIME))
+            return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerAuthorizationError(
+                f"The certificate of {address} is not trusted: {error.verify_message}.",
+                next_step="check ssl.ca.location, and that the certificate names the host in bootstrap.servers",
+            ) from error
+        except TimeoutError as error:
+            raise ConnectionLostError(address, f"the TLS handshake did not finish within {deadline.seconds:.3g} s") from error
+        except OSError as error:  # includes ssl.SSLError
+            raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
 
 
 def _connected(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
@@ -169,22 +178,6 @@ def _keep_alive(plain: socket.socket) -> None:
                 plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _secured(plain: socket.socket, context: ssl.SSLContext, address: Address, deadline: Deadline) -> socket.socket:
-    with closed_on_error(plain):
-        try:
-            plain.settimeout(max(deadline.left, LEAST_TIME))
-            return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
-        except ssl.SSLCertVerificationError as error:
-            raise BrokerAuthorizationError(
-                f"The certificate of {address} is not trusted: {error.verify_message}.",
-                next_step="check ssl.ca.location, and that the certificate names the host in bootstrap.servers",
-            ) from error
-        except TimeoutError as error:
-            raise ConnectionLostError(address, f"the TLS handshake did not finish within {deadline.seconds:.3g} s") from error
-        except OSError as error:  # includes ssl.SSLError
-            raise ConnectionLostError(address, f"the TLS handshake failed: {error}") from error
-
-
 Inbox = list[tuple[int, Any]]
 """Receives the responses to one user's requests, each with the number of its request."""
 
@@ -201,10 +194,7 @@ class Connection:
     `call` waits for the response. `send` does not: the response is put into the inbox that was passed to `send`, by whichever
     later `receive` or `call` reads it. So several users can share a connection, each with its own inbox.
 
-    Args:
-        address: The broker.
-        config: Security and time limits.
-        deadline: For opening; at most `socket.connection.setup.timeout.ms`.
+    Opening it takes at most `socket.connection.setup.timeout.ms`.
 
     Raises:
         ConnectionLostError: The connection failed, or the broker did not respond.
@@ -222,7 +212,7 @@ class Connection:
         self.api_versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.newest_features: Mapping[str, int] = {}
-        limit = Deadline.after(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
+        limit = Deadline(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
         self._socket: socket.socket | None = open_socket(address, config, limit)
         with closed_on_error(self):
             self._ask_versions(limit)
@@ -234,7 +224,9 @@ class Connection:
         Raises:
             ConnectionLostError: The connection is closed.
         """
-        return self._open_socket().fileno()
+        if self._socket is None:
+            raise self._closed()
+        return self._socket.fileno()
 
     @property
     def has_read(self) -> bool:
@@ -251,7 +243,7 @@ class Connection:
 
         If the broker requires a new login soon, it is done here (KIP-368); requests in flight are not affected.
         """
-        if not self.usable:
+        if self._socket is None or self._pid != os.getpid():
             return False
         now = time.monotonic()
         try:
@@ -280,34 +272,59 @@ class Connection:
 
     def call_all(self, requests: Sequence[Any], deadline: Deadline | None = None) -> list[Any]:
         """As `call`, for several requests, which are sent one right after the other; a broker answers them in this order."""
-        limit = self._limit(deadline)
+        longest = self._config.socket_timeout
+        limit = Deadline(longest) if deadline is None else deadline.within(longest)
         if limit.expired:
             raise ConnectionLostError(self.address, f"no time left for {type(requests[0]).__name__}")
         inbox: Inbox = []
         for request in requests:
-            self._send(request, inbox, limit)
+            self.send(request, inbox, limit)
         while True:
             self.receive(limit.left)
             if len(inbox) == len(requests):
-                responses = [response for _, response in inbox]
-                for response in responses:
-                    self._check(response)
-                return responses
+                break
             if limit.expired:
                 self.close()
                 late = type(requests[len(inbox)]).__name__
                 raise ConnectionLostError(self.address, f"no response to {late} within {limit.seconds:.3g} s")
+        responses = []
+        for _, response in inbox:
+            if getattr(response, "error_code", 0) == ErrorCode.REBOOTSTRAP_REQUIRED:  # it names neither brokers nor the cluster
+                self.close()
+                raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
+            responses.append(response)
+        return responses
 
-    def send(self, request: Request[Any], inbox: Inbox, deadline: Deadline | None = None) -> int:
+    def send(self, request: Request[Any], inbox: Inbox, deadline: Deadline) -> int:
         """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.
 
         Uses the newest version that both sides know, unless the request specifies one.
 
         Raises:
-            ConnectionLostError: The connection broke, or the request could not be sent before the deadline; it may have been
-                executed.
+            ConnectionLostError: The connection broke, or the request could not be sent before the deadline, or within
+                `socket.timeout.ms`; it may have been executed.
         """
-        return self._send(request, inbox, self._limit(deadline))
+        plug = self._socket
+        if plug is None:
+            raise self._closed()
+        version = self.version_of(type(request)) if request.version is None else request.version
+        seconds = min(deadline.seconds, self._config.socket_timeout)
+        try:
+            number, data = self._framing.request(request, version)
+            self._inboxes[number] = inbox
+            sent = 0
+            while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
+                plug.settimeout(max(min(deadline.left, seconds), LEAST_TIME))
+                sent += plug.send(memoryview(data)[sent:])
+        except (OSError, KafkaProtocolError) as error:
+            self.close()
+            late = f"{type(request).__name__} could not be sent within {seconds:.3g} s"
+            raise ConnectionLostError(self.address, late if isinstance(error, TimeoutError) else _reason(error)) from error
+        except BaseException:  # KeyboardInterrupt in the middle of a message: the position in the stream is unknown
+            self.close()
+            raise
+        self._used_at = time.monotonic()
+        return number
 
     def receive(self, timeout: float = 0.0) -> None:
         """Put the responses that have arrived into their inboxes; waits for the first one, at most `timeout` seconds.
@@ -317,45 +334,25 @@ class Connection:
         Raises:
             ConnectionLostError: The connection broke; every unanswered request may have been executed.
         """
-        plug = self._open_socket()
+        plug = self._socket
+        if plug is None:
+            raise self._closed()
         try:
             plug.settimeout(timeout)
-            self._receive(plug.recv(_READ_SIZE))
+            data = plug.recv(_READ_SIZE)
+            for number, response in self._framing.responses(data):
+                self._inboxes.pop(number).append((number, response))
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
         except (OSError, KafkaProtocolError) as error:
             self.close()
             raise ConnectionLostError(self.address, _reason(error)) from error
-        except BaseException:  # as for `_send`
+        except BaseException:  # as for `send`
             self.close()
             raise
-
-    def _send(self, request: Request[Any], inbox: Inbox, limit: Deadline) -> int:
-        plug = self._open_socket()
-        version = self.version_of(type(request)) if request.version is None else request.version
-        try:
-            number, data = self._framing.request(request, version)
-            self._inboxes[number] = inbox
-            plug.settimeout(max(limit.left, LEAST_TIME))
-            sent = plug.send(data)
-            while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
-                plug.settimeout(max(limit.left, LEAST_TIME))
-                sent += plug.send(memoryview(data)[sent:])
-        except (OSError, KafkaProtocolError) as error:
-            self.close()
-            late = f"{type(request).__name__} could not be sent within {limit.seconds:.3g} s"
-            raise ConnectionLostError(self.address, late if isinstance(error, TimeoutError) else _reason(error)) from error
-        except BaseException:  # KeyboardInterrupt in the middle of a message: the position in the stream is unknown
-            self.close()
-            raise
-        self._used_at = time.monotonic()
-        return number
-
-    def _receive(self, data: bytes) -> None:
         if not data:
+            self.close()
             raise ConnectionLostError(self.address, "the broker closed the connection")
-        for number, response in self._framing.responses(data):
-            self._inboxes.pop(number).append((number, response))
 
     def version_of(self, request: type[Request[Any]]) -> int:
         """The newest version of a request that both the broker and dualwrite support.
@@ -382,20 +379,8 @@ class Connection:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _open_socket(self) -> socket.socket:
-        if self._socket is None:
-            raise ConnectionLostError(self.address, "closed")
-        return self._socket
-
-    def _check(self, response: object) -> None:
-        """Refuse Metadata's REBOOTSTRAP_REQUIRED: such a response names neither brokers nor the cluster."""
-        if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.REBOOTSTRAP_REQUIRED:
-            self.close()
-            raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
-
-    def _limit(self, deadline: Deadline | None) -> Deadline:
-        longest = self._config.socket_timeout
-        return Deadline.after(longest) if deadline is None else deadline.within(longest)
+    def _closed(self) -> ConnectionLostError:
+        return ConnectionLostError(self.address, "closed")
 
     def _ask_versions(self, deadline: Deadline) -> None:
         response = self._versions(ApiVersionsRequest.NEWEST, deadline)
@@ -446,10 +431,6 @@ class Opening:
     So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
     caller's own time limit. `undisturbed` explains why this uses `_thread`.
 
-    Args:
-        address: The broker.
-        config: Security and time limits.
-
     Attributes:
         connection: The open connection, once the attempt has succeeded.
         cluster_id: Kafka's `cluster.id`, as this broker reports it; empty if it has none.
@@ -493,7 +474,7 @@ class Opening:
 
     def _run(self) -> None:
         try:
-            deadline = Deadline.after(self._config.connect_timeout)
+            deadline = Deadline(self._config.connect_timeout)
             made = Connection(self._address, self._config, deadline)
             with closed_on_error(made):
                 self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""

@@ -43,9 +43,6 @@ class Network:
 
     Each call has a deadline for everything that it waits for: name lookup, connecting, TLS, login, the response. Without a
     deadline, `socket.connection.setup.timeout.ms` and `socket.timeout.ms` limit each step.
-
-    Args:
-        config: The cluster's settings.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -64,7 +61,7 @@ class Network:
             ConnectionLostError: It was not open by the deadline. Opening continues in the background: a later call may get it.
             BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
         """
-        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        deadline = deadline or Deadline(self.config.connect_timeout)
         made = self.connection_soon(address, deadline, wait=deadline.left)
         if made is None:
             raise ConnectionLostError(address, f"no connection within {deadline.seconds:.3g} s")
@@ -120,7 +117,7 @@ class Network:
     @property
     def has_openings(self) -> bool:
         """Whether `wait_for_openings` has connections to wait for."""
-        return any(not opening.is_reported for opening in self._openings.values())
+        return bool(self._openings) and any(not opening.is_reported for opening in self._openings.values())
 
     def is_opening(self, address: Address) -> bool:
         """Whether a connection to this broker is being opened."""
@@ -134,7 +131,7 @@ class Network:
         Raises:
             BrokerUnavailableError: No broker can be reached; the message names every address with its reason.
         """
-        deadline = deadline or Deadline.after(self.config.connect_timeout)
+        deadline = deadline or Deadline(self.config.connect_timeout)
         known = [a for a, c in self._connections.items() if c.usable]
         untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._seen)))
         failed: dict[Address, str] = {}
@@ -169,8 +166,10 @@ class Network:
         """
         address = self._coordinators.get((kind, key))
         if address is None:
-            address = self._find(key, kind, deadline)
-            self._coordinators[kind, key] = address
+            found = self.coordinators([key], kind, deadline)[key]
+            if isinstance(found, CoordinatorUnavailableError):
+                raise found
+            address = self._coordinators[kind, key] = found[1]
         try:
             return self.connection(address, deadline)
         except ConnectionLostError:
@@ -256,13 +255,6 @@ class Network:
         self._openings.clear()
         self._coordinators.clear()
 
-    def _find(self, key: str, kind: int, deadline: Deadline | None) -> Address:
-        connection = self.any_broker(deadline)
-        (found,) = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]), deadline).coordinators
-        if found.error_code:
-            raise CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
-        return Address(found.host, found.port)
-
 
 _LOOK_AT_OPENINGS: Final = 0.01
 
@@ -277,10 +269,7 @@ def request_together(
 ) -> dict[Address, Any | ConnectionLostError | DualWriteError]:
     """The response of each broker, or why there is none. A broker that is slow or down does not delay the others.
 
-    Args:
-        network: The connections.
-        requests: The request for each broker.
-        deadline: For all of them; a broker that has not responded by then gets an error in place of a response.
+    A broker that has not responded by the deadline gets an error in place of a response.
     """
     return requests_together(network, {address: (address, make) for address, make in requests.items()}, deadline)
 
@@ -288,13 +277,7 @@ def request_together(
 def requests_together(
     network: Network, requests: Mapping[K, tuple[Address, MakeRequest]], deadline: Deadline
 ) -> dict[K, Any | ConnectionLostError | DualWriteError]:
-    """As `request_together`, also with several requests to one broker.
-
-    Args:
-        network: The connections.
-        requests: The broker and the request, by keys of the caller's choice.
-        deadline: As for `request_together`.
-    """
+    """As `request_together`, also with several requests to one broker, by keys of the caller's choice."""
     return _Round(network, requests, deadline).run()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction, NewProducerId
@@ -42,17 +42,10 @@ _BROKER_RESOURCE: Final = 4
 _JUST_NOW: Final = 1.0
 _ANY_TIMEOUT_MS: Final = 60_000
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
 class RequestedCommit:
-    """An EndTxn(commit) that was sent, and its response once it has arrived.
-
-    Args:
-        connection: The connection to the coordinator.
-        inbox: Receives the response.
-    """
+    """An EndTxn(commit) that was sent on a connection, and its response once it has arrived in the inbox."""
 
     connection: Connection
     inbox: Inbox
@@ -61,9 +54,7 @@ class RequestedCommit:
 class WireTransactionCoordinator:
     """TransactionCoordinator over our own blocking connections; see the Protocol for the contract.
 
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds that one call may take, including retries, unless the call has its own limit.
+    `timeout` is in seconds, for one call including retries, unless the call has its own limit.
     """
 
     def __init__(self, config: KafkaConfig, *, timeout: float = 60.0) -> None:
@@ -72,12 +63,8 @@ class WireTransactionCoordinator:
         self._ends_by_epoch: bool | None = None
         self._max_timeout: tuple[int | None, float] | None = None  # and when it was read
 
-    @property
-    def ends_by_epoch(self) -> bool:
-        """Whether transaction.version 2 is finalized (KIP-890): then EndTxn v5 is idempotent by (producerId, epoch)."""
-        return self.knows_end_by_epoch()
-
     def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
+        """Whether transaction.version 2 is finalized (KIP-890): then EndTxn v5 is idempotent by (producerId, epoch)."""
         if self._ends_by_epoch is None:
 
             def request(deadline: Deadline) -> bool:
@@ -90,7 +77,6 @@ class WireTransactionCoordinator:
         return self._ends_by_epoch
 
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        """A Metadata request to any broker."""
         return self._client.repeated(self.network.cluster_id, "any broker", timeout)
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
@@ -141,21 +127,17 @@ class WireTransactionCoordinator:
     ) -> EndTxnResult:
         """EndTxn; retries the same request while markers are written (CONCURRENT_TRANSACTIONS) or if the connection breaks.
 
-        Waits until every partition of the transaction has a leader (rule FB).
-
-        Args:
-            kafka_transactional_id: The id.
-            producer_id: The transaction's producer id.
-            epoch: The transaction's epoch.
-            commit: True to commit, False to abort.
-            timeout: Seconds, including retries.
-            just_written: Whether every partition of the transaction has acknowledged a write very recently; then the first
-                request is sent without checking the leaders.
+        Waits until every partition of the transaction has a leader (rule FB). `just_written` says that each of them has
+        acknowledged a write very recently: then the first request is sent without checking the leaders.
         """
         limit = self._client.limit(timeout)
         version = END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
+        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, commit, version=version)
 
-        def call(coordinator: Connection, request: EndTxnRequest, deadline: Deadline) -> EndTxnResult:
+        def end(coordinator: Connection, deadline: Deadline) -> EndTxnResult:
+            nonlocal just_written
+            self._check_end(coordinator, request, deadline, just_written=just_written)
+            just_written = False
             response = coordinator.call(request, deadline)
             if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
                 raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
@@ -163,8 +145,7 @@ class WireTransactionCoordinator:
                 check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
             return _end_txn_result(response)
 
-        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, commit, version=version)
-        return self._end(request, call, limit, just_written=just_written)
+        return self._client.to_coordinator(kafka_transactional_id, end, limit)
 
     def request_commit(
         self,
@@ -179,43 +160,28 @@ class WireTransactionCoordinator:
 
         Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
 
-        Args: as `end_transaction`.
-
         Raises:
             BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
         """
+        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, committed=True, version=END_BY_EPOCH)
 
-        def send(coordinator: Connection, request: EndTxnRequest, deadline: Deadline) -> RequestedCommit:
+        def send(coordinator: Connection, deadline: Deadline) -> RequestedCommit:
+            nonlocal just_written
+            self._check_end(coordinator, request, deadline, just_written=just_written)
+            just_written = False
             inbox: Inbox = []
             coordinator.send(request, inbox, deadline)
             return RequestedCommit(coordinator, inbox)
 
-        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, committed=True, version=END_BY_EPOCH)
-        return self._end(request, send, timeout, just_written=just_written)
+        return self._client.to_coordinator(kafka_transactional_id, send, timeout)
 
-    def _end(
-        self,
-        request: EndTxnRequest,
-        send: Callable[[Connection, EndTxnRequest, Deadline], _T],
-        timeout: Limit | None,
-        *,
-        just_written: bool,
-    ) -> _T:
-        """Send an EndTxn by `send`, after checking the leaders; with `just_written`, the first attempt does not check them."""
-        trusted, version = just_written, request.version
-        assert version is not None
-
-        def once(coordinator: Connection, deadline: Deadline) -> _T:
-            nonlocal trusted
-            if not trusted:
-                check_leaders(coordinator, request.transactional_id, deadline)
-            trusted = False
-            if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
-                self._ends_by_epoch = None
-                raise TryAgainError(f"{coordinator.address} does not support EndTxn v{version}")
-            return send(coordinator, request, deadline)
-
-        return self._client.to_coordinator(request.transactional_id, once, timeout)
+    def _check_end(self, coordinator: Connection, request: EndTxnRequest, deadline: Deadline, *, just_written: bool) -> None:
+        """Check the leaders, unless everything was written just now, and that the coordinator knows the request's version."""
+        if not just_written:
+            check_leaders(coordinator, request.transactional_id, deadline)
+        if not coordinator.supports(EndTxnRequest, request.version or 0):  # the new coordinator of a cluster being upgraded
+            self._ends_by_epoch = None
+            raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.version}")
 
     def requested_commit(self, requested: RequestedCommit, *, timeout: Limit | None = None) -> EndTxnResult | None:
         """Wait for the response to `request_commit`. None: there is none, since the connection broke or the limit has passed.
@@ -251,67 +217,14 @@ class WireTransactionCoordinator:
         timeout_ms: int = _ANY_TIMEOUT_MS,
         two_phase: bool = False,
         keep_prepared: bool = False,
-        timeout: Limit | None = None,
-    ) -> InitProducerIdResult:
-        """The unconditional InitProducerId; v6 if two-phase commit is requested. See `_init_producer_id` for errors.
-
-        Returns CONCURRENT_TRANSACTIONS to the caller, and UNSUPPORTED_VERSION if the broker does not support `keep_prepared`.
-        """
-        return self._init_producer_id(
-            kafka_transactional_id, timeout, timeout_ms=timeout_ms, two_phase=two_phase, keep_prepared=keep_prepared
-        )
-
-    def raise_epoch(
-        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
-    ) -> InitProducerIdResult:
-        """InitProducerId as compare-and-set on the epoch of a producer without an open transaction (KIP-360): it is fenced."""
-        return self._init_producer_id(
-            kafka_transactional_id, timeout, timeout_ms=_ANY_TIMEOUT_MS, two_phase=False, producer_id=producer_id, epoch=epoch
-        )
-
-    def create_producer_id(
-        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
-    ) -> InitProducerIdResult:
-        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
-
-        It carries a producer id that no producer has, which the coordinator compares with the id's current one.
-        """
-        return self._init_producer_id(
-            kafka_transactional_id,
-            timeout,
-            timeout_ms=timeout_ms,
-            two_phase=two_phase,
-            producer_id=FOREIGN_PRODUCER_ID,
-            epoch=0,
-        )
-
-    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
-        """An id whose request gets no conclusive answer at first is created alone."""
-        limit = self._client.limit(timeout)
-        found: dict[str, InitProducerIdResponse] = {}
-        if len(new) > 1:
-            found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
-
-        def result(each: NewProducerId) -> InitProducerIdResult:
-            name = each.kafka_transactional_id
-            if name in found:
-                return _init_result(found[name], is_v6=each.two_phase)
-            return self.create_producer_id(name, timeout_ms=each.timeout_ms, two_phase=each.two_phase, timeout=limit)
-
-        return [result(each) for each in new]
-
-    def _init_producer_id(
-        self,
-        kafka_transactional_id: str,
-        timeout: Limit | None,
-        *,
-        timeout_ms: int,
-        two_phase: bool,
-        keep_prepared: bool = False,
         producer_id: int = -1,
         epoch: int = -1,
+        timeout: Limit | None = None,
     ) -> InitProducerIdResult:
-        """InitProducerId; transient errors are retried, every other response is returned to the caller.
+        """InitProducerId: v6 if two-phase commit is requested; unconditional without `producer_id`, else a compare-and-set.
+
+        Transient errors are retried. Every other response is returned to the caller: CONCURRENT_TRANSACTIONS, too, and
+        UNSUPPORTED_VERSION if the broker does not support `keep_prepared`.
 
         Raises:
             TwoPhaseCommitRefusedError: `two_phase` is set, and the broker or its ACLs do not allow it.
@@ -346,6 +259,43 @@ class WireTransactionCoordinator:
             return _init_result(response, is_v6=needs_v6)
 
         return self._client.to_coordinator(kafka_transactional_id, request, timeout)
+
+    def raise_epoch(
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
+    ) -> InitProducerIdResult:
+        """InitProducerId as compare-and-set on the epoch of a producer without an open transaction (KIP-360): it is fenced."""
+        return self.init_producer_id(kafka_transactional_id, producer_id=producer_id, epoch=epoch, timeout=timeout)
+
+    def create_producer_id(
+        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
+    ) -> InitProducerIdResult:
+        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
+
+        It carries a producer id that no producer has, which the coordinator compares with the id's current one.
+        """
+        return self.init_producer_id(
+            kafka_transactional_id,
+            timeout_ms=timeout_ms,
+            two_phase=two_phase,
+            producer_id=FOREIGN_PRODUCER_ID,
+            epoch=0,
+            timeout=timeout,
+        )
+
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        """An id whose request gets no conclusive answer at first is created alone."""
+        limit = self._client.limit(timeout)
+        found: dict[str, InitProducerIdResponse] = {}
+        if len(new) > 1:
+            found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
+
+        def result(each: NewProducerId) -> InitProducerIdResult:
+            name = each.kafka_transactional_id
+            if name in found:
+                return _init_result(found[name], is_v6=each.two_phase)
+            return self.create_producer_id(name, timeout_ms=each.timeout_ms, two_phase=each.two_phase, timeout=limit)
+
+        return [result(each) for each in new]
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction that wrote to `place` ended, according to the log; see `log_proof.fate_in_log`."""
@@ -382,11 +332,6 @@ class WireTransactionCoordinator:
         """
         if self._max_timeout is not None and time.monotonic() - self._max_timeout[1] < _JUST_NOW:
             return self._max_timeout[0]
-        found = self._asked_for_max_timeout(timeout)
-        self._max_timeout = found, time.monotonic()
-        return found
-
-    def _asked_for_max_timeout(self, timeout: Limit | None) -> int | None:
         name = "transaction.max.timeout.ms"
 
         def request(deadline: Deadline) -> int | None:
@@ -403,7 +348,9 @@ class WireTransactionCoordinator:
             values = [c.value for r in response.results if not r.error_code for c in r.configs if c.name == name]
             return int(values[0]) if values and values[0] is not None else None
 
-        return self._client.repeated(request, "DescribeConfigs", timeout)
+        found = self._client.repeated(request, "DescribeConfigs", timeout)
+        self._max_timeout = found, time.monotonic()
+        return found
 
     def close(self) -> None:
         """Close the connections."""

@@ -18,8 +18,7 @@ def described(coordinator: Connection, kafka_transactional_id: str, deadline: De
 
     Raises:
         TryAgainError, CoordinatorMovedError, ConnectionLostError: A transient error.
-        BrokerAuthorizationError: The principal may not describe the id.
-        UnknownTransactionStateError: This release does not know the state.
+        BrokerAuthorizationError, UnknownTransactionStateError: As for all requests about an id.
     """
     request = DescribeTransactionsRequest(transactional_ids=[kafka_transactional_id])
     response = coordinator.call(request, deadline).transaction_states[0]
@@ -30,11 +29,7 @@ def described(coordinator: Connection, kafka_transactional_id: str, deadline: De
 
 
 def description_of(state: DescribeTransactionsResponse.TransactionState) -> TransactionDescription:
-    """One id's part of a response to DescribeTransactions.
-
-    Raises:
-        UnknownTransactionStateError: This release does not know the state.
-    """
+    """One id's part of a response to DescribeTransactions."""
     return TransactionDescription(
         status=status_of(state.transaction_state, state.transactional_id),
         producer_id=state.producer_id,
@@ -51,10 +46,7 @@ _NAMED: Final = 5  # partitions listed in an error
 def check_leaders(coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> None:
     """Check that every partition of an ongoing transaction has a leader, in the coordinator's own metadata.
 
-    Raises:
-        NoLeaderError: A partition has none.
-        TryAgainError, CoordinatorMovedError, ConnectionLostError: Another transient error.
-        BrokerAuthorizationError: The principal may not describe the id.
+    Raises: NoLeaderError, and as `described`.
     """
     description = described(coordinator, kafka_transactional_id, deadline)
     if description is None or description.status is not TransactionStatus.ONGOING or not description.partitions:
@@ -69,11 +61,7 @@ def about_topics(partitions: Iterable[tuple[str, int]]) -> MetadataRequest:
 
 
 def check_partitions(response: Any, partitions: frozenset[tuple[str, int]]) -> None:
-    """Check that each of the partitions has a leader, according to a response of the coordinator.
-
-    Raises:
-        NoLeaderError: One has none.
-    """
+    """Raise NoLeaderError unless each of the partitions has a leader, according to a response of the coordinator."""
     # For a topic that was deleted, or that the principal may not describe, there is nothing to wait for.
     leaderless = {
         (topic.name, partition.partition_index)

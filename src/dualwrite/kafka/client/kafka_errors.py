@@ -22,13 +22,7 @@ from dualwrite.state import TransactionStatus
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """A group of Kafka error codes that mean the same to a user.
-
-    Args:
-        error: The exception that is raised for them.
-        cause: The likely cause, if known.
-        next_step: What the user can do.
-    """
+    """Kafka's error codes that mean the same to a user: which exception, its likely cause, and what to do."""
 
     error: type[BrokerError]
     cause: str | None = None

@@ -36,18 +36,7 @@ _MARKER_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The header of a record batch, and the first bytes of its content.
-
-    Args:
-        base_offset: The offset of its first record.
-        last_offset: The offset of its last record.
-        first_timestamp_ms: The timestamp of its first record.
-        producer_id: The producer that wrote it; -1 for one without an id.
-        epoch: The producer's epoch.
-        is_transactional: Whether it is part of a transaction, or a marker.
-        is_control: Whether it is a marker.
-        content: The first bytes of its records.
-    """
+    """The header of a record batch, and the first bytes of its content; a marker is control, a producer without an id -1."""
 
     base_offset: int
     last_offset: int
@@ -100,13 +89,7 @@ class LogNotReadableError(Exception):
 
 
 def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
-    """How the transaction that wrote the first message at a place ended.
-
-    Args:
-        network: Connections to the cluster.
-        state: The transaction's state: its producer id and epoch must be those of the batch.
-        place: Where it wrote; must have a first offset.
-        deadline: For the whole call.
+    """How the transaction that wrote the first message at a place ended; its producer id and epoch must be those of the batch.
 
     Raises:
         LogNotReadableError: The partition has no leader, or the leader has just moved.

@@ -19,48 +19,7 @@ from dualwrite.outages import REQUEST, Call, kafka_at
 T = TypeVar("T")
 
 _MOST: Final = 1.0
-
-
-def repeated(once: Callable[[], T], passing: tuple[type[Exception], ...], deadline: Deadline, *, pause: float) -> T:
-    """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
-
-    If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong.
-
-    Args:
-        once: The call; it must observe the deadline itself.
-        passing: Transient errors, after which the call is repeated.
-        deadline: No call starts after it, except the first.
-        pause: Seconds before the first retry; doubled each time, up to 1 s.
-    """
-    before: Exception | None = None
-    while True:
-        try:
-            return once()
-        except passing as error:
-            if before is not None and isinstance(error, ConnectionLostError) and deadline.expired:
-                raise before from error
-            before = error
-            deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
-            if deadline.expired:
-                raise
-            pause = min(2 * pause, _MOST)
-
-
-def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
-    """Rounds of attempts, for work whose parts succeed one by one; the caller leaves the loop when nothing is left.
-
-    Args:
-        deadline: No round starts after it, except the first.
-        pause: Seconds before the second round; doubled each time, up to 1 s.
-    """
-    while True:
-        yield
-        if deadline.expired:
-            return
-        deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
-        pause = min(2 * pause, _MOST)
-
-
+_PAUSE: Final = 0.01
 _MOVED: Final = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 _TRANSIENT_CODES: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -86,23 +45,70 @@ TRANSIENT: Final = (
 )
 
 
-def check_retriable(code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
-    """Raise transient and authorization errors; all others are left to the caller.
+def repeated(
+    once: Callable[[Deadline], T],
+    passing: tuple[type[Exception], ...],
+    deadline: Deadline,
+    *,
+    pause: float,
+    call: Call | None = None,
+) -> T:
+    """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
-    Args:
-        code: The response's error code.
-        kafka_transactional_id: The id in the request.
-        request: The request's name.
-        operation: The operation in the ACL that the request requires.
+    If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong. No call
+    starts after the deadline, except the first; `once` must observe it, too. The pause, in seconds, is doubled each time, up
+    to 1 s.
+    """
+    before: Exception | None = None
+    while True:
+        try:
+            return once(deadline)
+        except passing as error:
+            if call is not None:
+                call.error = error
+            if before is not None and isinstance(error, ConnectionLostError) and deadline.expired:
+                raise before from error
+            before = error
+            deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+            if deadline.expired:
+                raise
+            pause = min(2 * pause, _MOST)
+
+
+def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
+    """Rounds of attempts, for work whose parts succeed one by one; the caller leaves the loop when nothing is left.
+
+    No round starts after the deadline, except the first. The pause is as for `repeated`.
+    """
+    while True:
+        yield
+        if deadline.expired:
+            return
+        deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
+        pause = min(2 * pause, _MOST)
+
+
+def check_transient(code: int, request: str) -> None:
+    """Raise transient errors, after which the request is sent again; all others are left to the caller.
 
     Raises:
         TryAgainError, CoordinatorMovedError: The error is transient.
-        BrokerAuthorizationError: The principal lacks the ACL.
     """
     if code in _MOVED:
         raise CoordinatorMovedError(f"{request} returned {error_name(code)}")
     if code in _TRANSIENT_CODES:
         raise TryAgainError(f"{request} returned {error_name(code)}")
+
+
+def check_retriable(code: int, kafka_transactional_id: str, request: str, operation: str) -> None:
+    """As `check_transient`, and for authorization errors.
+
+    `operation` is that of the ACL that the request requires.
+
+    Raises:
+        BrokerAuthorizationError: The principal lacks the ACL.
+    """
+    check_transient(code, request)
     if code in FORBIDDEN_CODES:
         raise forbidden(code, kafka_transactional_id, request, operation)
 
@@ -123,17 +129,8 @@ def check_response(code: int, kafka_transactional_id: str | None, request: str, 
         )
 
 
-_PAUSE: Final = 0.01
-_T = TypeVar("_T")
-
-
 class RetryingClient:
-    """A Network that threads share, with retries.
-
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds that one call may take, including retries, unless the call has its own limit.
-    """
+    """A Network that threads share, with retries; a call without its own limit takes at most `timeout` seconds."""
 
     def __init__(self, config: KafkaConfig, timeout: float) -> None:
         self.network = Network(config)
@@ -143,24 +140,19 @@ class RetryingClient:
 
     def limit(self, timeout: Limit | None) -> Deadline:
         """The deadline of a call with this limit; None means the client's own."""
-        return Deadline.of(self._timeout if timeout is None else timeout)
+        return timeout if isinstance(timeout, Deadline) else Deadline(self._timeout if timeout is None else timeout)
 
     def to_coordinator(
-        self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], _T], timeout: Limit | None
-    ) -> _T:
+        self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T], timeout: Limit | None
+    ) -> T:
         """Send a request to the coordinator of an id, which is looked up again when it has moved.
-
-        Args:
-            kafka_transactional_id: The id.
-            request: Sends the request; raises one of `TRANSIENT` to be called again.
-            timeout: See `limit`.
 
         Raises:
             BrokerUnavailableError: No conclusive response within the time limit.
             BrokerAuthorizationError: The principal may not describe the id.
         """
 
-        def once(deadline: Deadline) -> _T:
+        def once(deadline: Deadline) -> T:
             try:
                 return request(self.network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
             except (ConnectionLostError, CoordinatorMovedError):
@@ -173,50 +165,34 @@ class RetryingClient:
 
         return self.repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
 
-    def repeated(self, once: Callable[[Deadline], _T], what: str, timeout: Limit | None) -> _T:
+    def repeated(self, once: Callable[[Deadline], T], what: str, timeout: Limit | None) -> T:
         """Call `once` until it raises none of `TRANSIENT`; waiting for other threads' calls counts against the limit.
 
-        Args:
-            once: Sends requests.
-            what: For error messages: what does not respond.
-            timeout: See `limit`.
-
         Raises:
-            BrokerUnavailableError: No conclusive response within the time limit.
+            BrokerUnavailableError: No conclusive response from `what` within the time limit.
         """
         deadline = self.limit(timeout)
         with self._kafka.call(REQUEST) as call:
-            return self._repeated(once, what, deadline, call)
-
-    def _repeated(self, once: Callable[[Deadline], _T], what: str, deadline: Deadline, call: Call) -> _T:
-        def noting() -> _T:
-            try:
-                return once(deadline)
-            except TRANSIENT as error:
-                call.error = error
-                raise
-
-        try:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise TryAgainError("another thread is still using the connections")
-                return repeated(noting, TRANSIENT, deadline, pause=_PAUSE)
+                return repeated(once, TRANSIENT, deadline, pause=_PAUSE, call=call)
+            except BrokerUnavailableError:
+                raise
+            except NoLeaderError as error:
+                raise BrokerUnavailableError(
+                    f"The transaction could not be ended within {deadline.seconds:.3g} s by {what}: {error}.",
+                    cause="the brokers with the partition's replicas are down or still starting",
+                    next_step="start them and retry; prepared and open transactions stay as they are",
+                    servers=self.network.config.servers,
+                ) from error
+            except TRANSIENT as error:
+                raise BrokerUnavailableError(
+                    f"No answer from {what} at {self.network.config.servers} within {deadline.seconds:.3g} s: {error}.",
+                    cause="the broker is starting, overloaded, or unreachable at its advertised address",
+                    next_step="retry; prepared transactions stay prepared",
+                    servers=self.network.config.servers,
+                ) from error
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()
-        except BrokerUnavailableError:
-            raise
-        except NoLeaderError as error:
-            raise BrokerUnavailableError(
-                f"The transaction could not be ended within {deadline.seconds:.3g} s by {what}: {error}.",
-                cause="the brokers with the partition's replicas are down or still starting",
-                next_step="start them and retry; prepared and open transactions stay as they are",
-                servers=self.network.config.servers,
-            ) from error
-        except TRANSIENT as error:
-            raise BrokerUnavailableError(
-                f"No answer from {what} at {self.network.config.servers} within {deadline.seconds:.3g} s: {error}.",
-                cause="the broker is starting, overloaded, or unreachable at its advertised address",
-                next_step="retry; prepared transactions stay prepared",
-                servers=self.network.config.servers,
-            ) from error

@@ -134,14 +134,10 @@ class GroupConsumer:
         return dict(self._terms)
 
     def poll(self, most: int, timeout: float) -> Batch:
-        """The next messages: waits for the first one, and adds those that have already been fetched.
+        """The next messages, at most `most`: waits `timeout` seconds for the first one, and adds those already fetched.
 
         There may be a rebalance between two of them. Messages of a partition that was revoked meanwhile are left out, even if
         it was assigned again, since it then begins again at an offset from the caller.
-
-        Args:
-            most: The maximum number of messages.
-            timeout: Seconds to wait for the first one.
 
         Raises:
             BrokerError: Consuming can't continue: an ACL is missing, or librdkafka reports a fatal error.
@@ -193,12 +189,7 @@ class GroupConsumer:
         return {key: (self._next_offsets[key], end) for key, end in self._ends.items() if end > self._next_offsets[key]}
 
     def wait(self, seconds: float, stopped: Callable[[], bool]) -> None:
-        """Wait without consuming, and without exceeding `max.poll.interval.ms`, so that the assignment is kept.
-
-        Args:
-            seconds: How long.
-            stopped: Whether to end the wait early.
-        """
+        """Wait without consuming, until `stopped` or for so many seconds, and without exceeding `max.poll.interval.ms`."""
         self._for_monitors.commit_due()
         deadline = time.monotonic() + seconds
         self._waiting = True

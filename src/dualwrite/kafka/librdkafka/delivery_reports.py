@@ -31,12 +31,7 @@ class _Topic:
 
 
 class DeliveryReports:
-    """The reports of the current transaction. Single-threaded: librdkafka calls back from within `poll`.
-
-    Attributes:
-        sent: The number of messages passed to librdkafka in this transaction.
-        acknowledged: The number of these messages that were stored.
-    """
+    """The reports of the current transaction: how many messages were sent, and stored. librdkafka calls back within `poll`."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}

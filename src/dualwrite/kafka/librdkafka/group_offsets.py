@@ -1,9 +1,9 @@
-"""Offsets at the brokers, read through a consumer: its group's committed offsets, and the first and last ones of partitions."""
+"""Messages and offsets by partition: those that a consumer has read, its group's, the first and last ones at the brokers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -22,14 +22,10 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages of partitions that were assigned when the messages were read.
+    """Messages of partitions that were assigned when they were read, in order, with the terms of the assignments.
 
     A pass over the messages is made at most once for a batch, and only if something changes: with small messages these passes
     are a noticeable part of the work.
-
-    Args:
-        messages: confluent-kafka's messages, in the order of each partition.
-        terms: The term of each partition's assignment.
     """
 
     messages: tuple[Any, ...]
@@ -101,13 +97,22 @@ _WITHOUT_LEADER: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNK
 _REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
-class BrokerOffsets:
-    """Reads offsets, and commits those of the consumer's group.
+def _result(
+    call: Callable[[], list[TopicPartition] | None], error_of: Callable[[KafkaError], BrokerError]
+) -> list[TopicPartition]:
+    """What a request about partitions returned, or the first of its errors."""
+    try:
+        found = call() or []
+    except KafkaException as error:
+        raise error_of(error.args[0]) from error
+    refused = next((one.error for one in found if one.error is not None), None)
+    if refused is not None:
+        raise error_of(refused)
+    return found
 
-    Args:
-        consumer: A member of the group.
-        group_id: The group.
-    """
+
+class BrokerOffsets:
+    """Reads offsets through a member of a group, and commits those of the group."""
 
     def __init__(self, consumer: Consumer, group_id: str) -> None:
         self._consumer = consumer
@@ -119,13 +124,8 @@ class BrokerOffsets:
         Raises:
             BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
-        try:
-            found = self._consumer.committed([TopicPartition(*key) for key in partitions], timeout)
-        except KafkaException as error:
-            raise self._unreadable(error) from error
-        refused = next((one.error for one in found if one.error is not None), None)
-        if refused is not None:
-            raise self._unreadable(refused)
+        wanted = [TopicPartition(*key) for key in partitions]
+        found = _result(lambda: self._consumer.committed(wanted, timeout), self._unreadable)
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -135,28 +135,14 @@ class BrokerOffsets:
             BrokerError: They were not committed.
         """
         wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        try:
-            done = self._consumer.commit(offsets=wanted, asynchronous=False)
-        except KafkaException as error:
-            raise self._uncommitted(error.args[0]) from error
-        refused = next((one.error for one in done or () if one.error is not None), None)
-        if refused is not None:
-            raise self._uncommitted(refused)
+        _result(lambda: self._consumer.commit(offsets=wanted, asynchronous=False), self._uncommitted)
 
     def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The first offset that retention has left in each partition; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader does not respond.
-        """
+        """The first offset that retention has left in each partition: one request to each leader, or a BrokerError."""
         return self._listed(partitions, _EARLIEST, "first", timeout)
 
     def end_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
-        """The end of each partition, before the first open transaction; one request to each leader.
-
-        Raises:
-            BrokerError: A partition's leader does not respond.
-        """
+        """The end of each partition, before the first open transaction; see `first_offsets`."""
         return self._listed(partitions, _LATEST, "last stable", timeout)
 
     def _listed(self, partitions: Iterable[Partition], timestamp: int, name: str, timeout: float) -> dict[Partition, int]:
@@ -170,7 +156,7 @@ class BrokerOffsets:
                 raise _unlisted(one.error, f"reading the {name} offset of {one.topic}-{one.partition}")
         return {(one.topic, one.partition): one.offset for one in found}
 
-    def _unreadable(self, error: KafkaException | KafkaError) -> BrokerError:
+    def _unreadable(self, error: KafkaError) -> BrokerError:
         found = broker_error(error, None, f"reading the offsets of group {self._group!r}")
         if isinstance(found, BrokerUnavailableError):
             found.cause = "no broker responds, or a process that has died left a transaction with the group's offsets open"
@@ -199,13 +185,7 @@ def _unlisted(error: KafkaError, doing: str) -> BrokerError:
 
 
 class IdleGroup:
-    """A group without members. Must be closed, by `with` or `close()`.
-
-    Args:
-        settings: The cluster's settings.
-        group_id: The group.
-        timeout: Seconds for each request.
-    """
+    """A group without members; `timeout` seconds for each request. Must be closed, by `with` or `close()`."""
 
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
         self._group = group_id
@@ -233,14 +213,13 @@ class IdleGroup:
         Raises:
             BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
+        wanted = [TopicPartition(*key) for key in keys]
         doing = f"reading the offsets of group {self._group!r}"
-        try:
-            found = self._consumer.committed([TopicPartition(*key) for key in keys], self._timeout) if keys else []
-        except KafkaException as error:
-            raise broker_error(error, None, doing) from error
-        for one in found:
-            if one.error is not None:
-                raise broker_error(one.error, None, doing)
+        found = (
+            _result(lambda: self._consumer.committed(wanted, self._timeout), lambda error: broker_error(error, None, doing))
+            if wanted
+            else []
+        )
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -251,13 +230,11 @@ class IdleGroup:
         """
         doing = f"setting the offsets of group {self._group!r}"
         wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        try:
-            done = self._consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
-        except KafkaException as error:
-            raise broker_error(error, None, doing) from error
-        for one in done or ():
-            if one.error is not None:
-                raise broker_error(one.error, None, doing)
+        if wanted:
+            _result(
+                lambda: self._consumer.commit(offsets=wanted, asynchronous=False),
+                lambda error: broker_error(error, None, doing),
+            )
 
     def close(self) -> None:
         """Close the connections, and pass on what librdkafka has logged."""
@@ -278,12 +255,7 @@ _INTERVAL: Final = 1.0
 
 
 class MonitorOffsets:
-    """The offsets of a group whose positions are stored elsewhere, until they are committed to Kafka.
-
-    Args:
-        consumer: A member of the group.
-        group_id: The group.
-    """
+    """The offsets of a group whose positions are stored elsewhere, until a member commits them to Kafka."""
 
     def __init__(self, consumer: Consumer, group_id: str) -> None:
         self._consumer = consumer
@@ -301,11 +273,7 @@ class MonitorOffsets:
             self.commit()
 
     def commit(self, keys: Collection[Partition] | None = None) -> None:
-        """Commit what is pending, without waiting for the response; an error is only logged.
-
-        Args:
-            keys: Only these partitions; None for all.
-        """
+        """Commit what is pending, of these or all partitions, without waiting for the response; an error is only logged."""
         chosen = {key: offset for key, offset in self._pending.items() if keys is None or key in keys}
         if not chosen:
             return

@@ -1,4 +1,4 @@
-"""Mapping of librdkafka's errors to dualwrite's, all in one place."""
+"""What librdkafka reports: its errors as dualwrite's, its log lines; and its calls without an interrupt in their middle."""
 
 from __future__ import annotations
 
@@ -250,14 +250,11 @@ _BEFORE_TEXT: Final = "]: "
 
 
 class OwnLines:
-    """What a client logs.
+    """What a client logs, with the fields that say what the client is for (`dualwrite.logs`).
 
     Of warnings and errors, the first of each kind and thread of librdkafka is logged, then one in a minute, with the number of
     those left out. They are logged as warnings: librdkafka goes on after what it calls errors, and what does fail raises one of
     ours. Its lines below that level, such as those that the setting `debug` turns on, are all passed on.
-
-    Args:
-        fields: What the client is for, as fields of the records (`dualwrite.logs`).
     """
 
     def __init__(self, **fields: str) -> None:
@@ -282,10 +279,5 @@ class OwnLines:
 
 
 def with_own_lines(settings: Mapping[str, Any], **fields: str) -> dict[str, Any]:
-    """The settings of a client, with `logger` unless the user has set one.
-
-    Args:
-        settings: The settings.
-        fields: See OwnLines.
-    """
+    """The settings of a client, with `logger` unless the user has set one; for the fields see OwnLines."""
     return {"logger": OwnLines(**fields), **settings}

@@ -51,11 +51,7 @@ _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.r
 
 
 def check_settings(config: KafkaConfig) -> None:
-    """Check that librdkafka accepts the settings; opens no connection.
-
-    Raises:
-        ConfigurationError: librdkafka does not know a setting, or rejects its value.
-    """
+    """Check that librdkafka accepts the settings, as `open_producer` does; opens no connection."""
     timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
     only_reference = [open_producer(config, "dualwrite-check", timeout_ms)]
     undisturbed(only_reference.clear)
@@ -63,11 +59,6 @@ def check_settings(config: KafkaConfig) -> None:
 
 def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
     """A producer of librdkafka, which opens its connections in its own threads.
-
-    Args:
-        config: The cluster's settings.
-        kafka_transactional_id: The id that Kafka sees.
-        timeout_ms: The transaction timeout.
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or rejects its value.
@@ -208,7 +199,7 @@ class LibrdkafkaProducer:
             message["timestamp"] = _timestamp(timestamp)
         deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
-            deadline = Deadline.after(self._delivery_timeout)
+            deadline = Deadline(self._delivery_timeout)
             check_topic(topic)
             with self._kafka.call(DELIVERY):
                 wait_for_topic(self._list_topics, topic, self._id, deadline)
@@ -221,7 +212,7 @@ class LibrdkafkaProducer:
                 self._producer.produce(topic, on_delivery=report, **message)
                 break
             except BufferError as error:
-                deadline = deadline or Deadline.after(self._delivery_timeout)
+                deadline = deadline or Deadline(self._delivery_timeout)
                 if deadline.expired:
                     raise DeliveryError(
                         f"The producer's queue stayed full for {self._delivery_timeout:g} s.",
@@ -232,7 +223,7 @@ class LibrdkafkaProducer:
                 self._poll(min(_POLL, deadline.left))
                 self._raise_failure()
             except KafkaException as error:
-                self._wait_for_reason(error, deadline or Deadline.after(self._delivery_timeout))
+                self._wait_for_reason(error, deadline or Deadline(self._delivery_timeout))
                 raise self._failed(broker_error(error, self._id, f"send to topic {topic!r}")) from error
         self._reports.count(topic)
         self._poll(0)
@@ -262,7 +253,7 @@ class LibrdkafkaProducer:
         self._until_done(
             lambda left: self._producer.send_offsets_to_transaction(positions, group.for_librdkafka(), left),
             "send_offsets_to_transaction",
-            Deadline.after(timeout),
+            Deadline(timeout),
         )
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
@@ -270,7 +261,7 @@ class LibrdkafkaProducer:
         if not self._has_content:
             return None
         with self._kafka.call(DELIVERY):
-            return self._prepared(Deadline.after(timeout), timeout)
+            return self._prepared(Deadline(timeout), timeout)
 
     def _prepared(self, deadline: Deadline, timeout: float) -> PreparedTxnState:
         waiting = self._deliver(deadline)
@@ -310,7 +301,7 @@ class LibrdkafkaProducer:
     def commit_transaction(self, *, timeout: float) -> None:
         """EndTxn by librdkafka; after an error that it calls retriable it is retried, and the session must be replaced."""
         just_written = self._budget.just_started
-        self._end(self._producer.commit_transaction, "commit_transaction", Deadline.after(timeout), just_written=just_written)
+        self._end(self._producer.commit_transaction, "commit_transaction", Deadline(timeout), just_written=just_written)
 
     def abort_transaction(self, *, timeout: float) -> None:
         """EndTxn(abort) by librdkafka, once no message is in flight.
@@ -318,7 +309,7 @@ class LibrdkafkaProducer:
         With messages in flight, librdkafka would send an InitProducerId after the abort to bump its epoch: that leaves the id
         in state Empty, and destroys the evidence of the last committed transaction (rule F7).
         """
-        deadline = Deadline.after(timeout)
+        deadline = Deadline(timeout)
         waiting = self._deliver(deadline)
         self._raise_failure()
         if waiting:

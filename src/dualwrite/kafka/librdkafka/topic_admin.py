@@ -25,16 +25,11 @@ _PAUSE: Final = 0.1
 
 
 def admin_client(settings: Mapping[str, Any]) -> AdminClient:
-    """confluent-kafka's AdminClient, which notices a new controller.
+    """confluent-kafka's AdminClient, which notices a new controller, and passes on what librdkafka logs when it is polled.
 
     While no broker is alive, which may be for a moment after a start or on a busy machine, a cluster has no controller.
     librdkafka then waits for one, but asks for it only when it refreshes its metadata: by default every five minutes, so that
     the request times out first.
-
-    What librdkafka logs is passed on when the client is polled.
-
-    Args:
-        settings: The cluster's settings; they take precedence.
     """
     return AdminClient(with_own_lines({**_DEFAULTS, **settings}))
 
@@ -50,19 +45,11 @@ def create_topic(
 ) -> None:
     """Create a topic, once the cluster has a controller and brokers that are alive.
 
-    Args:
-        settings: The cluster's settings.
-        name: The topic.
-        partitions: The number of its partitions.
-        replicas: The number of replicas; -1 for the brokers' default.
-        config: The topic's configuration.
-        timeout: Seconds, including retries.
-
     Raises:
-        BrokerUnavailableError: The cluster was not ready within the time limit.
+        BrokerUnavailableError: The cluster was not ready within the time limit, in seconds.
         BrokerError: The topic was refused, or exists already.
     """
-    deadline = Deadline.after(timeout)
+    deadline = Deadline(timeout)
     topic = NewTopic(name, partitions, replicas, config=dict(config or {}))
     admin = admin_client(settings)  # must live until the response arrives
     may_exist = False
@@ -84,11 +71,6 @@ def create_topic(
 
 def delete_topic(settings: Mapping[str, Any], name: str, *, timeout: float = 60.0) -> None:
     """Delete a topic.
-
-    Args:
-        settings: The cluster's settings.
-        name: The topic.
-        timeout: Seconds.
 
     Raises:
         BrokerError: It was not deleted, or that is unknown.
@@ -124,11 +106,7 @@ def wait_for_topic(
 ) -> None:
     """Look the topic up until it exists; a broker may create it because of the lookup.
 
-    Args:
-        list_topics: Gives librdkafka's metadata of a topic; must not refer to its producer, which a traceback would keep alive.
-        topic: The topic.
-        kafka_transactional_id: For error messages.
-        deadline: For the whole call.
+    `list_topics` gives librdkafka's metadata; it must not refer to its producer, which a traceback would keep alive.
 
     Raises:
         UnknownTopicError: It does not exist, and the broker did not create it within 5 s.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, MessageTooLargeError
@@ -21,8 +20,7 @@ from dualwrite.kafka.native.records import (
     Record,
     encoded_headers,
 )
-from dualwrite.kafka.native.retry_policy import Patience
-from dualwrite.kafka.native.sender import Sender
+from dualwrite.kafka.native.sender import Sender, Whole
 from dualwrite.state import Place
 
 if TYPE_CHECKING:
@@ -31,18 +29,11 @@ if TYPE_CHECKING:
 WORTHWHILE_BYTES = 64 * 1024  # not Final: compiled code would not see that a test changes it
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
 
-_CHUNK: Final = 1000
-
 
 class RecordAccumulator:
     """The messages of the current transaction that were not yet passed to the sender. Not thread-safe.
 
     Topics and partitions that users gave are `Any` until they are checked: compiled code raises TypeError for a wrong type.
-
-    Args:
-        sender: Receives the batches, and knows the topics.
-        settings: Sizes, compression, partitioner.
-        kafka_transactional_id: For error messages.
     """
 
     def __init__(self, sender: Sender, settings: NativeSettings, kafka_transactional_id: str) -> None:
@@ -83,18 +74,9 @@ class RecordAccumulator:
         headers: Any,
         partition: Any,
         timestamp: Any,
-        limit: float | Deadline | Patience,
+        limit: float | Deadline,
     ) -> None:
         """Check and add one message; if the buffer is full or the topic not yet known, wait at most for `limit`.
-
-        Args:
-            topic: As the user gave it, like the other parts of the message.
-            key: The key.
-            value: The value.
-            headers: The headers.
-            partition: The partition, or None.
-            timestamp: Milliseconds since 1970; None for the current time.
-            limit: A number is in seconds.
 
         Raises:
             InvalidMessageError: A part of the message has a wrong type or is out of range; nothing was added.
@@ -120,154 +102,105 @@ class RecordAccumulator:
         try:
             opened = self._topics.get(topic) if type(topic) is str else None
             if opened is None:
-                limit = Patience.of(limit)  # needed only for waiting
-                with limit as deadline:
-                    opened = self._opened(topic, partition, deadline)
+                limit = Deadline.of(limit)
+                opened = self._opened(topic, partition, limit)
             target = opened.sticky if key_bytes is None and partition is None and self._is_sticky else None
             if target is None:
                 target = opened.target(key_bytes, partition)
             builder = target.builder
             if builder.size + size > self._batch_bytes:
                 self._check_size(topic, size)
-                limit = Patience.of(limit)
-                with limit as deadline:
-                    builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
+                limit = Deadline.of(limit)
+                builder = self._with_room(opened, target, key_bytes, partition, size, limit).builder
             builder.records.append((key_bytes, content, encoded, timestamp))
             builder.size += size
             self._filling += size
             if self._filling > self._room:
-                with Patience.of(limit) as deadline:
-                    self._make_room(deadline)
+                self._make_room(Deadline.of(limit))
         except DualWriteError:
             raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
+        except BaseException:  # as `Whole`, which costs more
             self._sender.interrupted()
             raise
 
-    def extend(self, topic: Any, values: Iterable[Any], partition: Any, timestamp_ms: int, patience: Patience) -> None:
+    def extend(self, topic: Any, values: list[Any], partition: Any, timestamp_ms: int, deadline: Deadline) -> None:
         """Add messages without a key, as repeated calls of `append` would, at half the cost.
 
-        If a value is invalid or the iterable raises, it is unspecified how many of the messages before it were added.
+        If a value is invalid, it is unspecified how many of the messages before it were added. Takes a list, so that no user
+        code runs meanwhile, which might send messages itself.
 
-        Raises: as `append`, and whatever iterating raises.
+        Raises: as `append`.
         """
-        remaining = iter(values)
-        while chunk := [v if type(v) is bytes else as_bytes("value", v) for v in islice(remaining, _CHUNK)]:
-            self._extend_by(topic, chunk, partition, timestamp_ms, patience)
-
-    def _extend_by(self, topic: Any, values: list[bytes | None], partition: Any, timestamp_ms: int, patience: Patience) -> None:
-        """As `extend`, for a list, so that no user code runs meanwhile, which might send messages itself."""
-        opened = self._topics.get(topic) if type(topic) is str else None
-        if opened is None:
-            with patience as limit:
-                opened = self._opened(topic, partition, limit)
         target: Partition | None = None
         records: list[Record] = []
         largest = size = self._batch_bytes
-        try:
-            for value in values:
-                needed = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)
-                if size + needed > largest:
-                    if target is not None:
-                        self._set_size(target, size)
-                    target = None
-                    self._check_size(topic, needed)
-                    chosen = opened.target(None, partition)
-                    with patience as limit:
-                        target = self._with_room(opened, chosen, None, partition, needed, limit)
-                    records, size = target.builder.records, target.builder.size
-                records.append((None, value, NO_HEADERS, timestamp_ms))
-                size += needed
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            self._sender.interrupted()
-            raise
-        finally:
-            if target is not None:
-                self._set_size(target, size)
-        if self._filling > self._room:
-            with patience as limit:
-                self._make_room(limit)
+        with Whole(self._sender):
+            opened = self._opened(topic, partition, deadline)
+            try:
+                for value in values:
+                    content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
+                    needed = RECORD_OVERHEAD if content is None else RECORD_OVERHEAD + len(content)
+                    if size + needed > largest:
+                        if target is not None:
+                            self._set_size(target, size)
+                        target = None
+                        self._check_size(topic, needed)
+                        target = self._with_room(opened, opened.target(None, partition), None, partition, needed, deadline)
+                        records, size = target.builder.records, target.builder.size
+                    records.append((None, content, NO_HEADERS, timestamp_ms))
+                    size += needed
+            finally:
+                if target is not None:
+                    self._set_size(target, size)
+            if self._filling > self._room:
+                self._make_room(deadline)
 
     def extend_keyed(
-        self,
-        topic: Any,
-        pairs: Iterable[tuple[Any, Any]],
-        partition: Any,
-        timestamp_ms: int,
-        patience: Patience,
+        self, topic: Any, pairs: list[tuple[Any, Any]], partition: Any, timestamp_ms: int, deadline: Deadline
     ) -> None:
         """As `extend`, for messages with keys."""
-        remaining = iter(pairs)
-        while True:
-            chunk: list[Record] = [
-                (
-                    key if type(key) is bytes else as_bytes("key", key),
-                    value if type(value) is bytes else as_bytes("value", value),
-                    NO_HEADERS,
-                    timestamp_ms,
-                )
-                for key, value in islice(remaining, _CHUNK)
-            ]
-            if not chunk:
-                return
-            self._extend_keyed_by(topic, chunk, partition, patience)
-
-    def _extend_keyed_by(  # noqa: C901  (the hot path: a call for each message would double its cost)
-        self, topic: Any, records: list[Record], partition: Any, patience: Patience
-    ) -> None:
-        opened = self._topics.get(topic) if type(topic) is str else None
-        if opened is None:
-            with patience as limit:
-                opened = self._opened(topic, partition, limit)
-        partitions, partitioner, largest = opened.partitions, self._partitioner, self._batch_bytes
-        count = len(partitions)
-        fixed = None if partition is None else opened.target(None, partition)
-        added = 0
-        try:
-            for record in records:
-                key, value = record[0], record[1]
-                size = RECORD_OVERHEAD
-                if value is not None:
-                    size += len(value)
-                if key is not None:
-                    size += len(key)
-                target = fixed
-                if target is None:
-                    index = partitioner(key, count)
-                    target = opened.sticky if index is None else partitions[index]
+        with Whole(self._sender):
+            opened = self._opened(topic, partition, deadline)
+            partitions, partitioner, largest = opened.partitions, self._partitioner, self._batch_bytes
+            count = len(partitions)
+            fixed = None if partition is None else opened.target(None, partition)
+            added = 0
+            try:
+                for key, value in pairs:
+                    key_bytes: bytes | None = key if type(key) is bytes else as_bytes("key", key)
+                    content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
+                    size = RECORD_OVERHEAD
+                    if content is not None:
+                        size += len(content)
+                    if key_bytes is not None:
+                        size += len(key_bytes)
+                    target = fixed
                     if target is None:
-                        target = opened.target(key, None)
-                builder = target.builder
-                if builder.size + size > largest:
-                    self._filling += added
-                    added = 0
-                    self._check_size(topic, size)
-                    with patience as limit:
-                        builder = self._with_room(opened, target, key, partition, size, limit).builder
-                builder.records.append(record)
-                builder.size += size
-                added += size
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            self._sender.interrupted()
-            raise
-        finally:
-            self._filling += added
-        if self._filling > self._room:
-            with patience as limit:
-                self._make_room(limit)
+                        index = partitioner(key_bytes, count)
+                        target = opened.sticky if index is None else partitions[index]
+                        if target is None:
+                            target = opened.target(key_bytes, None)
+                    builder = target.builder
+                    if builder.size + size > largest:
+                        self._filling += added
+                        added = 0
+                        self._check_size(topic, size)
+                        builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
+                    builder.records.append((key_bytes, content, NO_HEADERS, timestamp_ms))
+                    builder.size += size
+                    added += size
+            finally:
+                self._filling += added
+            if self._filling > self._room:
+                self._make_room(deadline)
 
-    def extend_columns(self, topic: Any, columns: RecordColumns, partition: Any, timestamp_ms: int, patience: Patience) -> bool:
+    def extend_columns(self, topic: Any, columns: RecordColumns, partition: Any, timestamp_ms: int, deadline: Deadline) -> bool:
         """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
 
         That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
         key does not determine a partition, or if the batches would be small, since each call makes its own batches.
         """
-        with patience as limit:
-            opened = self._opened(topic, partition, limit)
+        opened = self._opened(topic, partition, deadline)
         if columns.longest > min(self._batch_bytes, self._settings.message_max_bytes - BATCH_OVERHEAD):
             return False
         keys = columns.keys if partition is None else None
@@ -281,31 +214,21 @@ class RecordAccumulator:
             parts = list(columns.by_partition(cast("list[int]", indexes)))
         if columns.size < len(parts) * WORTHWHILE_BYTES:
             return False
-        try:
+        with Whole(self._sender):
             for index, part in parts:
                 for begin, end in part.batches(self._batch_bytes):
-                    encoded = part.encoded(begin, end, timestamp_ms)
-                    with patience as limit:
-                        self._add_batch(opened, index, encoded, limit)
-        except DualWriteError:
-            raise
-        except BaseException:  # KeyboardInterrupt: otherwise a half-closed batch could be sent twice
-            self._sender.interrupted()
-            raise
+                    self._add_batch(opened, index, part.encoded(begin, end, timestamp_ms), deadline)
         return True
 
     def push(self, deadline: Deadline) -> None:
-        """Close every batch and send what can be sent now, without waiting for responses; see `Sender.push` for errors.
-
-        After any other exception the caller must call `Sender.interrupted`.
-        """
+        """Close every batch and send what can be sent now, without waiting for responses; see `Sender.push` for errors."""
         for partition in self._filled():
             self._close(partition)
         self._sender.push(deadline)
 
     def flush(self, deadline: Deadline) -> None:
         """Send everything and wait until it is stored; see `Sender.flush` for errors."""
-        with self._sender.failure_kept():
+        with Whole(self._sender):
             for partition in self._filled():
                 self._close(partition)
             self._sender.flush(deadline)
@@ -349,9 +272,9 @@ class RecordAccumulator:
         target.builder.size = size
 
     def _opened(self, topic: Any, partition: Any, deadline: Deadline) -> TopicPartitions:
-        check_topic(topic)
-        found = self._topics.get(topic)  # a subclass of str
+        found = self._topics.get(topic) if isinstance(topic, str) else None
         if found is None:
+            check_topic(topic)
             topics = self._sender.topics
             count = len(topics.layout(topic, deadline).leaders)
             if partition is not None:

@@ -23,9 +23,7 @@ _LONGEST: Final = SMALL - RECORD_OVERHEAD
 class RecordColumns:
     """The keys and values of messages without headers, all with the same timestamp.
 
-    Attributes:
-        longest: An upper bound for the bytes of the longest record.
-        size: An upper bound for the bytes of all records.
+    `longest` and `size` are upper bounds for the bytes of the longest record, and of all.
     """
 
     def __init__(self, values: pa.BinaryArray, keys: pa.BinaryArray | None, sizes: Any) -> None:
@@ -55,11 +53,7 @@ class RecordColumns:
         return None if self._keys is None else self._keys.to_pylist()
 
     def by_partition(self, indexes: Sequence[int]) -> Iterator[tuple[int, RecordColumns]]:
-        """The messages of each partition, in their order.
-
-        Args:
-            indexes: The partition of each message.
-        """
+        """The messages of each partition, in their order; `indexes` has the partition of each message."""
         chosen = np.asarray(indexes, np.int32)
         order = np.argsort(chosen, kind="stable")
         positions = pa.array(order)

@@ -31,14 +31,7 @@ _SNAPPY_LENGTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """One of `NAMES`, at one level. Both functions process all records of a batch at once.
-
-    Args:
-        name: The value of `compression.type`.
-        code: Its code in a batch's attributes.
-        compress: Turns records into what a broker accepts.
-        decompress: Turns the output of `compress`, at any level, back into records.
-    """
+    """One of `NAMES`, at one level, with its code in a batch's attributes; for all records of a batch at once."""
 
     name: str
     code: int

@@ -13,7 +13,7 @@ from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, Call, kafka_at
+from dualwrite.outages import DELIVERY, kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -23,25 +23,14 @@ _PAUSE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A topic as the cluster described it.
-
-    Args:
-        leaders: The leader of each partition, or None for a partition without a leader.
-        looked_up_at: The time of the lookup, by `time.monotonic`.
-    """
+    """A topic as the cluster described it at a time of `time.monotonic`: the leader of each partition, or None."""
 
     leaders: tuple[Address | None, ...]
     looked_up_at: float
 
 
 class Topics:
-    """The layouts of the topics that one producer writes to.
-
-    Args:
-        network: The connections.
-        max_age: Seconds after which a layout is looked up again; negative means never.
-        kafka_transactional_id: For error messages.
-    """
+    """The layouts of the topics that one producer writes to, looked up again after `max_age` seconds; negative means never."""
 
     def __init__(self, network: Network, max_age: float, kafka_transactional_id: str) -> None:
         self._network = network
@@ -63,7 +52,23 @@ class Topics:
         if known is not None and not 0 <= self._max_age < time.monotonic() - known.looked_up_at:
             return known
         with self._kafka.call(DELIVERY) as call:
-            return self._found(topic, deadline, call)
+            creation_deadline = deadline.within(_TOPIC_WAIT)
+            code = 0
+            while True:
+                try:
+                    code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
+                except (ConnectionLostError, BrokerUnavailableError) as error:
+                    call.error = error
+                    if deadline.expired and code:  # the response before the limit cut off the last request
+                        raise failure(code, f"lookup of topic {topic!r}", self._id) from error
+                    if deadline.expired:
+                        raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
+                else:
+                    if not code:
+                        return self._layouts[topic]
+                    if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
+                        raise failure(code, f"lookup of topic {topic!r}", self._id)
+                deadline.sleep(_PAUSE)
 
     def leader(self, topic: str, partition: int) -> Address | None:
         """The known leader of a partition; None means that it must be looked up."""
@@ -95,25 +100,6 @@ class Topics:
         for topic, code in codes.items():
             if code and verdict_on(code) is Verdict.FAILED:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
-
-    def _found(self, topic: str, deadline: Deadline, call: Call) -> Layout:
-        creation_deadline = deadline.within(_TOPIC_WAIT)
-        code = 0
-        while True:
-            try:
-                code = self._look_up({topic}, deadline).get(topic, NO_RESPONSE)
-            except (ConnectionLostError, BrokerUnavailableError) as error:
-                call.error = error
-                if deadline.expired and code:  # the response before the limit cut off the last request
-                    raise failure(code, f"lookup of topic {topic!r}", self._id) from error
-                if deadline.expired:
-                    raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
-            else:
-                if not code:
-                    return self._layouts[topic]
-                if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
-                    raise failure(code, f"lookup of topic {topic!r}", self._id)
-            deadline.sleep(_PAUSE)
 
     def _look_up(self, topics: set[str], deadline: Deadline) -> dict[str, int]:
         """Request the layouts; returns the error code of each topic."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
@@ -26,14 +26,13 @@ from dualwrite.errors import (
 from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, Headers, InitProducerIdResult, Message, NewProducerId
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, check_number
+from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
+from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, check_number, keyed, not_as_many_keys
 from dualwrite.kafka.native.accumulator import RecordAccumulator
-from dualwrite.kafka.native.bulk import BulkSender
 from dualwrite.kafka.native.native_settings import NativeSettings
-from dualwrite.kafka.native.registration import Identity, Registrar, TransactionEnd, commit_offsets
-from dualwrite.kafka.native.retry_policy import MarkerWait, failure
-from dualwrite.kafka.native.sender import Sender
+from dualwrite.kafka.native.registration import Identity, Registrar, commit_offsets
+from dualwrite.kafka.native.retry_policy import MarkerWait, Patience, failure
+from dualwrite.kafka.native.sender import Sender, Whole
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS, TimeBudget
 from dualwrite.state import LAST_EPOCH, Delivery, PreparedTxnState
 
@@ -80,23 +79,6 @@ ALLOWED: Final = MappingProxyType(
     }
 )
 """The methods that each state allows."""
-
-
-def check_allowed(state: ProducerState, call: str, kafka_transactional_id: str) -> None:
-    """Check that a method may be called in this state.
-
-    Raises:
-        InvalidTransitionError: The state does not allow the call; nothing was changed.
-    """
-    allowed = ALLOWED[state]
-    if call not in allowed:
-        raise InvalidTransitionError(
-            f"{call}() is not allowed: the producer {state.value}.",
-            transactional_id=kafka_transactional_id,
-            next_step=f"allowed now: {', '.join(allowed)}",
-            state=state,
-            allowed=allowed,
-        )
 
 
 _process = [os.getpid()]  # this one: asking the system for each message would cost as much as encoding it
@@ -158,9 +140,8 @@ class NativeProducer:
         self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
         self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
-        self._ending = TransactionEnd(coordinator, kafka_transactional_id, self._budget, self._markers)
         self._registrar = Registrar(config, coordinator, kafka_transactional_id, two_phase=two_phase)
-        self._bulk = BulkSender(self._sender, self._accumulator, self._markers, self._budget, delivery_timeout)
+        self._requested: RequestedCommit | None = None
         self._id_has_changed = False
 
     @property
@@ -299,7 +280,7 @@ class NativeProducer:
         if sender.has_sent:
             self._accumulator.append(topic, key, value, headers, partition, timestamp, self._delivery_timeout)
         else:
-            self._bulk.send_first(topic, key, value, headers, partition, timestamp, Deadline.after(self._delivery_timeout))
+            self._send_first(topic, key, value, headers, partition, timestamp, Deadline(self._delivery_timeout))
 
     def send_many(
         self,
@@ -312,21 +293,48 @@ class NativeProducer:
     ) -> None:
         """Add many messages; without keys, at half the cost of repeated `send`."""
         self._check_allowed("send_many")
-        now = time.time_ns() // 1_000_000 if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+        now = _now() if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
         self._sender.raise_failure()
-        self._bulk.send_many(topic, values, keys, partition, now)
+        self._send_many(topic, values, keys, partition, now, self._patience())
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """One Produce request per broker for all of them, unless they fill more than a batch."""
         self._check_allowed("send")
         self._sender.raise_failure()
-        self._bulk.send_messages(messages)
+        deadline = self._patience()
+        is_first = not self._sender.has_sent
+        if is_first:
+            self._begin_sending(deadline)
+        now = _now()
+        append = self._accumulator.append
+        with Whole(self._sender):
+            for topic, value, key, headers, partition, timestamp in messages:
+                append(topic, key, value, headers, partition, now if timestamp is None else timestamp, deadline)
+            if is_first:
+                self._accumulator.push(deadline)
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
         """Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
+        from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
+
         self._check_allowed("send_columns")
         self._sender.raise_failure()
-        self._bulk.send_columns(topic, values, keys, partition)
+        if keys is not None and len(keys) != len(values):
+            raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
+        now, deadline = _now(), self._patience()
+
+        def send_rows(some: pa.Array, their_keys: pa.Array | None) -> None:
+            key_list = None if their_keys is None else their_keys.to_pylist()
+            self._send_many(topic, some.to_pylist(), key_list, partition, now, deadline)
+
+        if not self._sender.has_sent:
+            send_rows(values[:1], None if keys is None else keys[:1])
+            values, keys = values[1:], None if keys is None else keys[1:]
+        if not len(values):
+            return
+        columns = RecordColumns.of(values, keys)
+        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, deadline):
+            send_rows(values, keys)
 
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
@@ -337,12 +345,15 @@ class NativeProducer:
         listed = list(offsets)
         if not listed:
             return
-        deadline = Deadline.after(timeout)
-        self._markers.wait(deadline)
-        self._budget.start()
+        deadline = Deadline(timeout)
+        self._begin_sending(deadline)
         self._offsets_sent = True
-        with self._sender.failure_kept():
-            commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
+        try:
+            with Whole(self._sender):
+                commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
+        except BrokerError as error:
+            self._sender.failure = error
+            raise
 
     def prepare_transaction(self, *, timeout: float = 60.0) -> PreparedTxnState | None:
         """Flush; no other request is needed: each acknowledgement confirms that the transaction is ours (KIP-890).
@@ -351,7 +362,7 @@ class NativeProducer:
         """
         self._check_allowed("prepare_transaction")
         try:
-            self._flush(Deadline.after(timeout))
+            self._flush(Deadline(timeout))
         except ProducerFencedError:
             self.check_time_left()  # if its time is over, that is the likely cause: the broker has aborted it
             raise
@@ -373,7 +384,7 @@ class NativeProducer:
     def commit_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, after a flush unless the transaction is prepared; a repeated request is idempotent."""
         self._check_allowed("commit_transaction")
-        deadline = Deadline.after(timeout)
+        deadline = Deadline(timeout)
         if self._state is ProducerState.IN_TRANSACTION:
             self._flush(deadline)
         self._end(deadline, commit=True)
@@ -388,12 +399,19 @@ class NativeProducer:
         if not self._has_content and self._prepared is None:
             return
         self._state = ProducerState.UNCERTAIN
-        self._ending.request_commit(self._producer_id, self._epoch, Deadline.after(timeout))
+        self._requested = self._coordinator.request_commit(
+            self._id,
+            producer_id=self._producer_id,
+            epoch=self._epoch,
+            timeout=Deadline(timeout),
+            just_written=self._budget.just_started,
+        )
+        self._markers.transaction_ended()  # about now, whenever the response is read
 
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, which bumps the epoch: messages still in flight are rejected on arrival, and are not waited for."""
         self._check_allowed("abort_transaction")
-        self._end(Deadline.after(timeout), commit=False)
+        self._end(Deadline(timeout), commit=False)
 
     def complete_prepared_transaction(self, state: PreparedTxnState | None, *, timeout: float = 60.0) -> None:
         """Commit the prepared transaction if `state` names it, else abort it (KIP-939, `completeTransaction`).
@@ -405,7 +423,7 @@ class NativeProducer:
         Raises: as `commit_transaction`.
         """
         self._check_allowed("complete_prepared_transaction")
-        self._end(Deadline.after(timeout), commit=state is not None and state == self._prepared)
+        self._end(Deadline(timeout), commit=state is not None and state == self._prepared)
 
     def close(self) -> None:
         """Drop queued messages and close the producer's own connections; no transaction is ended."""
@@ -423,13 +441,58 @@ class NativeProducer:
         return self._offsets_sent or self._sender.has_sent
 
     def _check_allowed(self, call: str) -> None:
-        if self._pid != os.getpid():
+        """Check that a method may be called in this process and state.
+
+        Raises:
+            UsageError: The producer was created in another process.
+            InvalidTransitionError: The state does not allow the call; nothing was changed.
+        """
+        if self._pid != _process[0]:
             raise UsageError(
                 f"{call}() in process {os.getpid()}, but the producer was created in {self._pid}: it does not survive a fork.",
                 transactional_id=self._id,
                 next_step="create a producer in each process, after the fork, with its own id",
             )
-        check_allowed(self._state, call, self._id)
+        allowed = ALLOWED[self._state]
+        if call not in allowed:
+            raise InvalidTransitionError(
+                f"{call}() is not allowed: the producer {self._state.value}.",
+                transactional_id=self._id,
+                next_step=f"allowed now: {', '.join(allowed)}",
+                state=self._state,
+                allowed=allowed,
+            )
+
+    def _patience(self) -> Patience:
+        return Patience(self._delivery_timeout, lambda: self._sender.stored)
+
+    def _begin_sending(self, deadline: Deadline) -> None:
+        """Called before anything of the transaction is sent."""
+        self._markers.wait(deadline)
+        self._budget.start()
+
+    def _send_first(
+        self, topic: Any, key: Any, value: Any, headers: Any, partition: Any, timestamp: Any, deadline: Deadline
+    ) -> None:
+        """Send the transaction's first message at once: it begins the transaction at the broker."""
+        self._begin_sending(deadline)
+        with Whole(self._sender):
+            self._accumulator.append(topic, key, value, headers, partition, timestamp, deadline)
+            self._accumulator.push(deadline)
+
+    def _send_many(
+        self, topic: Any, values: Iterable[Any], keys: Iterable[Any] | None, partition: Any, now: int, deadline: Patience
+    ) -> None:
+        items: Iterable[Any] = values if keys is None else keyed(keys, values)
+        for chunk in deadline.chunks(items, begin_with_one=not self._sender.has_sent):
+            if not self._sender.has_sent:
+                key, value = (None, chunk[0]) if keys is None else chunk[0]
+                self._send_first(topic, key, value, None, partition, now, deadline)
+                del chunk[0]
+            if keys is None:
+                self._accumulator.extend(topic, chunk, partition, now, deadline)
+            else:
+                self._accumulator.extend_keyed(topic, chunk, partition, now, deadline)
 
     def _flush(self, deadline: Deadline) -> None:
         if self._accumulator.is_empty:
@@ -447,7 +510,20 @@ class NativeProducer:
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
         if not commit:
             self._sender.abandon(deadline)
-        response = self._ending.end(self._producer_id, self._epoch, deadline, commit=commit)
+        requested, self._requested = self._requested, None
+        response = None
+        if commit and requested is not None:
+            response = self._coordinator.requested_commit(requested, timeout=deadline)
+        if response is None or not response.proven:
+            response = self._coordinator.end_transaction(
+                self._id,
+                producer_id=self._producer_id,
+                epoch=self._epoch,
+                commit=commit,
+                timeout=deadline,
+                just_written=commit and requested is None and self._budget.just_started,
+            )
+            self._markers.transaction_ended()
         if not response.proven:
             error = failure(response.code, "EndTxn", self._id, otherwise=BrokerError)
             if isinstance(error, ProducerFencedError):
@@ -467,3 +543,8 @@ class NativeProducer:
         self._id_has_changed = False
         self._state = ProducerState.READY if identity.prepared is None else ProducerState.PREPARED
         return identity.prepared
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -25,10 +25,7 @@ class Batch:
     """Records of one partition that are sent together.
 
     Attributes:
-        order: The number of the partition's records before it; never wraps, unlike the sequence.
-        sequence: The sequence number of its first record.
-        count: The number of its records.
-        data: The encoded batch.
+        order: The number of the partition's records before it; never wraps, unlike the sequence of its first record.
         size: The bytes that it occupies in the buffer.
         attempts: How often it was sent.
     """
@@ -45,14 +42,7 @@ class Batch:
 
 
 class Partition:
-    """One partition of a topic, as one transaction writes to it.
-
-    Args:
-        topic: The topic's name.
-        index: The partition's number.
-        producer_id: The producer id of the batches.
-        epoch: The transaction's epoch; sequence numbers restart at 0 with each epoch (KIP-890).
-        compression: For the batches.
+    """One partition of a topic, as one transaction writes to it. Sequence numbers begin with 0 in each epoch (KIP-890).
 
     Attributes:
         builder: The batch being filled.
@@ -102,17 +92,13 @@ class Partition:
             return False  # a retry: wait for the responses to everything in flight first
         return len(self.in_flight) < most
 
-    def close_batch(self) -> None:
-        """Encode the batch being filled, and start a new one."""
-        if self.builder.count:
-            self.add(self.builder)
-            self.builder = BatchBuilder()
-
-    def add(self, records: BatchBuilder | EncodedRecords) -> None:
+    def add(self, records: BatchBuilder | EncodedRecords) -> Batch:
         """Encode a batch; it follows all batches that were encoded before."""
-        self.waiting.append(self._encoded(records, self._next_order, self._next_sequence, records.size))
-        self._next_order += records.count
-        self._next_sequence = next_sequence(self._next_sequence, records.count)
+        batch = self._encoded(records, self._next_order, self._next_sequence, records.size)
+        self.waiting.append(batch)
+        self._next_order += batch.count
+        self._next_sequence = next_sequence(self._next_sequence, batch.count)
+        return batch
 
     def drain(self) -> Batch:
         """Move the first waiting batch to those in flight, and return it."""
@@ -146,7 +132,7 @@ class Partition:
         """Put back a batch that is too large for the topic, as two; records and sequence numbers stay the same."""
         self.in_flight.remove(batch)
         order, sequence, size_left = batch.order, batch.sequence, batch.size
-        for builder in split(batch.data, 2):
+        for builder in split(batch.data):
             size = min(builder.size, size_left)
             self._put_back(self._encoded(builder, order, sequence, size, batch.attempts), not_before, code)
             order, sequence, size_left = order + builder.count, next_sequence(sequence, builder.count), size_left - size
@@ -168,17 +154,8 @@ class Partition:
 class TopicPartitions:
     """The partitions of a topic that one transaction writes to, created when the first message goes to each.
 
-    Their number does not change during the transaction.
-
-    Args:
-        topic: The topic's name.
-        count: The number of its partitions.
-        producer_id: The producer id of the batches.
-        epoch: The transaction's epoch.
-        settings: Partitioner and compression.
-        kafka_transactional_id: For error messages.
-        forget: Called with the topic when a message is for a partition that does not exist: it may have been added since the
-            topic was looked up, and then the next transaction may write to it.
+    Their number does not change during the transaction. `forget` is called with the topic when a message is for a partition
+    that does not exist: it may have been added since the topic was looked up, and then the next transaction may write to it.
 
     Attributes:
         partitions: Every partition by its number, or None if nothing was written to it; also read by the accumulator's loops.
@@ -208,11 +185,7 @@ class TopicPartitions:
         self.sticky: Partition | None = None
 
     def target(self, key: bytes | None, partition: Any) -> Partition:
-        """The partition that a message goes to.
-
-        Raises:
-            InvalidMessageError, UnknownTopicError: See `check_partition`.
-        """
+        """The partition that a message goes to. Raises as `check_partition`."""
         partitions = self.partitions
         if partition is not None:
             try:

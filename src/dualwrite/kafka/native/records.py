@@ -118,14 +118,7 @@ class BatchBuilder:
 
 
 class EncodedRecords:
-    """The records of one batch, already encoded; replaces a BatchBuilder when the batch is built.
-
-    Args:
-        content: The concatenated records.
-        count: The number of records.
-        timestamp_ms: The timestamp of all records.
-        size: See BatchBuilder.
-    """
+    """The concatenated records of one batch, with the same timestamp; replaces a BatchBuilder when the batch is built."""
 
     __slots__ = ("_content", "_timestamp_ms", "count", "size")
 
@@ -168,19 +161,19 @@ def next_sequence(base: int, count: int) -> int:
     return (base + count) & _GREATEST_SEQUENCE
 
 
-def split(batch: bytes, into: int) -> list[BatchBuilder]:
-    """Split a batch that `build` made into up to `into` non-empty builders of about equal size, in order.
+def split(batch: bytes) -> list[BatchBuilder]:
+    """Split a batch that `build` made, and a broker rejects as too large, into two of about equal size, in order.
 
-    For a batch that a broker rejects as too large: several records are split into at least two builders, if `into` allows it.
+    A batch of one record stays whole.
     """
     attributes, _, first_timestamp, *_, count = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
     records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
     read = _read_records(records, count, first_timestamp)
     sizes = [size_bound(key, value, headers) for key, value, headers, _ in read]
-    share = sum(sizes) / into
+    half = sum(sizes) / 2
     builders = [BatchBuilder()]
     for record, size in zip(read, sizes, strict=True):
-        if builders[-1].records and builders[-1].size + size > share and len(builders) < into:
+        if len(builders) == 1 and builders[0].records and builders[0].size + size > half:
             builders.append(BatchBuilder())
         builders[-1].records.append(record)
         builders[-1].size += size

@@ -1,4 +1,4 @@
-"""Registering a transactional id: InitProducerId, and what replaces `keepPreparedTxn` on brokers that do not support it."""
+"""What the native producer asks coordinators: to register its id (InitProducerId), and to commit a group's offsets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.base import ConsumedOffset, EndTxnResult, GroupMetadata, InitProducerIdResult, NewProducerId
+from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, InitProducerIdResult, NewProducerId
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.brokers import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
 from dualwrite.kafka.client.retries import repeated
-from dualwrite.kafka.native.retry_policy import NO_RESPONSE, MarkerWait, Verdict, failure, verdict_on
-from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, TimeBudget, transaction_timeout_ms
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
+from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
@@ -25,14 +25,7 @@ _PAUSE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity under which a producer writes, as its coordinator knows it.
-
-    Args:
-        producer_id: The producer id of its next transaction.
-        epoch: The epoch of its next transaction.
-        timeout_ms: The transaction timeout that the id has.
-        prepared: A transaction of the id that a previous owner prepared and that was kept.
-    """
+    """The identity of a producer's next transaction, as its coordinator knows it; or of a prepared one that was kept."""
 
     producer_id: int
     epoch: int
@@ -41,14 +34,7 @@ class Identity:
 
 
 class Registrar:
-    """Registers one id at its coordinator. It has no state, apart from the timeout, which is read from a broker once.
-
-    Args:
-        config: The cluster's settings.
-        coordinator: Sends the requests.
-        kafka_transactional_id: The id.
-        two_phase: Whether to register it for two-phase commit.
-    """
+    """Registers one id at its coordinator. It has no state, apart from the timeout, which is read from a broker once."""
 
     def __init__(
         self, config: KafkaConfig, coordinator: WireTransactionCoordinator, kafka_transactional_id: str, *, two_phase: bool
@@ -168,63 +154,6 @@ class Registrar:
         )
 
 
-class TransactionEnd:
-    """Sends EndTxn v5 for the transactions of one id. A commit may be requested first, and its outcome read later.
-
-    Args:
-        coordinator: The coordinator of the id.
-        kafka_transactional_id: The id.
-        budget: Says whether the transaction has just begun: then its partitions have leaders (rule FB).
-        markers: Learns when a transaction has ended.
-    """
-
-    def __init__(
-        self, coordinator: WireTransactionCoordinator, kafka_transactional_id: str, budget: TimeBudget, markers: MarkerWait
-    ) -> None:
-        self._coordinator = coordinator
-        self._id = kafka_transactional_id
-        self._budget = budget
-        self._markers = markers
-        self._requested: RequestedCommit | None = None
-
-    def request_commit(self, producer_id: int, epoch: int, deadline: Deadline) -> None:
-        """Send EndTxn(commit) without waiting for the response, which the next `end` reads.
-
-        Raises:
-            BrokerUnavailableError: It could not be sent within the time limit, or the connection broke.
-        """
-        self._requested = self._coordinator.request_commit(
-            self._id,
-            producer_id=producer_id,
-            epoch=epoch,
-            timeout=deadline,
-            just_written=self._budget.just_started,
-        )
-        self._markers.transaction_ended()  # about now, whenever the response is read
-
-    def end(self, producer_id: int, epoch: int, deadline: Deadline, *, commit: bool) -> EndTxnResult:
-        """The response to EndTxn: to the request that was sent before, if it is for the same outcome, or to one sent now.
-
-        Raises:
-            BrokerUnavailableError: No response within the time limit.
-        """
-        requested, self._requested = self._requested, None
-        if requested is not None and commit:
-            response = self._coordinator.requested_commit(requested, timeout=deadline)
-            if response is not None and response.proven:
-                return response
-        response = self._coordinator.end_transaction(
-            self._id,
-            producer_id=producer_id,
-            epoch=epoch,
-            commit=commit,
-            timeout=deadline,
-            just_written=commit and requested is None and self._budget.just_started,
-        )
-        self._markers.transaction_ended()
-        return response
-
-
 _OFFSETS_PAUSE: Final = 0.005
 _Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
@@ -255,7 +184,7 @@ def commit_offsets(
     """
     action = f"offset commit for group {group.group_id!r}"
 
-    def once() -> None:
+    def once(deadline: Deadline) -> None:
         try:
             coordinator = network.coordinator(group.group_id, GROUP, deadline)
             response = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)

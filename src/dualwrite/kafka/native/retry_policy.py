@@ -1,13 +1,14 @@
-"""What each of Kafka's error codes means while a transaction is sent: retry, look up the leader again, or fail."""
+"""When the native producer retries, fails or waits: what Kafka's error codes mean, how long a call may take, markers."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
@@ -30,6 +31,9 @@ from dualwrite.state import TransactionDescription
 
 NO_RESPONSE: Final = E.NETWORK_EXCEPTION  # Kafka's client-side code for a missing response
 
+T = TypeVar("T")
+
+_CHUNK: Final = 1000
 _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
 _MAX_DOUBLINGS: Final = 16
@@ -51,6 +55,20 @@ class Verdict(Enum):
     """The transaction can only be aborted."""
 
 
+_MOVED: Final = (
+    E.COORDINATOR_NOT_AVAILABLE,
+    E.NOT_COORDINATOR,
+    E.LEADER_NOT_AVAILABLE,
+    E.NOT_LEADER_OR_FOLLOWER,
+    E.BROKER_NOT_AVAILABLE,
+    E.REPLICA_NOT_AVAILABLE,
+    NO_RESPONSE,
+    E.KAFKA_STORAGE_ERROR,
+    E.LISTENER_NOT_FOUND,
+    E.FENCED_LEADER_EPOCH,
+    E.UNKNOWN_LEADER_EPOCH,
+)
+
 _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
     {
         E.NONE: Verdict.STORED,
@@ -67,22 +85,8 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
             Verdict.AGAIN,
         ),
         **dict.fromkeys(
-            (
-                E.COORDINATOR_NOT_AVAILABLE,
-                E.NOT_COORDINATOR,
-                E.UNKNOWN_TOPIC_OR_PARTITION,  # not yet, or no longer, known to that broker
-                E.LEADER_NOT_AVAILABLE,
-                E.NOT_LEADER_OR_FOLLOWER,
-                E.BROKER_NOT_AVAILABLE,
-                E.REPLICA_NOT_AVAILABLE,
-                NO_RESPONSE,
-                E.KAFKA_STORAGE_ERROR,
-                E.LISTENER_NOT_FOUND,
-                E.FENCED_LEADER_EPOCH,
-                E.UNKNOWN_LEADER_EPOCH,
-            ),
-            Verdict.LOOK_UP,
-        ),
+            (*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Verdict.LOOK_UP
+        ),  # unknown to that broker, now
         E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
         E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
         E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
@@ -121,24 +125,7 @@ _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
         **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
         **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID), GROUP_MOVED),
         E.FENCED_INSTANCE_ID: INSTANCE_FENCED,
-        **dict.fromkeys(
-            (
-                E.LEADER_NOT_AVAILABLE,
-                E.NOT_LEADER_OR_FOLLOWER,
-                E.REQUEST_TIMED_OUT,
-                E.BROKER_NOT_AVAILABLE,
-                E.REPLICA_NOT_AVAILABLE,
-                NO_RESPONSE,
-                E.COORDINATOR_LOAD_IN_PROGRESS,
-                E.COORDINATOR_NOT_AVAILABLE,
-                E.NOT_COORDINATOR,
-                E.KAFKA_STORAGE_ERROR,
-                E.LISTENER_NOT_FOUND,
-                E.FENCED_LEADER_EPOCH,
-                E.UNKNOWN_LEADER_EPOCH,
-            ),
-            _UNREACHABLE,
-        ),
+        **dict.fromkeys((*_MOVED, E.REQUEST_TIMED_OUT, E.COORDINATOR_LOAD_IN_PROGRESS), _UNREACHABLE),
     }
 )
 
@@ -149,12 +136,9 @@ def verdict_on(code: int) -> Verdict:
 
 
 def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
-    """Seconds before a batch that has failed with this code is sent again.
+    """Seconds before a batch that has failed with this code after so many attempts is sent again.
 
-    Args:
-        code: The error code.
-        attempts: How often the batch was sent.
-        settings: `retry_backoff` and its maximum; they don't apply to the wait for markers, which takes milliseconds.
+    The settings don't apply to the wait for markers, which takes milliseconds.
     """
     doublings = min(attempts - 1, _MAX_DOUBLINGS)
     if code == E.CONCURRENT_TRANSACTIONS:
@@ -191,54 +175,50 @@ def failure(
     )
 
 
-class Patience:
-    """The waits of one call; each of them is a `with` block that gets the deadline for it.
+class Patience(Deadline):
+    """The time limit of a call that adds many messages: it starts again whenever the brokers have stored some.
 
-    All waits share one limit, which starts again when the brokers have stored something: a call with millions of messages may
-    take longer than the limit as long as it makes progress. Only waiting counts, not the time in which the caller makes the
-    messages.
-
-    Args:
-        seconds: The limit.
-        stored: The number of records that were stored so far.
+    So a call with millions of messages may take longer than the limit as long as it makes progress.
     """
 
-    __slots__ = ("_deadline", "_left", "_seconds", "_seen", "_stored")
+    __slots__ = ("_seen", "_stored")
 
     def __init__(self, seconds: float, stored: Callable[[], int]) -> None:
-        self._seconds = self._left = seconds
+        super().__init__(seconds)
         self._stored = stored
         self._seen = stored()
 
-    @classmethod
-    def of(cls, limit: float | Deadline | Patience) -> Patience:
-        """The patience itself; or, for a single message, one that ends at a deadline, or so many seconds from now."""
-        return limit if isinstance(limit, Patience) else _Until(Deadline.of(limit))
+    def chunks(self, items: Iterable[T], *, begin_with_one: bool) -> Iterator[list[T]]:
+        """The items in lists, the first one perhaps alone. The time that the caller needs to make them does not count."""
+        remaining, size = iter(items), 1 if begin_with_one else _CHUNK
+        while True:
+            began = time.monotonic()
+            chunk = list(islice(remaining, size))
+            self._at += time.monotonic() - began
+            if not chunk:
+                return
+            yield chunk
+            size = _CHUNK
 
-    def __enter__(self) -> Deadline:
-        self._deadline = Deadline.after(self._left)
-        self._deadline.seconds = self._seconds  # for error messages
-        return self._deadline
+    @property
+    def left(self) -> float:
+        self._look()
+        return super().left
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    @property
+    def expired(self) -> bool:
+        self._look()
+        return super().expired
+
+    def within(self, seconds: float) -> Deadline:
+        self._look()
+        return super().within(seconds)
+
+    def _look(self) -> None:
         stored = self._stored()
-        self._left = self._deadline.left if stored == self._seen else self._seconds
-        self._seen = stored
-
-
-class _Until(Patience):
-    """A limit that does not start again: a deadline."""
-
-    __slots__ = ()
-
-    def __init__(self, deadline: Deadline) -> None:
-        self._deadline = deadline
-
-    def __enter__(self) -> Deadline:
-        return self._deadline
-
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        pass
+        if stored != self._seen:
+            self._seen = stored
+            self._at = time.monotonic() + self.seconds
 
 
 AT_FIRST: Final = 0.01
@@ -270,9 +250,6 @@ class MarkerWait:
 
     A check without a response within its limit costs the connection. So the next transactions make none, twice as many each
     time: over a connection that slow, the markers are written before the next message arrives.
-
-    Args:
-        describe: Describes the producer's id at its coordinator.
     """
 
     def __init__(self, describe: Callable[[Deadline], TransactionDescription | None]) -> None:

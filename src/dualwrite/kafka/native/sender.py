@@ -9,13 +9,13 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerError, DeliveryError
+from dualwrite.errors import BrokerError, DeliveryError, DualWriteError
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
@@ -24,10 +24,10 @@ from dualwrite.kafka.client.messages_generated import ProduceRequest, ProduceRes
 from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.partition import Batch, Partition
-from dualwrite.kafka.native.records import EncodedRecords
+from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, retry_pause, verdict_on
 from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, Call, kafka_at
+from dualwrite.outages import DELIVERY, kafka_at
 
 _NOT_NUMBERED = -1
 
@@ -42,47 +42,11 @@ class SentBatches:
 
 @dataclass(slots=True, eq=False)
 class InFlightRequests:
-    """The transaction's requests in flight on one connection, and the responses that have arrived.
-
-    Args:
-        connection: The connection, which other transactions may share.
-        requests: The requests, by their number on the connection.
-        inbox: The responses that have been read and not processed yet.
-    """
+    """The transaction's requests in flight on one connection, by number, and the responses that are not yet processed."""
 
     connection: Connection
     requests: dict[int, SentBatches] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=list)
-
-    def send(
-        self, request: ProduceRequest, batches: dict[tuple[str, int], tuple[Partition, Batch]], deadline: Deadline
-    ) -> None:
-        """Send a request with these batches.
-
-        Raises:
-            ConnectionLostError: It may have been sent; the batches are in `requests`.
-        """
-        # Recorded before it is sent, under a number that no response has, so that it is found if the connection breaks.
-        self.requests[_NOT_NUMBERED] = SentBatches(time.monotonic(), batches)
-        number = self.connection.send(request, self.inbox, deadline)
-        self.requests[number] = self.requests.pop(_NOT_NUMBERED)
-
-
-def wait_for_responses(in_flight: Sequence[InFlightRequests], timeout: float) -> None:
-    """Wait until a response may have arrived on one of several connections, or the timeout.
-
-    Raises:
-        ConnectionLostError: One of them is closed.
-    """
-    if any(each.inbox or each.connection.has_read for each in in_flight):
-        return
-    with selectors.DefaultSelector() as selector:
-        for each in in_flight:
-            try:
-                selector.register(each.connection, selectors.EVENT_READ)
-            except ValueError as error:
-                raise ConnectionLostError(each.connection.address, str(error)) from error
-        selector.select(timeout)
 
 
 log = SubjectLogger(__name__)
@@ -98,8 +62,11 @@ _OPENINGS_INTERVAL: Final = 0.01
 _ABORT_WAIT: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
 
 
-class _FailureKept:
-    """See `Sender.failure_kept`."""
+class Whole:
+    """A block that is done as a whole: after KeyboardInterrupt in it, for example, the transaction can only be aborted.
+
+    A half-closed batch could otherwise be sent twice, and a response that was lost would be waited for.
+    """
 
     __slots__ = ("_sender",)
 
@@ -110,19 +77,14 @@ class _FailureKept:
         pass
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        if isinstance(error, BrokerError):
-            self._sender.failure = self._sender.failure or error
-        elif error is not None:
+        if error is not None and not isinstance(error, DualWriteError):
             self._sender.interrupted()
 
 
 class Sender:
     """Sends the current transaction's batches over the connections to the leaders of their partitions. Not thread-safe.
 
-    Args:
-        network: The connections.
-        settings: Sizes, limits, timeouts.
-        kafka_transactional_id: The id that every request carries.
+    Call `add`, `push`, `make_room` and `flush` in a `Whole`.
 
     Attributes:
         buffered: Bytes of records that are not stored yet, without the batches being filled.
@@ -157,30 +119,28 @@ class Sender:
     def add(self, partition: Partition, records: EncodedRecords | None = None) -> None:
         """Close the partition's batch; the next call of `push` or `flush` sends it.
 
-        Args:
-            partition: The partition.
-            records: A batch that was filled elsewhere, to be sent instead; the partition's own batch must be closed before.
+        Or add `records`, a batch that was filled elsewhere; the partition's own batch must be closed before.
         """
-        filled = partition.builder if records is None else records
-        self.buffered += filled.size
-        self._unstored += filled.count
+        batch = partition.add(partition.builder if records is None else records)
         if records is None:
-            partition.close_batch()
-        else:
-            partition.add(records)
+            partition.builder = BatchBuilder()
+        self.buffered += batch.size
+        self._unstored += batch.count
         self._waiting[partition] = None
 
     def push(self, deadline: Deadline) -> None:
         """Send what can be sent now, and read the responses that have arrived; does not wait for responses.
 
-        Args:
-            deadline: For looking up leaders or opening a connection, if necessary.
+        It may wait for the leaders to be looked up, or a connection to be opened.
 
         Raises:
             BrokerError: The transaction has failed; see `failure`.
         """
-        with self.failure_kept():
-            self._pushed(deadline)
+        try:
+            self._push(deadline)
+        except BrokerError as error:
+            self.failure = self.failure or error
+            raise
 
     def make_room(self, limit: int, deadline: Deadline) -> None:
         """Wait until less than `limit` bytes are unacknowledged.
@@ -189,8 +149,7 @@ class Sender:
             DeliveryError: More are still unacknowledged at the deadline.
             BrokerError: The transaction has failed.
         """
-        with self.failure_kept():
-            self._until(lambda: self.buffered < limit, deadline, "The producer's buffer stayed full")
+        self._until(lambda: self.buffered < limit, deadline, "The producer's buffer stayed full")
 
     def flush(self, deadline: Deadline) -> None:
         """Send everything that was added and wait until it is stored.
@@ -199,17 +158,12 @@ class Sender:
             DeliveryError: Not everything is stored by the deadline.
             BrokerError: The transaction has failed.
         """
-        with self.failure_kept():
-            self._until(lambda: self._unstored == 0, deadline, "Messages were not acknowledged")
+        self._until(lambda: self._unstored == 0, deadline, "Messages were not acknowledged")
 
     def raise_failure(self) -> None:
         """Raise the failure because of which the transaction can only be aborted, if there is one."""
         if self.failure is not None:
             raise self.failure
-
-    def failure_kept(self) -> AbstractContextManager[None]:
-        """Record any exception in the block as the transaction's failure: afterwards it can only be aborted."""
-        return _FailureKept(self)
 
     def interrupted(self) -> None:
         """After KeyboardInterrupt or GeneratorExit, for example, only an abort is possible: a response may have been lost."""
@@ -222,7 +176,7 @@ class Sender:
         A broker processes the requests of a connection one at a time, and may block on a Produce until all replicas have it.
         """
         soon = deadline.within(_ABORT_WAIT)
-        with suppress(BrokerError), self.failure_kept():
+        with suppress(BrokerError):
             while self._in_flight and not soon.expired:
                 self._wait(soon.left)
         self.close()
@@ -237,37 +191,37 @@ class Sender:
     # --- the send loop ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], deadline: Deadline, what: str) -> None:
-        with self._kafka.call(DELIVERY) as call:
-            self._lost = None
-            self._until_done(done, deadline, what, call)
+        try:
+            with self._kafka.call(DELIVERY) as call:
+                self._lost = None
+                while True:
+                    call.error = self._lost
+                    self.raise_failure()
+                    left = deadline.left
+                    if left <= 0:
+                        self._read_arrived()  # nothing sent now could be acknowledged before the deadline
+                    elif self._waiting:
+                        self._push(deadline)
+                    if done():
+                        return
+                    if left <= 0:
+                        raise self._too_late(what, deadline.seconds)
+                    self._wait(min(deadline.left, self._next_attempt_in()))
+        except BrokerError as error:
+            self.failure = self.failure or error
+            raise
 
-    def _until_done(self, done: Callable[[], bool], deadline: Deadline, what: str, call: Call) -> None:
-        while True:
-            call.error = self._lost
-            left = deadline.left
-            if left <= 0:
-                self._read_arrived()  # nothing sent now could be acknowledged before the deadline
-            elif self._waiting:
-                self._pushed(deadline)
-            else:
-                self.raise_failure()  # nothing to send: `_wait` reads what has arrived
-            if done():
-                return
-            if left <= 0:
-                raise self._too_late(what, deadline.seconds)
-            self._wait(min(deadline.left, self._next_attempt_in()))
-
-    def _pushed(self, deadline: Deadline) -> None:
+    def _push(self, deadline: Deadline) -> None:
         self._read_arrived()
         if self._waiting:
             self._send_waiting(deadline)
             self.raise_failure()
 
     def _read_arrived(self) -> None:
-        self.raise_failure()
-        for in_flight in list(self._in_flight.values()):
-            self._read(in_flight, 0.0)
-        self.raise_failure()
+        if self._in_flight:
+            for in_flight in list(self._in_flight.values()):
+                self._read(in_flight, 0.0)
+            self.raise_failure()
 
     def _too_late(self, what: str, timeout: float) -> BrokerError:
         """The error for records that were not stored in time, with the last error code from a broker, if any."""
@@ -308,10 +262,10 @@ class Sender:
                 self._connection_lost(address, error)
 
     def _on(self, address: Address, connection: Connection) -> InFlightRequests:
-        if not connection.supports(ProduceRequest, ProduceRequest.NEWEST):
-            raise ConnectionLostError(address, f"the broker does not support Produce v{ProduceRequest.NEWEST}")
         in_flight = self._in_flight.get(address)
         if in_flight is None:
+            if not connection.supports(ProduceRequest, ProduceRequest.NEWEST):
+                raise ConnectionLostError(address, f"the broker does not support Produce v{ProduceRequest.NEWEST}")
             in_flight = self._in_flight[address] = InFlightRequests(connection)
         if in_flight.connection is not connection:  # another user of the connection has found it broken and replaced it
             raise ConnectionLostError(address, "closed")
@@ -351,7 +305,10 @@ class Sender:
         topics = [_Topic(name, found) for name, found in by_topic.items()]
         timeout_ms = int(self._settings.request_timeout * 1000)
         request = ProduceRequest(self._id, _ALL_REPLICAS, timeout_ms, topics, version=ProduceRequest.NEWEST)
-        in_flight.send(request, batches, deadline)
+        # Recorded before it is sent, under a number that no response has, so that it is found if the connection breaks.
+        in_flight.requests[_NOT_NUMBERED] = SentBatches(time.monotonic(), batches)
+        number = in_flight.connection.send(request, in_flight.inbox, deadline)
+        in_flight.requests[number] = in_flight.requests.pop(_NOT_NUMBERED)
 
     # --- responses ----------------------------------------------------------------------------------------------------------
 
@@ -372,7 +329,7 @@ class Sender:
             self._read(all_in_flight[0], timeout)
         else:
             try:
-                wait_for_responses(all_in_flight, timeout)
+                _wait_for_responses(all_in_flight, timeout)
             except ConnectionLostError as error:
                 self._connection_lost(error.address, error)
             else:
@@ -469,9 +426,28 @@ class Sender:
 
     def _next_attempt_in(self) -> float:
         """Seconds until the next batch that is backing off may be retried."""
+        if not self._waiting:
+            return _CHECK_INTERVAL
         now = time.monotonic()
         return min((p.not_before - now for p in self._waiting if p.not_before > now), default=_CHECK_INTERVAL)
 
 
 def _name(partition: Partition) -> str:
     return f"topic {partition.topic!r}, partition {partition.index}"
+
+
+def _wait_for_responses(in_flight: Sequence[InFlightRequests], timeout: float) -> None:
+    """Wait until a response may have arrived on one of several connections, or the timeout.
+
+    Raises:
+        ConnectionLostError: One of them is closed.
+    """
+    if any(each.inbox or each.connection.has_read for each in in_flight):
+        return
+    with selectors.DefaultSelector() as selector:
+        for each in in_flight:
+            try:
+                selector.register(each.connection, selectors.EVENT_READ)
+            except ValueError as error:
+                raise ConnectionLostError(each.connection.address, str(error)) from error
+        selector.select(timeout)
