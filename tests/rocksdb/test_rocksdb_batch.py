@@ -16,8 +16,8 @@ from rocksdict import Rdict
 
 from dualwrite.errors import UsageError
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
+from dualwrite.stores.rocksdb.encoding import Encoding
 from dualwrite.stores.rocksdb.rocksdb_batch import merged
-from dualwrite.stores.rocksdb.state_family import Encoding
 from fixtures.pace import LIMIT
 
 FAMILIES = ("default", "customers", "orders")

@@ -233,7 +233,7 @@ def test_a_process_that_is_killed_leaves_no_lock(path: Path, holder: subprocess.
         holder.kill()
         ended(holder)
         store.check()
-        assert lock_holder(str(path)).pid == os.getpid()  # type: ignore[union-attr]
+        assert lock_holder(str(path)) == os.getpid()
     assert lock_holder(str(path)) is None
 
 

@@ -5,38 +5,25 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from rocksdict import Options, Rdict
 
 from dualwrite.errors import ConfigurationError, UsageError, WriterClosedError
-from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, file_marks
+from dualwrite.stores.key_values import Attempts, KeyValueStore, RowChange
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rocksdb.database import Handle, LockRequest, OpenDatabase, RocksDBLeases, databases
+from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, databases
+from dualwrite.stores.rocksdb.encoding import Encoding
+from dualwrite.stores.rocksdb.locks import LockRequest, RocksDBLeases
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
 from dualwrite.stores.rocksdb.rocksdb_positions import RocksDBPositions
-from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, Encoding, RowChange, StateFamily
-from dualwrite.stores.row import (
-    Claim,
-    LostTransaction,
-    Resolution,
-    StateRow,
-    acknowledged,
-    check_fence,
-    claimed,
-    forgotten,
-    new_token,
-    recorded,
-    with_generation,
-    with_resolution,
-)
+from dualwrite.stores.rocksdb.state_family import StateFamily
+from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
 
@@ -51,7 +38,7 @@ class RocksDBStoreTransaction(StoreTransaction):
     """
 
     def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
-        self._request = LockRequest(claim.transactional_id, claim.owner, "committing a transaction")
+        self._request = LockRequest(claim.transactional_id, "committing a transaction", owner=claim.owner)
         self._rows = rows
         self._claim = claim
         self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
@@ -82,8 +69,7 @@ class RocksDBStoreTransaction(StoreTransaction):
         delivery: Delivery | None = None,
     ) -> None:
         self._check_open()
-        deadline = time.monotonic() + self._lock_timeout
-        self._rows.lock(self._request, deadline, self._lock_timeout)
+        self._rows.database.locks.acquire(self._request, self._lock_timeout)
         self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
         handle = self._rows.database.handle()
         row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
@@ -117,17 +103,12 @@ class RocksDBStoreTransaction(StoreTransaction):
         if self._ended:
             raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
 
-    def __del__(self) -> None:
-        request = getattr(self, "_request", None)
-        if request is not None:
-            request.release()
-
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 _SCHEME: Final = "rocksdb:///"
 
 
-class RocksDBStore(TxnStateStore):
+class RocksDBStore(KeyValueStore):
     """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, created if it is missing.
 
     Only one process can open a RocksDB database, so its writers and recoverers are threads of one process; each may have its
@@ -148,8 +129,6 @@ class RocksDBStore(TxnStateStore):
     Raises:
         ConfigurationError: `options` were given together with an Rdict.
     """
-
-    undoes_units = True
 
     def __init__(
         self,
@@ -172,7 +151,7 @@ class RocksDBStore(TxnStateStore):
                 raise ConfigurationError("Options can't be set for an open Rdict.", next_step="open the Rdict with them")
             self._rdict = database
             self._path = _path_of(database)
-            databases.note_user_rdict()
+            databases.is_used = True
         else:
             self._path = os.path.realpath(os.fspath(database))
         self._opener = Opener(self._path, options, self._column_families, create_if_missing)
@@ -224,7 +203,7 @@ class RocksDBStore(TxnStateStore):
     @property
     def leases(self) -> LeaseStore:
         """They are kept in memory, for this process."""
-        return RocksDBLeases(lambda: self._attached().database.leases, self._would_create)
+        return RocksDBLeases(lambda: self._attached().database.leases)
 
     @property
     def positions(self) -> Positions:
@@ -239,12 +218,7 @@ class RocksDBStore(TxnStateStore):
         return None if self._would_create() else self._attached().identity()
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        rows = self._attached()
-        request = LockRequest(IDENTITY_KEY, "", "storing the database's id")
-        try:
-            return rows.set_identity(identity, expected, request, timeout=self._lock_timeout)
-        finally:
-            request.release()
+        return self._attached().set_identity(identity, expected, self._lock_timeout)
 
     def marks(self) -> frozenset[str]:
         """Path and inode of the folder."""
@@ -256,76 +230,19 @@ class RocksDBStore(TxnStateStore):
         encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
         return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
-
     def read(self, transactional_id: str) -> StateRow | None:
         """Does not create the database."""
         return None if self._would_create() else self._attached().row(transactional_id)
-
-    def read_claimed(self, claim: Claim) -> StateRow:
-        return check_fence(self.read(claim.transactional_id), claim)
 
     def list(self, prefix: str = "") -> list[str]:
         """Does not create the database."""
         return [] if self._would_create() else self._attached().ids(prefix)
 
-    # --- changing ---------------------------------------------------------------------------------------------------------
-
-    def claim(
-        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
-    ) -> Claim:
-        token = token or new_token()  # recognizes the claim if it was written before the database failed
-
-        change = partial(claimed, transactional_id=transactional_id, owner=owner, token=token, expected_fence=expected_fence)
-        row = self._change(transactional_id, change, "claiming the id", owner=owner, timeout=timeout)
-        assert row is not None
-        return Claim(transactional_id, row.fence, row.owner)
-
-    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        self._change_claimed(claim, lambda row: with_resolution(row, resolution), "resolving a transaction")
-
-    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        def change(row: StateRow) -> StateRow:
-            store_id = self._own_identity().store_id  # read each time: it may have been replaced
-            return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
-
-        return self._change_claimed(claim, change, "acquiring a generation").generation
-
-    def acknowledge(
-        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
-    ) -> tuple[LostTransaction, ...]:
-        removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
-
-        def change(row: StateRow | None) -> StateRow | None:
-            if row is None or not row.lost:
-                return row
-            left = acknowledged(row, only)
-            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
-            return left
-
-        self._change(transactional_id, change, "acknowledging lost transactions")
-        return tuple(removed)
-
-    def forget(self, transactional_id: str) -> None:
-        def change(row: StateRow | None) -> StateRow | None:
-            return None if row is None else forgotten(row)
-
-        self._change(transactional_id, change, "forgetting the id")
-
-    def _change_claimed(self, claim: Claim, change: Callable[[StateRow], StateRow], doing: str) -> StateRow:
-        row = self._change(claim.transactional_id, lambda row: change(check_fence(row, claim)), doing, owner=claim.owner)
-        assert row is not None
-        return row
-
     def _change(
         self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
-    ) -> StateRow | None:
-        rows = self._attached()
-        request = LockRequest(transactional_id, owner, doing)
-        try:
-            return rows.change(request, change, timeout=self._lock_timeout if timeout is None else timeout)
-        finally:
-            request.release()
+    ) -> Attempts:
+        request = LockRequest(transactional_id, doing, owner=owner)
+        return self._attached().change(request, change, self._lock_timeout if timeout is None else timeout)
 
     # --- the open database ------------------------------------------------------------------------------------------------
 
