@@ -14,7 +14,7 @@ from zookeeper_scene import ID, SET, STATE, recorded
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.nodes import StateNodes
+from dualwrite.stores.zookeeper.nodes import Nodes
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 
@@ -33,17 +33,17 @@ def test_a_claim_gives_up_if_others_always_claim_first(
     store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
     """Simulated: a rival that is faster every time, until the claim's timeout."""
-    read = StateNodes.read
+    read = Nodes.read
     reads = itertools.count(1)
 
-    def overtaken(self: StateNodes, *arguments: Any) -> Any:
+    def overtaken(self: Nodes, *arguments: Any) -> Any:
         found = read(self, *arguments)
         if self is store._nodes:
             rival.claim(ID, "theirs", timeout=LIMIT)
             time.sleep(pause if next(reads) > 1 else 0)  # the second attempt's write has no time left
         return found
 
-    monkeypatch.setattr(StateNodes, "read", overtaken)
+    monkeypatch.setattr(Nodes, "read", overtaken)
     with pytest.raises(ClaimTimeoutError, match=r"others changed its row in [1-9]\d* attempts") as caught:
         store.claim(ID, "ours", timeout=1)
     assert caught.value.retriable
@@ -62,16 +62,16 @@ def test_a_check_of_the_fence_sees_a_claim_made_during_its_read(
 
     A leader that was deposed, and does not know it yet, answers the read in the same way: as before the claim.
     """
-    read = StateNodes.read
+    read = Nodes.read
     overtakers = [lambda: rival.claim(ID, "theirs", timeout=LIMIT)] * 10
 
-    def overtaken(self: StateNodes, *arguments: Any) -> Any:
+    def overtaken(self: Nodes, *arguments: Any) -> Any:
         found = read(self, *arguments)
         if self is store._nodes and overtakers:
             overtakers.pop()()
         return found
 
-    monkeypatch.setattr(StateNodes, "read", overtaken)
+    monkeypatch.setattr(Nodes, "read", overtaken)
     with pytest.raises(FencedError, match="theirs"):
         check(store, claim)
 

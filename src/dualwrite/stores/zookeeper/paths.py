@@ -47,7 +47,7 @@ def node_name(transactional_id: str) -> str:
         ) from error
 
 
-def transactional_id_of(name: str) -> str | None:
+def id_of(name: str) -> str | None:
     """The id whose node has this name, or None if there is no such id: the node is not ours."""
     try:
         transactional_id = unquote_to_bytes(name).decode()

@@ -34,7 +34,7 @@ from dualwrite.errors import (
 from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
 from dualwrite.stores.row import Claim, StateRow, check_fence, document, fenced, recorded
 from dualwrite.stores.store_transaction import StoreTransaction, batch_ended, control_refused
-from dualwrite.stores.zookeeper.nodes import StateNode, StateNodes, condition
+from dualwrite.stores.zookeeper.nodes import Nodes, StateNode, condition
 from dualwrite.stores.zookeeper.paths import is_ours, multi_size, operation_size, state_path, too_large
 from dualwrite.stores.zookeeper.zookeeper_connection import (
     NoAnswerError,
@@ -232,7 +232,7 @@ class ZooKeeperTransaction(StoreTransaction):
         claim: The claim that it runs under.
     """
 
-    def __init__(self, nodes: StateNodes, claim: Claim) -> None:
+    def __init__(self, nodes: Nodes, claim: Claim) -> None:
         self._nodes = nodes
         self._claim = claim
         self._path = state_path(claim.transactional_id)
