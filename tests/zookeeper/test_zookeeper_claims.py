@@ -19,14 +19,6 @@ from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 
 
-def test_a_claim_does_not_wait_for_transactions(store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim) -> None:
-    transaction = recorded(store, claim)
-    theirs = rival.claim(ID, "theirs", timeout=LIMIT)
-    with pytest.raises(FencedError):
-        transaction.commit()
-    assert rival.read_claimed(theirs).prepared_state is None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pause", [0, 1.2], ids=["between two attempts", "in an attempt"])
 def test_a_claim_gives_up_if_others_always_claim_first(
@@ -85,21 +77,6 @@ def test_a_first_claim_whose_answer_was_lost_recognizes_itself(
     proxied_store.claim("another", "ours", timeout=LIMIT)
     proxy.on_client_bytes(b"prepared_transaction_state", Link.cut, when="answered")
     assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
-
-
-def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
-    proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, claim: Claim
-) -> None:
-    proxied_store.check()
-
-    def claim_meanwhile(link: Link) -> None:
-        store.claim(ID, "theirs", timeout=LIMIT)
-        link.cut()
-
-    proxy.on_client_bytes(SET, claim_meanwhile)
-    with pytest.raises(FencedError) as caught:
-        proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=claim.fence)
-    assert caught.value.current_owner == "theirs"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kazoo.protocol.paths import normpath
 
 from dualwrite.errors import InvalidTransactionalIdError
-from dualwrite.stores.zookeeper.paths import is_ours, node_name, state_path, id_of
+from dualwrite.stores.zookeeper.paths import id_of, is_ours, node_name, state_path
 from fixtures.tables import table
 
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
