@@ -21,7 +21,8 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.row import Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST
-from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene, expect_error, expect_row, outcome_of
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.steps import at, expect_error, expect_row, finish, outcome_of
 
 
 class DurabilityConformance:
@@ -77,8 +78,7 @@ class ErrorConformance:
 
     def test_an_unreadable_row_is_reported(self, scene: StoreScene) -> None:
         """StoredStateError if a row can't be read: nothing is guessed, and the row is not overwritten."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         store.record_resolution(claim, Resolution(resolved_generation=0))
         scene.corrupt(name)
         calls: dict[str, Callable[[], Any]] = {
@@ -128,8 +128,7 @@ class ConnectionLossConformance:
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_commit_without_an_answer_is_unknown_until_the_row_is_read(self, scene: StoreScene, arrives: bool) -> None:
         """StoreCommitUnknownError; then the writer claims the id if the fence is still its own, and reads its number (F8)."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         transaction, number = scene.recorded(store, claim, transaction_number=5)
         try:
             with (
@@ -151,22 +150,12 @@ class ConnectionLossConformance:
 
         A store that sends nothing before `commit` may commit all of it instead.
         """
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         before = store.read_claimed(claim)
-        transaction, number = store.begin(claim), scene.new_number()
-
-        def finish() -> None:
-            if moment == "written":
-                transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
-
+        transaction, number = at(scene, store, claim, moment)
         try:
-            scene.put(transaction.handle, number)
-            if moment == "recorded":
-                transaction.record(STATE, generation=0, transaction_number=1)
             scene.cut_connections()
-            failed = outcome_of(finish)
+            failed = outcome_of(lambda: finish(scene, transaction, number, moment))
         finally:
             transaction.rollback()
         if failed is None:
@@ -196,8 +185,7 @@ class ConnectionLossConformance:
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_changes_without_an_answer_are_retried(self, scene: StoreScene, arrives: bool) -> None:
         """`record_resolution` is idempotent; a generation may be skipped; `acknowledge` still returns what it removed."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         with scene.without_an_answer(arrives=arrives):
             store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
         expect_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)

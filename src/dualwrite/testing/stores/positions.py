@@ -15,7 +15,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import STATE, StoreScene, expect_error
+from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.steps import expect_error
 
 _TOPIC: Final = "orders"
 _FIRST: Final = 3
