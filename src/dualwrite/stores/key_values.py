@@ -1,16 +1,17 @@
-"""What the stores on key-value databases share: a row is one text, and every change reads all of it and replaces it.
+"""What the stores on key-value databases share: rows that are replaced as a whole, and transactions that are one batch.
 
-A database adds how it reads a row, and one way to change it with nothing in between: under a lock of its own (RocksDB), or on
-the condition of the version that was read (ZooKeeper).
+A row is one text, and every change reads all of it and replaces it. A database adds how it reads a row, and one way to change
+it with nothing in between: under a lock of its own (RocksDB), or on the condition of the version that was read (ZooKeeper).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Generic, NoReturn, TypeAlias, TypeVar
 
+from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import (
@@ -26,6 +27,7 @@ from dualwrite.stores.row import (
     with_generation,
     with_resolution,
 )
+from dualwrite.stores.store_transaction import StoreTransaction, control_refused
 
 RowChange: TypeAlias = Callable[[StateRow | None], StateRow | None]
 Attempts: TypeAlias = Sequence[tuple[StateRow | None, StateRow | None]]
@@ -107,3 +109,91 @@ def _last(attempts: Attempts) -> StateRow:
     row = attempts[-1][1]
     assert row is not None  # no change of a claimed row returns None
     return row
+
+
+class Batch(ABC):
+    """What a user collects changes in, until the writer commits them with the row. Nothing is in the database before.
+
+    Args:
+        transactional_id: For the errors.
+    """
+
+    def __init__(self, transactional_id: str) -> None:
+        self._transactional_id = transactional_id
+        self._ended = False
+
+    def check_open(self) -> None:
+        """Raise WriterClosedError once the transaction has ended."""
+        if self._ended:
+            raise WriterClosedError(
+                "The transaction that this batch belonged to has ended.", transactional_id=self._transactional_id
+            )
+
+    def end(self) -> None:
+        """Accept no more changes. Called by the writer."""
+        self._ended = True
+
+    @abstractmethod
+    def begin_unit(self) -> None:
+        """Begin a unit: `undo_unit` does not undo the changes made so far."""
+
+    @abstractmethod
+    def undo_unit(self) -> None:
+        """Undo the changes since `begin_unit`."""
+
+    # --- what only the writer may do --------------------------------------------------------------------------------------
+
+    def commit(self) -> NoReturn:
+        """Refused."""
+        self._refuse("commit()")
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("`with` on the batch")
+
+    def __exit__(self, *_: object) -> NoReturn:
+        self._refuse("`with` on the batch")
+
+    def _refuse(self, call: str) -> NoReturn:
+        self.check_open()
+        raise control_refused(call, self._transactional_id)
+
+
+B = TypeVar("B", bound=Batch)
+
+
+class BatchTransaction(StoreTransaction, Generic[B]):
+    """A transaction whose changes are a batch.
+
+    Args:
+        claim: The claim that it runs under.
+        batch: The batch.
+    """
+
+    def __init__(self, claim: Claim, batch: B) -> None:
+        self._claim = claim
+        self._batch = batch
+        self._ended = False
+
+    @property
+    def handle(self) -> B:
+        if self._ended:
+            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+        return self._batch
+
+    def begin_unit(self) -> None:
+        self.handle.begin_unit()
+
+    def undo_unit(self, error: BaseException) -> None:
+        del error
+        self.handle.undo_unit()
+
+    def rollback(self) -> None:
+        self._ended = True
+        self._batch.end()
+
+    def _not_recorded(self) -> UsageError:
+        return UsageError(
+            "The transaction can't be committed: its state is not recorded yet.",
+            transactional_id=self._claim.transactional_id,
+            next_step="call record() first: it checks the fence",
+        )

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from dualwrite.errors import UsageError
+from dualwrite.stores.key_values import Batch
 from dualwrite.stores.rocksdb.database import Changes, OpenDatabase
 from dualwrite.stores.rocksdb.encoding import Encoding, Key, Pickled, SortKey
 from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY, is_undecodable
-from dualwrite.stores.store_transaction import batch_ended, control_refused
 
 Entry = tuple[Key, Key | Pickled | None]
 """A changed key and its new value; None if it was deleted."""
@@ -172,7 +172,7 @@ class ColumnFamilyBatch:
         return self.keys()
 
 
-class TransactionBatch:
+class TransactionBatch(Batch):
     """The transaction as its user sees it: `tx.db`.
 
     `tx.db[key]` and the other methods use the column family `default`; `cf="orders"` selects another one, and
@@ -186,12 +186,11 @@ class TransactionBatch:
     """
 
     def __init__(self, database: OpenDatabase, encoding: Encoding, transactional_id: str) -> None:
+        super().__init__(transactional_id)
         self.encoding = encoding
         self._database = database
-        self._transactional_id = transactional_id
         self._families: dict[str, ColumnFamilyBatch] = {}
         self._requests: dict[str, LockRequest] = {}
-        self._ended = False
 
     def column_family(self, name: str) -> ColumnFamilyBatch:
         """One column family.
@@ -240,10 +239,6 @@ class TransactionBatch:
 
     # --- what only the writer may do --------------------------------------------------------------------------------------
 
-    def commit(self) -> NoReturn:
-        """Refused."""
-        self._refuse("commit()")
-
     def rollback(self) -> NoReturn:
         """Refused."""
         self._refuse("rollback()")
@@ -260,22 +255,7 @@ class TransactionBatch:
         """Refused."""
         self._refuse("close()")
 
-    def __enter__(self) -> NoReturn:
-        self._refuse("`with` on the batch (it would close it)")
-
-    def __exit__(self, *_: object) -> None:
-        """Never reached."""
-
-    def _refuse(self, call: str) -> NoReturn:
-        self.check_open()
-        raise control_refused(call, self._transactional_id)
-
     # --- for the transaction and its column families ----------------------------------------------------------------------
-
-    def check_open(self) -> None:
-        """Raise WriterClosedError once the transaction has ended."""
-        if self._ended:
-            raise batch_ended(self._transactional_id)
 
     def lock(self, name: str, doing: str, timeout: float) -> None:
         """Lock a name that is no id until the transaction ends; locking it again has no effect.
@@ -289,8 +269,8 @@ class TransactionBatch:
             self._database.locks.acquire(request, timeout)
 
     def end(self) -> None:
-        """Make the batch unusable, and release its locks."""
-        self._ended = True
+        """Also releases its locks."""
+        super().end()
         for request in self._requests.values():
             request.release()
 

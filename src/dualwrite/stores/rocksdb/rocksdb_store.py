@@ -10,10 +10,10 @@ from typing import Any, Final, Self
 
 from rocksdict import Options, Rdict
 
-from dualwrite.errors import ConfigurationError, UsageError, WriterClosedError
+from dualwrite.errors import ConfigurationError
 from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, file_marks
-from dualwrite.stores.key_values import Attempts, KeyValueStore, RowChange
+from dualwrite.stores.key_values import Attempts, BatchTransaction, KeyValueStore, RowChange
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, databases
@@ -27,38 +27,23 @@ from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
 
-class RocksDBStoreTransaction(StoreTransaction):
+class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
     """See StoreTransaction. One that is dropped without commit or rollback releases the lock when it is garbage-collected.
 
     Args:
         rows: The database's rows.
         claim: The claim that it runs under.
-        encoding: Which keys and values the database accepts.
+        batch: The user's changes.
         lock_timeout: Seconds to wait for the lock of the id.
     """
 
-    def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
+    def __init__(self, rows: StateFamily, claim: Claim, batch: TransactionBatch, *, lock_timeout: float) -> None:
+        super().__init__(claim, batch)
         self._request = LockRequest(claim.transactional_id, "committing a transaction", owner=claim.owner)
         self._rows = rows
-        self._claim = claim
-        self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
         self._lock_timeout = lock_timeout
         self._recorded: tuple[StateRow, Handle] | None = None
         self._ending = threading.RLock()  # a rollback by another thread waits for a write that has begun
-        self._ended = False
-
-    @property
-    def handle(self) -> TransactionBatch:
-        """The batch that the user writes to."""
-        self._check_open()
-        return self._batch
-
-    def begin_unit(self) -> None:
-        self.handle.begin_unit()
-
-    def undo_unit(self, error: BaseException) -> None:
-        del error
-        self.handle.undo_unit()
 
     def record(
         self,
@@ -68,9 +53,9 @@ class RocksDBStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        self._check_open()
+        _ = self.handle
         self._rows.database.locks.acquire(self._request, self._lock_timeout)
-        self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
+        _ = self.handle  # another thread may have rolled back meanwhile: then nothing is held
         handle = self._rows.database.handle()
         row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
         row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
@@ -78,30 +63,18 @@ class RocksDBStoreTransaction(StoreTransaction):
 
     def commit(self) -> None:
         with self._ending:
-            self._check_open()
+            changes = self.handle.changes()
             if self._recorded is None:
-                raise UsageError(
-                    "The transaction can't be committed before its state is recorded.",
-                    transactional_id=self._claim.transactional_id,
-                    next_step="call record() first: it checks the fence and acquires the lock of the id",
-                )
+                raise self._not_recorded()
             try:
-                self._rows.commit(self._batch.changes(), *self._recorded)
+                self._rows.commit(changes, *self._recorded)
             finally:
-                self._end()
+                self.rollback()
 
     def rollback(self) -> None:
         with self._ending:
-            self._end()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._batch.end()
-        self._request.release()
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
+            super().rollback()
+            self._request.release()
 
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
@@ -228,7 +201,8 @@ class RocksDBStore(KeyValueStore):
         rows = self._attached()
         check_fence(rows.row(claim.transactional_id), claim)
         encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
-        return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
+        batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
+        return RocksDBStoreTransaction(rows, claim, batch, lock_timeout=self._lock_timeout)
 
     def read(self, transactional_id: str) -> StateRow | None:
         """Does not create the database."""

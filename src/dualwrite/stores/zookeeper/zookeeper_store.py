@@ -165,9 +165,7 @@ class ZooKeeperStore(KeyValueStore):
         return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        transaction = ZooKeeperTransaction(self._nodes, claim)
-        transaction.begin()
-        return transaction
+        return ZooKeeperTransaction.begun(self._nodes, claim)
 
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises.
