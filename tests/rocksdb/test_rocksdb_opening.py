@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -25,7 +24,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.opening import lock_holder
-from fixtures.pace import LIMIT, ended, take
+from fixtures.pace import LIMIT, ended
 from fixtures.store_calls import every_call
 from fixtures.tables import table
 
@@ -356,24 +355,6 @@ def test_a_forked_child_ends_as_usual(path: Path) -> None:
     """
     ended = run_python(code, str(path))
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def _claim_in_a_process(path: Path, results: multiprocessing.Queue[int]) -> None:
-    with RocksDBStore(path) as store:
-        results.put(store.claim(ID, "process", timeout=LIMIT).fence)
-
-
-def test_a_spawned_child_may_use_it_when_the_parent_does_not(path: Path) -> None:
-    with RocksDBStore(path) as store:
-        store.claim(ID, "parent", timeout=LIMIT)
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[int] = context.Queue()
-    process = context.Process(target=_claim_in_a_process, args=(path, results))
-    process.start()
-    assert take(results) == 2
-    process.join(LIMIT)
-    process.close()
-    results.close()
 
 
 def test_reading_creates_no_database(tmp_path: Path) -> None:

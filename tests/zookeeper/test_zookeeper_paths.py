@@ -47,20 +47,6 @@ def test_every_id_survives_a_round_trip(transactional_id: str) -> None:
     assert is_ours(state_path(transactional_id))
 
 
-@settings(deadline=None)
-@given(ids, ids)
-def test_different_ids_have_different_names(one: str, other: str) -> None:
-    assert (node_name(one) == node_name(other)) is (one == other)
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(st.text())
-def test_a_name_belongs_to_at_most_one_id(name: str) -> None:
-    found = id_of(name)
-    assert found is None or node_name(found) == name
-
-
 @table("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])
 def test_names_that_belong_to_no_id(name: str) -> None:
     assert id_of(name) is None

@@ -16,7 +16,7 @@ import pytest
 from kazoo.client import KazooClient
 from zookeeper_scene import ID, ORDER, SHORT_SESSION, STATE, assert_outcome, expire, recorded, until
 
-from dualwrite.errors import FencedError, StoreUnavailableError, UsageError
+from dualwrite.errors import StoreUnavailableError, UsageError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
@@ -41,17 +41,6 @@ def test_a_session_that_expired_in_a_transaction_changes_nothing(
         expire(zookeeper_server.hosts, store.client)
     transaction.commit()
     assert_outcome(store, claim, committed=True)
-
-
-def test_a_claim_while_the_session_was_expired(
-    zookeeper_server: ZooKeeperServer, store: ZooKeeperStore, rival: ZooKeeperStore, claim: Claim
-) -> None:
-    transaction = recorded(store, claim)
-    rival.claim(ID, "theirs", timeout=LIMIT)
-    expire(zookeeper_server.hosts, store.client)
-    with pytest.raises(FencedError):
-        transaction.commit()
-    assert rival.client.exists(ORDER) is None
 
 
 @pytest.mark.slow

@@ -43,8 +43,15 @@ def finish(scene: StoreScene, transaction: StoreTransaction, number: int, moment
     """The rest of a transaction that `at` has brought to a moment."""
     if moment == "begun":
         scene.put(transaction.handle, number)
-    if moment != "recorded":
-        transaction.record(STATE, generation=0, transaction_number=1)
+    if moment == "recorded":
+        transaction.commit()
+    else:
+        record_and_commit(transaction)
+
+
+def record_and_commit(transaction: StoreTransaction) -> None:
+    """Commit with STATE."""
+    transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
 
 

@@ -16,7 +16,7 @@ from dualwrite.stores.row import Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.stores.resolutions import full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
-from dualwrite.testing.stores.steps import MOMENTS, at, expect_changed, expect_error, expect_row
+from dualwrite.testing.stores.steps import MOMENTS, at, expect_changed, expect_error, expect_row, record_and_commit
 
 _STATES: Final = (
     PreparedTxnState(0, 0),
@@ -198,8 +198,7 @@ class OutcomeConformance:
                 with expect_error(TransactionControlError, f"{name} through the user's handle"):
                     end()
                 assert scene.committed() == [], f"{name} through the user's handle has committed"
-            transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
+            record_and_commit(transaction)
         finally:
             transaction.rollback()
         assert scene.committed() == [number], "a refused call has harmed the transaction"
@@ -266,8 +265,7 @@ class UnitConformance:
             transaction.begin_unit()
             scene.remove(transaction.handle, numbers[1])
             transaction.end_unit()
-            transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
+            record_and_commit(transaction)
         finally:
             transaction.rollback()
         assert scene.committed() == numbers[:1]
@@ -284,8 +282,7 @@ class UnitConformance:
                 kept.append(number)
             else:
                 transaction.undo_unit(ValueError())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == kept
 
     def test_writes_before_the_first_unit_are_kept(self, scene: StoreScene) -> None:
@@ -296,8 +293,7 @@ class UnitConformance:
         transaction.begin_unit()
         scene.put(transaction.handle, scene.new_number())
         transaction.undo_unit(ValueError())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == [number]
         expect_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
 
@@ -330,8 +326,7 @@ class UnitConformance:
             else:
                 transaction.end_unit()
                 kept.append(number)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == kept
 
     def test_units_that_all_succeed(self, scene: StoreScene) -> None:
@@ -343,8 +338,7 @@ class UnitConformance:
             kept.append(number)
         transaction.end_units()
         scene.put(transaction.handle, number := scene.new_number())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == [*kept, number]
 
     def test_units_are_refused_without_undoes_units(self, scene: StoreScene) -> None:
