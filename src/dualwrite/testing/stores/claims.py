@@ -184,18 +184,6 @@ class ClaimConformance:
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="again")  # noqa: S106
         assert again == taken, "a repeated claim, after one without expected_fence that took the id from another process"
 
-    def test_ids_are_claimed_independently(self, scene: StoreScene) -> None:
-        """One row per logical transactional id: a claim of one changes no other."""
-        store = scene.new_store()
-        ids = [scene.new_id() for _ in range(3)]
-        claims = [scene.claim(store, name) for name in ids]
-        scene.transact(store, claims[0])
-        before = store.read(ids[0])
-        scene.claim(store, ids[1])
-        assert store.read(ids[0]) == before, "a claim of another id has changed the row"
-        expect_row(store, ids[2], "the row of another id than the claimed one", fence=1, prepared_state=None)
-        store.begin(claims[2]).rollback()
-
 
 ODD_ENDINGS: Final = (
     *("", "a", "A", "aa", "b", "B"),

@@ -45,18 +45,6 @@ class DurabilityConformance:
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
         expect_row(store, name, "after a conditional claim by a new store", transaction_number=7, fence=again.fence)
 
-    def test_a_new_store_sees_nothing_of_a_rollback(self, scene: StoreScene) -> None:
-        """A transaction that was rolled back before its store was closed leaves nothing behind."""
-        name = scene.new_id()
-        store = scene.new_store()
-        transaction, _ = scene.recorded(store, scene.claim(store, name))
-        transaction.rollback()
-        scene.close_stores()
-        store = scene.new_store()
-        expect_row(store, name, "in a new store", prepared_state=None, transaction_number=0)
-        assert scene.committed() == []
-        assert scene.claim(store, name).fence == 2, "the claim of a new store"  # noqa: PLR2004  (the second)
-
     def test_a_store_can_be_closed_twice(self, scene: StoreScene) -> None:
         """`close` releases what the store opened itself; as a context manager it does so at the end."""
         store = scene.new_store()

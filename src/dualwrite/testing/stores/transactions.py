@@ -108,16 +108,6 @@ class TransactionConformance:
             found = scene.committed()
             assert found == (numbers if end == "commit" else []), f"after {end}() {len(found)} of {_MANY} writes are there"
 
-    def test_many_transactions_under_one_claim(self, scene: StoreScene) -> None:
-        """A claim can be used for any number of transactions, one after another."""
-        store, name, claim = scene.claimed()
-        numbers = [
-            scene.transact(store, claim, state=PreparedTxnState(4711, number), transaction_number=number)
-            for number in range(1, 31)
-        ]
-        assert scene.committed() == numbers
-        expect_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
-
     def test_transactions_of_different_ids_are_independent(self, scene: StoreScene) -> None:
         """Each id has its own fence: transactions begin, commit and roll back in any order."""
         if not scene.capabilities.transactions_at_once:
@@ -233,10 +223,10 @@ class UnitConformance:
     """`begin_unit`, `end_unit`, `undo_unit`, and their forms for several units; skipped for a store without `undoes_units`."""
 
     def test_undoing_a_unit_undoes_only_that_unit(self, scene: StoreScene) -> None:
-        """`undo_unit` undoes what its unit has written, and only that."""
+        """`undo_unit` undoes what its unit has written, and only that; as many units as a pool puts into one group."""
         transaction = _begun(scene)
         kept = []
-        for undone in (True, False, True, True, False, False, True):
+        for undone in (True, False, True, True, False, False, True, *(place % 3 == 0 for place in range(_MANY_UNITS))):
             transaction.begin_unit()
             number = scene.new_number()
             scene.put(transaction.handle, number)
@@ -269,21 +259,6 @@ class UnitConformance:
         finally:
             transaction.rollback()
         assert scene.committed() == numbers[:1]
-
-    def test_a_group_of_many_units(self, scene: StoreScene) -> None:
-        """As many units as a pool puts into one group, every third of them undone."""
-        transaction = _begun(scene)
-        kept = []
-        for place in range(_MANY_UNITS):
-            transaction.begin_unit()
-            scene.put(transaction.handle, number := scene.new_number())
-            if place % 3:
-                transaction.end_unit()
-                kept.append(number)
-            else:
-                transaction.undo_unit(ValueError())
-        record_and_commit(transaction)
-        assert scene.committed() == kept
 
     def test_writes_before_the_first_unit_are_kept(self, scene: StoreScene) -> None:
         """`begin_unit`: from here on. A transaction whose units were all undone still commits its other writes and the row."""
