@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from dualwrite.stores.rocksdb.encoding import Key, Pickled
 from dualwrite.stores.rocksdb.locks import LeaseTable, LockTable
 from dualwrite.stores.rocksdb.opening import (
     STATE_FAMILY,
+    Opener,
     call_failed,
     forked,
     is_closed,
@@ -70,17 +71,15 @@ class OpenDatabase:
 
     Args:
         path: Its folder.
-        opener: Opens it; None if the user passed an Rdict.
-        rdict: The user's open Rdict.
+        source: Opens it; or the user's open Rdict.
     """
 
-    def __init__(self, path: str, *, opener: Callable[[], Rdict] | None = None, rdict: Rdict | None = None) -> None:
+    def __init__(self, path: str, source: Opener | Rdict) -> None:
         self.path = path
         self.where = f"rocksdb:///{path}"
         self.locks = LockTable()
         self.leases = LeaseTable()
-        self._opener = opener
-        self._given = rdict
+        self._source = source
         self._handle: Handle | None = None
         self._broken = False
         self._closed = False
@@ -89,17 +88,15 @@ class OpenDatabase:
     @property
     def is_ours(self) -> bool:
         """Whether we open and close it."""
-        return self._opener is not None
+        return isinstance(self._source, Opener)
 
     @property
     def is_usable(self) -> bool:
         """Whether it was not closed yet, by us or by the owner of the Rdict."""
-        if self._closed:
-            return False
-        if self._given is None:
-            return True
+        if self._closed or isinstance(self._source, Opener):
+            return not self._closed
         with suppress(Exception):
-            self._given.path()
+            self._source.path()
             return True
         return False
 
@@ -136,8 +133,7 @@ class OpenDatabase:
             return self._handle
 
     def _opened(self) -> Handle:
-        rdict = self._given if self._opener is None else self._opener()
-        assert rdict is not None
+        rdict = self._source.open() if isinstance(self._source, Opener) else self._source
         doing = "opening it"
         try:
             handle = Handle(rdict, _is_raw(rdict))
@@ -292,7 +288,7 @@ class OpenDatabase:
 
         Its threads are gone, and its files belong to the parent: closing a handle would wait forever for a flush.
         """
-        handles = [] if self._given is None else [self._given]
+        handles = [] if isinstance(self._source, Opener) else [self._source]
         if self._handle is not None:
             handles += [self._handle.rdict, *self._handle.families.values()]
         for rdict in handles:
@@ -328,16 +324,15 @@ class Databases:
         """Whether RocksDB may run in this process: so it is set, too, when the user passes an open Rdict."""
         self._forked = False
 
-    def attach(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
-        """The database at `path`; `make` makes it (without opening it) for its first user. A user may attach twice."""
+    def attach(self, user: object, made: OpenDatabase) -> OpenDatabase:
+        """The database at the path of `made`, which is that for the path's first user. A user may attach twice."""
         with self._changing:
             self.is_used = True
-            found = self._open.get(path)
-            made = make()
+            found = self._open.get(made.path)
             if found is None or not found[0].is_usable or (found[0].is_unopened and not made.is_ours):
                 if found is not None:
                     found[0].close()
-                found = self._open[path] = (made, WeakSet())
+                found = self._open[made.path] = (made, WeakSet())
             found[1].add(user)
             return found[0]
 

@@ -27,7 +27,7 @@ class LockRequest:
         is_id: Whether the name is a transactional id.
     """
 
-    __slots__ = ("__weakref__", "_is_released", "_since", "_thread", "doing", "gate", "is_id", "name", "owner")
+    __slots__ = ("__weakref__", "_since", "_thread", "doing", "gate", "is_id", "is_released", "name", "owner")
 
     def __init__(self, name: str, doing: str, *, owner: str = "", is_id: bool = True) -> None:
         self.name = name
@@ -36,14 +36,9 @@ class LockRequest:
         self.doing = doing
         self._thread = threading.current_thread().name
         self._since = 0.0
-        self._is_released = False
+        self.is_released = False
         self.gate = threading.Lock()  # locked until the request is released; waiters pass through it one after the other
         self.gate.acquire()
-
-    @property
-    def is_released(self) -> bool:
-        """Whether it was released."""
-        return self._is_released
 
     def granted(self) -> None:
         """Note that it has the lock from now on."""
@@ -52,7 +47,7 @@ class LockRequest:
 
     def release(self) -> None:
         """Release it, granted or not."""
-        self._is_released = True
+        self.is_released = True
         with suppress(RuntimeError):  # released before
             self.gate.release()
 

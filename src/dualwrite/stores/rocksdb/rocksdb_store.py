@@ -118,16 +118,16 @@ class RocksDBStore(KeyValueStore):
         self._lock_timeout = lock_timeout
         self._dumps = dumps
         self._loads = loads
-        self._rdict: Rdict | None = None
+        self._source: Opener | Rdict
         if isinstance(database, Rdict):
             if options is not None:
                 raise ConfigurationError("Options can't be set for an open Rdict.", next_step="open the Rdict with them")
-            self._rdict = database
+            self._source = database
             self._path = _path_of(database)
             databases.is_used = True
         else:
             self._path = os.path.realpath(os.fspath(database))
-        self._opener = Opener(self._path, options, self._column_families, create_if_missing)
+            self._source = Opener(self._path, options, self._column_families, create_if_missing)
         self._rows: StateFamily | None = None
         self._attaching = threading.RLock()
 
@@ -227,7 +227,7 @@ class RocksDBStore(KeyValueStore):
         if rows is not None and rows.database.is_usable:
             return rows
         with self._attaching:
-            database = databases.attach(self, self._path, self._make_database)
+            database = databases.attach(self, OpenDatabase(self._path, self._source))
             try:
                 for name, options in self._column_families.items():
                     database.make_family(name, options)
@@ -239,12 +239,7 @@ class RocksDBStore(KeyValueStore):
 
     def _would_create(self) -> bool:
         """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
-        return self._rows is None and self._rdict is None and self._opener.would_create()
-
-    def _make_database(self) -> OpenDatabase:
-        if self._rdict is None:
-            return OpenDatabase(self._path, opener=self._opener.open)
-        return OpenDatabase(self._path, rdict=self._rdict)
+        return self._rows is None and isinstance(self._source, Opener) and self._source.would_create()
 
     def close(self) -> None:
         """The database is closed with the last store of this process that uses it."""
