@@ -112,11 +112,7 @@ def _last(attempts: Attempts) -> StateRow:
 
 
 class Batch(ABC):
-    """What a user collects changes in, until the writer commits them with the row. Nothing is in the database before.
-
-    Args:
-        transactional_id: For the errors.
-    """
+    """What a user collects changes in, until the writer commits them with the row. Nothing is in the database before."""
 
     def __init__(self, transactional_id: str) -> None:
         self._transactional_id = transactional_id
@@ -162,12 +158,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class BatchTransaction(StoreTransaction, Generic[B]):
-    """A transaction whose changes are a batch.
-
-    Args:
-        claim: The claim that it runs under.
-        batch: The batch.
-    """
+    """A transaction whose changes are a batch."""
 
     def __init__(self, claim: Claim, batch: B) -> None:
         self._claim = claim

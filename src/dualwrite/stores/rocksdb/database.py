@@ -36,11 +36,8 @@ Changes: TypeAlias = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
 class Handle:
     """The open database; a new Handle is made each time it is opened.
 
-    Args:
-        rdict: The database.
-        raw: Whether it is in raw mode, which in rocksdict belongs to a whole database.
-        families: Handles of the column families used so far. They are kept because rocksdict flushes a column family to disk
-            whenever a handle of it is dropped.
+    Handles of the column families used so far are kept because rocksdict flushes a column family to disk whenever a handle
+    of it is dropped.
     """
 
     rdict: Rdict
@@ -69,9 +66,7 @@ class Handle:
 class OpenDatabase:
     """A RocksDB database, opened when it is first needed, and again after an I/O error if we opened it.
 
-    Args:
-        path: Its folder.
-        source: Opens it; or the user's open Rdict.
+    Its source is how it is opened, or the user's open Rdict.
     """
 
     def __init__(self, path: str, source: Opener | Rdict) -> None:

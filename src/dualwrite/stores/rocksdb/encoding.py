@@ -19,11 +19,7 @@ _DOUBLE: Final = struct.Struct(">d")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A value that rocksdict stores as a pickle, pickled at the `put`: later changes to the object have no effect.
-
-    Args:
-        data: The pickle.
-    """
+    """A value that rocksdict stores as a pickle, pickled at the `put`: later changes to the object have no effect."""
 
     data: bytes
 
@@ -32,10 +28,7 @@ class Pickled:
 class Encoding:
     """Which keys and values a database accepts, and how they are encoded.
 
-    Args:
-        raw: Whether it is in raw mode.
-        dumps: Turns a value that rocksdict can't encode itself into bytes.
-        loads: Turns these bytes into the value again.
+    `dumps` turns a value that rocksdict can't encode itself into bytes, and `loads` turns these into the value again.
     """
 
     raw: bool

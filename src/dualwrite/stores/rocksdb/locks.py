@@ -20,11 +20,7 @@ _SLICE: Final = 1.0
 class LockRequest:
     """A request for the lock of one id or position: waiting, granted, or released for good.
 
-    Args:
-        name: The id, or the name of what is locked.
-        doing: What is done under the lock, to complete "while <doing>".
-        owner: The claim's owner, for messages.
-        is_id: Whether the name is a transactional id.
+    `doing` says what is done under the lock, to complete "while <doing>"; `owner` is the claim's, for messages.
     """
 
     __slots__ = ("__weakref__", "_since", "_thread", "doing", "gate", "is_id", "is_released", "name", "owner")
@@ -115,11 +111,7 @@ class LeaseTable:
 
 
 class RocksDBLeases(LeaseStore):
-    """The leases of a RocksDB database.
-
-    Args:
-        table: Returns the lease table of the open database.
-    """
+    """The leases of a RocksDB database."""
 
     def __init__(self, table: Callable[[], LeaseTable]) -> None:
         self._table = table

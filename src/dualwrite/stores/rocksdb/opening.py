@@ -29,11 +29,7 @@ _OF_ROCKSDB: Final = re.compile(
 class Opener:
     """How a database is opened, each time.
 
-    Args:
-        path: Its folder.
-        options: For the database; None uses those it had last, and raw mode for a new one.
-        column_families: Options by column family; None uses those it had last. Missing ones are created.
-        create_if_missing: Whether to create the database (its folder, but not the parent folders).
+    Options that are None are those that the database had last; a new one is in raw mode. Missing column families are created.
     """
 
     path: str

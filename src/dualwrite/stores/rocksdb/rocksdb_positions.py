@@ -29,13 +29,11 @@ _LOCK_TIMEOUT: Final = 30.0  # seconds
 
 
 class RocksDBPositions(Positions):
-    """See Positions. Only one process can open the database; its threads lock a position until their transaction has ended.
+    """Only one process can open the database; its threads lock a position until their transaction has ended.
 
     Keys and values are bytes in either mode of rocksdict.
 
-    Args:
-        database: Gives the open database, with the locks that all stores of this process on it share.
-        would_create: Whether there is no database yet: reading must not create one at a mistyped path.
+    `would_create` says that there is no database yet: reading must not create one at a mistyped path.
     """
 
     def __init__(self, database: Callable[[], OpenDatabase], would_create: Callable[[], bool]) -> None:

@@ -28,14 +28,7 @@ from dualwrite.stores.store_transaction import StoreTransaction
 
 
 class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
-    """See StoreTransaction. One that is dropped without commit or rollback releases the lock when it is garbage-collected.
-
-    Args:
-        rows: The database's rows.
-        claim: The claim that it runs under.
-        batch: The user's changes.
-        lock_timeout: Seconds to wait for the lock of the id.
-    """
+    """One that is dropped without commit or rollback releases the lock when it is garbage-collected."""
 
     def __init__(self, rows: StateFamily, claim: Claim, batch: TransactionBatch, *, lock_timeout: float) -> None:
         super().__init__(claim, batch)

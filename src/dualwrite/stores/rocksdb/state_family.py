@@ -25,11 +25,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
 class StateFamily:
-    """The rows of one database.
-
-    Args:
-        database: Where they are.
-    """
+    """The rows of one database."""
 
     def __init__(self, database: OpenDatabase) -> None:
         self.database = database
@@ -131,11 +127,8 @@ class StateFamily:
     def commit(self, changes: Changes, row: StateRow, recorded_in: Handle) -> None:
         """Write a transaction's changes and its row, in one synced batch.
 
-        Args:
-            changes: The user's changes.
-            row: The row as it was recorded, under the lock that is still held.
-            recorded_in: The database handle at that time. If the database has been reopened since, another process may have
-                written to it.
+        `recorded_in` is the handle with which the row was recorded, under the lock that is still held. If the database has been
+        reopened since, another process may have written to it.
 
         Raises:
             StoreCommitFailedError: Nothing was written, and nothing will be.

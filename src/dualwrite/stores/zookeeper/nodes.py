@@ -43,9 +43,7 @@ CONCURRENT_CHANGES: Final = (BadVersionError, NodeExistsError, NoNodeError)
 class StateNode:
     """A row as it was read.
 
-    Args:
-        row: The row.
-        version: The node's version; every write is conditional on it.
+    Every write is conditional on the node's version.
     """
 
     row: StateRow
@@ -56,11 +54,6 @@ class Nodes:
     """Reads and writes nodes; all methods but `query` and `change`, which run the others, raise kazoo's errors unchanged.
 
     A `deadline` is a value of `time.monotonic()`.
-
-    Args:
-        connection: The connection to the servers.
-        max_request_bytes: The servers' limit for one request.
-        change_timeout: Seconds within which a change must succeed if it has no limit of its own.
     """
 
     def __init__(self, connection: ZooKeeperConnection, *, max_request_bytes: int, change_timeout: float) -> None:

@@ -145,9 +145,8 @@ _SASL: Final = {"sasl_mechanism": "mechanism", "sasl_service": "service", "sasl_
 class ParsedUrl:
     """A `zookeeper://` URL.
 
-    Args:
-        hosts: The servers and the chroot in kazoo's form.
-        options: Arguments for `ZooKeeperStore.from_url`, including credentials.
+    `hosts` are the servers and the chroot in kazoo's form, `options` the arguments for `ZooKeeperStore.from_url`, including
+    credentials.
     """
 
     hosts: str

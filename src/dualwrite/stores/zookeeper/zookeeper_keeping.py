@@ -34,11 +34,7 @@ POSITION_ROOT: Final = "/kafka_consumed_offset"
 
 
 class ZooKeeperLeases(LeaseStore):
-    """The leases of a ZooKeeper tree, below `/kafka_transaction_lease`; their `seconds` have no meaning.
-
-    Args:
-        nodes: The store's nodes.
-    """
+    """The leases of a ZooKeeper tree, below `/kafka_transaction_lease`; their `seconds` have no meaning."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -102,11 +98,7 @@ def _data(owner: str) -> bytes:
 
 
 class ZooKeeperPositions(Positions):
-    """See Positions. A node is set on the condition of the version that was read, so the multi fails if it was set meanwhile.
-
-    Args:
-        nodes: The store's nodes.
-    """
+    """A node is set on the condition of the version that was read, so the multi fails if it was set meanwhile."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes

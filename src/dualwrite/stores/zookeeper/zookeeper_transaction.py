@@ -200,13 +200,7 @@ _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 
 
 class ZooKeeperTransaction(BatchTransaction[ZooKeeperBatch]):
-    """See StoreTransaction. Nothing is open on the server before `commit`.
-
-    Args:
-        nodes: The rows.
-        claim: The claim that it runs under.
-        batch: The user's operations.
-    """
+    """Nothing is open on the server before `commit`."""
 
     def __init__(self, nodes: Nodes, claim: Claim, batch: ZooKeeperBatch) -> None:
         super().__init__(claim, batch)

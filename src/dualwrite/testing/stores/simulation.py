@@ -59,13 +59,7 @@ class RowModel:
 
 @dataclass
 class SimulatedTransaction:
-    """One Kafka transaction.
-
-    Args:
-        state: Identifies it.
-        messages: What was sent in it.
-        committed: How it ended; None while it is open.
-    """
+    """One Kafka transaction."""
 
     state: PreparedTxnState
     messages: list[int] = field(default_factory=list)
@@ -146,8 +140,7 @@ class Writer:
 class Simulation:
     """Writers, the model, and the steps.
 
-    Args:
-        scene: The scene to run on; the simulation uses its own id there.
+    It uses an id of its own on the scene.
     """
 
     def __init__(self, scene: StoreScene) -> None:

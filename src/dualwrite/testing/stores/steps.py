@@ -101,12 +101,7 @@ def expect_fenced(
 ) -> None:
     """`call` must raise FencedError under a claim that was replaced, and the error must have the right attributes.
 
-    Args:
-        call: The call, which gets the claim.
-        claim: The claim that was replaced.
-        what: Names the call and its situation.
-        by: The claim that replaced it, which the error must name.
-        missing: Whether there is no row at all.
+    It must name the claim that replaced it, or say that there is no row at all, if that is given.
     """
     __tracebackhide__ = True
     with expect_error(FencedError, what) as caught:
