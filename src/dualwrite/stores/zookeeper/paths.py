@@ -1,4 +1,4 @@
-"""From a transactional id to the name of its node and back, exactly. No I/O."""
+"""What the ZooKeeper store computes without I/O: the names of nodes, the sizes of requests, and what a URL says."""
 
 from __future__ import annotations
 

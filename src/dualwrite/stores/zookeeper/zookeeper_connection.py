@@ -1,4 +1,4 @@
-"""The kazoo client of a store: started when it is needed, with a limit for connecting and for each response.
+"""The kazoo client of a store, with a limit for connecting and for each response; and what its errors mean.
 
 This module depends on what kazoo 2.11 does with a broken connection (kazoo/client.py, protocol/connection.py):
 

@@ -1,4 +1,4 @@
-"""Conformance of claims, and of the row that they create."""
+"""Conformance of rows: claims, ids that are listed, and ids that are forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance of concurrent use, by several threads and processes: every change takes effect exactly once."""
+"""Conformance of concurrent use: threads, processes, calls during an open transaction, and waiting for locks."""
 
 from __future__ import annotations
 

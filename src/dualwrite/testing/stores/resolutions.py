@@ -1,4 +1,4 @@
-"""Conformance of what recovery writes: resolutions, generations, and the list of lost transactions."""
+"""Conformance of what recovery and an opening write: resolutions, lost transactions, generations, and lanes."""
 
 from __future__ import annotations
 

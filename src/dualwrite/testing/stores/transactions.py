@@ -1,4 +1,4 @@
-"""Conformance of transactions: the user's data and the prepared state become visible together, or neither does."""
+"""Conformance of transactions, of how they end, and of the units in them: all becomes visible together, or nothing does."""
 
 from __future__ import annotations
 
