@@ -65,7 +65,8 @@ class RocksDBScene(StoreScene):
             family.close()
 
     def ways_to_end(self, handle: TransactionBatch) -> Mapping[str, Callable[[], Any]]:
-        return {"commit()": handle.commit, "rollback()": handle.rollback, "write()": handle.write, "close()": handle.close}
+        calls = (handle.commit, handle.rollback, handle.write, handle.clear, handle.close, handle.__enter__)
+        return {call.__name__: call for call in calls}
 
     def remove(self, handle: TransactionBatch, number: int) -> None:
         handle.delete(number.to_bytes(_LENGTH, "big"))

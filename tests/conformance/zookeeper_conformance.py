@@ -64,7 +64,7 @@ class ZooKeeperScene(StoreScene):
         self._client.set(state_path(transactional_id), b'{"fence": "many"}')
 
     def ways_to_end(self, handle: ZooKeeperBatch) -> Mapping[str, Callable[[], Any]]:
-        return {"commit()": handle.commit, "commit_async()": handle.commit_async, "with": handle.__enter__}
+        return {call.__name__: call for call in (handle.commit, handle.commit_async, handle.__enter__, handle.__exit__)}
 
     def opener(self) -> Callable[[], TxnStateStore]:
         return partial(store_from_url, self._url)

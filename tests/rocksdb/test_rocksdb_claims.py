@@ -11,11 +11,10 @@ import pytest
 from rocksdb_scene import ID, STATE, recorded, stored
 
 from dualwrite.errors import ClaimTimeoutError, FencedError
-from dualwrite.state import ProducerKind
-from dualwrite.stores.base import Claim, Resolution, StateRow
+from dualwrite.stores.base import Claim, StateRow
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, happened
+from fixtures.pace import LIMIT
 
 # --- transactions of the same id ------------------------------------------------------------------------------------------
 
@@ -30,66 +29,6 @@ def test_a_claim_times_out_and_names_the_blocker(store: RocksDBStore, rival: Roc
     assert "committing a transaction" in str(caught.value)
     transaction.commit()
     assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
-
-
-@pytest.mark.slow
-def test_every_write_of_a_row_times_out(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
-    transaction = recorded(store, claim)
-    blocked = rival.begin(claim)
-    for use in (
-        lambda: rival.record_resolution(claim, Resolution(clear_state=True)),
-        lambda: rival.acquire_generation(claim, ProducerKind.NATIVE),
-        lambda: rival.acknowledge(ID),
-        lambda: rival.forget(ID),
-        lambda: blocked.record(STATE, generation=0, transaction_number=2),
-    ):
-        with pytest.raises(ClaimTimeoutError):
-            use()
-    blocked.rollback()
-    assert rival.claim("another id", "theirs", timeout=0).fence == 1
-    transaction.commit()
-    rival.record_resolution(claim, Resolution(clear_state=True))
-
-
-def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
-    store: RocksDBStore, rival: RocksDBStore, claim: Claim
-) -> None:
-    transaction = store.begin(claim)
-    transaction.handle.put(b"chair", b"1", cf="orders")
-    assert rival.claim(ID, "theirs", timeout=0).fence == 2
-    with pytest.raises(FencedError) as caught:
-        transaction.record(STATE, generation=0, transaction_number=1)
-    assert caught.value.current_owner == "theirs"
-    transaction.rollback()
-    assert stored(store) is None
-    assert store.read(ID).prepared_state is None  # type: ignore[union-attr]
-    assert rival.claim(ID, "theirs", timeout=0).fence == 3
-
-
-def test_a_zombie_thread_is_fenced_and_leaves_nothing(store: RocksDBStore, rival: RocksDBStore, claim: Claim) -> None:
-    go_on, begun = threading.Event(), threading.Event()
-
-    def zombie() -> None:
-        transaction = store.begin(claim)
-        transaction.handle.put(b"chair", b"zombie", cf="orders")
-        begun.set()
-        happened(go_on)
-        try:
-            transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
-        finally:
-            transaction.rollback()
-
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(zombie)
-        happened(begun)
-        theirs = rival.claim(ID, "theirs", timeout=LIMIT)
-        recorded(rival, theirs, 5).commit()
-        go_on.set()
-        with pytest.raises(FencedError):
-            running.result(timeout=LIMIT)
-    assert stored(store) == b"5"
-    assert rival.read_claimed(theirs).transaction_number == 5
 
 
 def test_a_thread_that_ends_with_an_open_transaction_can_be_rolled_back_by_another(

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rocksdb_scene import FAMILIES, ID, STATE, STATE_FAMILY, make_database, recorded, stored
+from rocksdb_scene import ID, STATE, STATE_FAMILY, make_database, recorded, stored
 from rocksdict import Options, Rdict
 
-from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.stores.base import Claim
-from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
+from dualwrite.stores.rocksdb import RocksDBStore
 from fixtures.pace import LIMIT
-from fixtures.tables import table
 
 
-def test_state_and_data_commit_together(store: RocksDBStore, claim: Claim) -> None:
+def test_changes_of_several_column_families_commit_together(store: RocksDBStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     batch = transaction.handle
-    assert isinstance(batch, TransactionBatch)
     batch.put(b"chair", b"1", cf="orders")
     batch.put(b"ada", b"2", "customers")
     batch.delete(b"before", cf="customers")
     batch[b"total"] = b"3"
     transaction.record(STATE, generation=3, transaction_number=9)
     assert (stored(store), stored(store, b"before", "customers")) == (None, b"1")
-    assert store.read_claimed(claim).prepared_state is None
     transaction.commit()
     assert [stored(store), stored(store, b"ada", "customers"), stored(store, b"total", "default")] == [b"1", b"2", b"3"]
-    assert stored(store, b"before", "customers") is None
-    assert stored(store, b"before") == b"1"
-    row = store.read_claimed(claim)
-    assert (row.prepared_state, row.prepared_generation, row.transaction_number) == (STATE, 3, 9)
-    transaction.rollback()  # does nothing any more
-    assert stored(store) == b"1"
+    assert (stored(store, b"before", "customers"), stored(store, b"before")) == (None, b"1")
 
 
 def test_what_is_not_recorded_is_not_committed(store: RocksDBStore, claim: Claim) -> None:
@@ -48,50 +39,7 @@ def test_what_is_not_recorded_is_not_committed(store: RocksDBStore, claim: Claim
     assert stored(store) is None
 
 
-def test_transactions_of_several_threads(store: RocksDBStore, rival: RocksDBStore) -> None:
-    def writer(number: int) -> None:
-        mine = (store, rival)[number % 2]
-        claim = mine.claim(f"writer {number}", "tests", timeout=LIMIT)
-        for count in range(1, 51):
-            transaction = mine.begin(claim)
-            seen = transaction.handle.get(b"%d" % number, b"0", cf="orders")
-            transaction.handle.put(b"%d" % number, b"%d" % (int(seen) + 1), cf="orders")
-            transaction.record(STATE, generation=0, transaction_number=count)
-            transaction.commit()
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(writer, range(4)))
-    for number in range(4):
-        assert stored(store, b"%d" % number) == b"50"
-        assert store.read(f"writer {number}").transaction_number == 50  # type: ignore[union-attr]
-
-
 # --- what the user must not do --------------------------------------------------------------------------------------------
-
-
-def _with(thing: Any) -> None:
-    with thing:
-        pass
-
-
-@table(
-    "call",
-    [
-        lambda batch: batch.commit(),
-        lambda batch: batch.rollback(),
-        lambda batch: batch.close(),
-        lambda batch: batch.clear(),
-        lambda batch: batch.write(),
-        _with,
-    ],
-)
-def test_a_refused_call_leaves_the_transaction_as_it_was(store: RocksDBStore, claim: Claim, call: Any) -> None:
-    transaction = recorded(store, claim)
-    with pytest.raises(TransactionControlError, match="the writer ends the transaction"):
-        call(transaction.handle)
-    transaction.commit()
-    assert stored(store) == b"1"
-    assert store.read_claimed(claim).prepared_state == STATE
 
 
 def test_the_column_family_of_the_state_table_is_refused(store: RocksDBStore, claim: Claim) -> None:
@@ -121,7 +69,7 @@ def test_an_unknown_column_family(store: RocksDBStore, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_handles_are_refused_after_the_end(store: RocksDBStore, claim: Claim, end: str) -> None:
+def test_families_and_iterators_end_with_their_transaction(store: RocksDBStore, claim: Claim, end: str) -> None:
     transaction = recorded(store, claim)
     batch = transaction.handle
     family = batch.column_family("orders")
@@ -129,26 +77,16 @@ def test_handles_are_refused_after_the_end(store: RocksDBStore, claim: Claim, en
     next(items)
     getattr(transaction, end)()
     for use in (
-        lambda: transaction.handle,
-        lambda: transaction.record(STATE, generation=0, transaction_number=2),
-        transaction.commit,
-        lambda: batch.put(b"a", b"1"),
         lambda: batch.get(b"a"),
-        lambda: batch.delete(b"a"),
-        lambda: b"a" in batch,
         lambda: batch.column_family("orders"),
-        batch.items,
-        batch.commit,
         lambda: family.put(b"a", b"1"),
         lambda: family.get(b"a"),
-        lambda: family[b"a"],
         lambda: family.delete(b"a"),
         family.items,
         lambda: list(items),
     ):
         with pytest.raises(WriterClosedError):
             use()
-    assert stored(store, b"a") is None
 
 
 # --- the user's own Rdict -------------------------------------------------------------------------------------------------
@@ -209,14 +147,6 @@ def test_a_rdict_with_its_own_pickles(path: Path) -> None:
         batch = store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle
         assert batch["a"] == {"b": [1]}
     rdict.close()
-
-
-def test_column_families_are_made_on_request(path: Path) -> None:
-    with RocksDBStore(path, column_families=dict.fromkeys(FAMILIES)) as store:
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        recorded(store, claim).commit()
-    with RocksDBStore(path) as store:
-        assert stored(store) == b"1"
 
 
 def test_a_rollback_waits_for_a_commit_in_another_thread(store: RocksDBStore, claim: Claim) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dualwrite.errors import StoredStateError
 from dualwrite.stores.identity import StoreIdentity, file_marks
+from fixtures.tables import table
 
 HERE = frozenset({"path /a", "inode 1"})
 
@@ -30,25 +31,22 @@ def test_an_invalid_identity_is_an_error() -> None:
             StoreIdentity.parse(text)
 
 
-def test_one_equal_mark_is_enough() -> None:
-    kept = StoreIdentity("a", HERE)
-    assert not kept.is_elsewhere(HERE)
-    assert not kept.is_elsewhere(frozenset({"path /b", "inode 1"}))
-    assert not kept.is_elsewhere(frozenset({"path /a", "inode 2"}))
-    assert kept.is_elsewhere(frozenset({"path /b", "inode 2"}))
-
-
-def test_a_store_matches_partly_if_only_some_marks_are_equal() -> None:
-    kept = StoreIdentity("a", HERE)
-    assert kept.matches_partly(frozenset({"path /b", "inode 1"}))
-    assert kept.matches_partly(frozenset({"path /a", "inode 2"}))
-    for other in (HERE, frozenset({"path /b", "inode 2"}), frozenset[str]()):
-        assert not kept.matches_partly(other)
-
-
-def test_without_marks_no_store_is_elsewhere() -> None:
-    assert not StoreIdentity("a", HERE).is_elsewhere(frozenset())
-    assert not StoreIdentity("a").is_elsewhere(HERE)
+@table(
+    ("kept", "found", "is_elsewhere", "matches_partly"),
+    [
+        (HERE, HERE, False, False),
+        (HERE, frozenset({"path /b", "inode 1"}), False, True),
+        (HERE, frozenset({"path /a", "inode 2"}), False, True),
+        (HERE, frozenset({"path /b", "inode 2"}), True, False),
+        (HERE, frozenset(), False, False),
+        (frozenset(), HERE, False, False),
+    ],
+)
+def test_a_store_is_elsewhere_if_no_mark_is_equal(
+    kept: frozenset[str], found: frozenset[str], is_elsewhere: bool, matches_partly: bool
+) -> None:
+    identity = StoreIdentity("a", kept)
+    assert (identity.is_elsewhere(found), identity.matches_partly(found)) == (is_elsewhere, matches_partly)
 
 
 def test_a_file_is_identified_by_path_and_inode(tmp_path: Path) -> None:

@@ -32,15 +32,6 @@ def test_a_missing_chroot_is_created(zookeeper_server: ZooKeeperServer, chroot: 
     assert plain.exists(f"/a/b/c/kafka_transaction_state/{ID}")
 
 
-def test_the_chroot_of_a_client_of_the_user_is_created(zookeeper_server: ZooKeeperServer, chroot: str) -> None:
-    client = KazooClient(f"{zookeeper_server.hosts}{chroot}/deep")
-    with ZooKeeperStore(client) as store:
-        store.check()
-        assert client.get_children("/") == []
-    client.stop()
-    client.close()
-
-
 def test_a_chroot_that_may_not_be_created(zookeeper_server: ZooKeeperServer, chroot: str, plain: KazooClient) -> None:
     plain.create("/closed", acl=[make_digest_acl("admin", "admin", all=True)])
     inside = zookeeper_server.url_at(zookeeper_server.port, f"{chroot}/closed/a/b")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from kazoo.exceptions import ConnectionLoss
+from zookeeper_scene import MULTI
 
 from dualwrite.errors import PositionMovedError, StoreCommitFailedError
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.zookeeper_keeping import ZooKeeperPositions
+from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
 
 GROUP = "billing"
@@ -18,35 +16,29 @@ FIRST = [Move(None, Position("orders", number, 5, "id")) for number in range(2)]
 SECOND = [Move(one.after, Position("orders", one.after.partition, 9, "id")) for one in FIRST]
 
 
-def offsets(positions: ZooKeeperPositions) -> list[int]:
-    return [one.offset for one in positions.read(GROUP).values()]
-
-
 @pytest.mark.parametrize("others", [[], [Move(SECOND[0].after, Position("orders", 0, 7, "id"))]], ids=["alone", "and moved on"])
-def test_a_reset_whose_answer_was_lost(store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch, others: list[Move]) -> None:
+def test_a_reset_whose_answer_was_lost(
+    proxied_store: ZooKeeperStore, proxy: TcpProxy, store: ZooKeeperStore, others: list[Move]
+) -> None:
     """It has taken effect, and is not an error; unless another process has moved a position since."""
-    positions = store.positions
-    assert isinstance(positions, ZooKeeperPositions)
+    positions = proxied_store.positions
     positions.prepare()
     positions.reset(GROUP, FIRST)
-    commit, lost = ZooKeeperPositions._commit, iter([ConnectionLoss()])
+    cuts: list[Link] = []
 
-    def committed(self: ZooKeeperPositions, request: Any, group: str, moves: list[Move]) -> None:
-        commit(self, request, group, moves)
-        for error in lost:
-            if others:
-                self.reset(GROUP, others)
-            raise error
+    def cut(link: Link) -> None:
+        cuts.append(link)
+        store.positions.reset(GROUP, others)
+        link.cut()
 
-    monkeypatch.setattr(ZooKeeperPositions, "_commit", committed)
+    proxy.on_client_bytes(MULTI, cut, when="answered")
     if others:
         with pytest.raises(PositionMovedError):
             positions.reset(GROUP, SECOND)
-        assert offsets(positions) == [7, 9]
     else:
         positions.reset(GROUP, SECOND)
-        assert offsets(positions) == [9, 9]
-    assert next(lost, None) is None
+    assert [one.offset for one in positions.read(GROUP).values()] == ([7, 9] if others else [9, 9])
+    assert cuts
 
 
 def test_two_members_create_the_first_position_of_their_group(store: ZooKeeperStore) -> None:

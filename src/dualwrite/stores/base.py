@@ -1,8 +1,8 @@
 """The contract of a store: the database that decides, with one row per logical transactional id.
 
-A custom store implements `TxnStateStore` and `StoreTransaction`, and can import everything that the contract names from here:
-`transaction` defines the transaction, `state_row` the row. `rows` defines what each change does to a row, `documents` the row
-as text, and `dualwrite.testing.stores` is the suite that checks whether a store fulfils the contract.
+A custom store implements `TxnStateStore` and `StoreTransaction`, and can import everything that the contract names from here.
+`dualwrite.stores.row` defines what each change does to a row, and the row as text; `dualwrite.testing.stores` is the suite that
+checks whether a store fulfils the contract.
 
 The row (docs/how-it-works) is only changed under a claim. Each claim gets the next fencing token, `fence`. Every write except
 the claim itself is made on the condition that the row's fence is still the claim's, so a process that was paused and replaced

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,9 @@ ENTRY_POINT_GROUP: Final = "dualwrite.state_stores"
 """Where a third-party package registers its stores: `scheme = "package.module:function"`; the function gets the URL."""
 
 _WITH_TABLE: Final = ("postgresql", "sqlite", "mysql", "mariadb")
-_WITHOUT_TABLE: Final = ("rocksdb", "zookeeper")
+_WITHOUT_TABLE: Final = {"rocksdb": ("RocksDBStore", "rocksdict"), "zookeeper": ("ZooKeeperStore", "kazoo")}
+"""By the scheme, which is also the name of our package: the store, and its client library."""
+
 URL_EXAMPLES: Final = (
     "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, sqlite:////path/to/file.db, "
     "rocksdb:////path/to/folder or zookeeper://host:2181,host2:2181/chroot"
@@ -58,11 +60,7 @@ def store_from_url(
             f"schema is {schema!r}, but the database is not a SQL database.",
             next_step="leave it out (environment: DUALWRITE_SCHEMA)",
         )
-    if backend == "rocksdb":
-        return _loaded(_rocksdb, backend, "rocksdict")(url)
-    if backend == "zookeeper":
-        return _loaded(_zookeeper, backend, "kazoo")(url)
-    return _third_party(backend)(url)
+    return _without_table(backend, url) if backend in _WITHOUT_TABLE else _third_party(backend, url)
 
 
 def keeps_a_table(url: str) -> bool:
@@ -81,32 +79,22 @@ def _backend(url: str) -> str:
     return url.partition("://")[0].partition("+")[0].lower()
 
 
-def _rocksdb() -> Callable[[str], TxnStateStore]:
-    from dualwrite.stores.rocksdb import RocksDBStore  # noqa: PLC0415  (one backend, one import)
-
-    return RocksDBStore.from_url
-
-
-def _zookeeper() -> Callable[[str], TxnStateStore]:
-    from dualwrite.stores.zookeeper import ZooKeeperStore  # noqa: PLC0415  (one backend, one import)
-
-    return ZooKeeperStore.from_url
-
-
-def _loaded(load: Callable[[], Callable[[str], TxnStateStore]], extra: str, package: str) -> Callable[[str], TxnStateStore]:
-    """The store's factory, or our error if its client library is not installed; other import errors pass unchanged."""
+def _without_table(backend: str, url: str) -> TxnStateStore:
+    name, package = _WITHOUT_TABLE[backend]
     try:
-        return load()
+        module = import_module(f"dualwrite.stores.{backend}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingDependencyError(
-            f"The Python package {package!r} is not installed; the store for {extra} needs it.",
-            next_step=f'pip install "dualwrite[{extra}]"',
+            f"The Python package {package!r} is not installed; the store for {backend} needs it.",
+            next_step=f'pip install "dualwrite[{backend}]"',
         ) from error
+    store: TxnStateStore = getattr(module, name).from_url(url)
+    return store
 
 
-def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
+def _third_party(backend: str, url: str) -> TxnStateStore:
     found = list(entry_points(group=ENTRY_POINT_GROUP, name=backend))
     if not found:
         others = sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - {*_WITH_TABLE, *_WITHOUT_TABLE})
@@ -120,28 +108,21 @@ def _third_party(backend: str) -> Callable[[str], TxnStateStore]:
             f"More than one installed package provides a store for {backend}://: {', '.join(map(_described, found))}.",
             next_step="uninstall all but one, or pass the store itself to connect()",
         )
-    return _factory_of(found[0])
-
-
-def _factory_of(entry: EntryPoint) -> Callable[[str], TxnStateStore]:
-    def make(url: str) -> TxnStateStore:
-        try:
-            factory = entry.load()
-        except (ImportError, AttributeError) as error:  # AttributeError: the module does not have the name
-            raise MissingDependencyError(
-                f"The store for {entry.name}:// can't be loaded from {_described(entry)}.",
-                cause=f"{type(error).__name__}: {error}",
-                next_step="reinstall that package and its dependencies",
-            ) from error
-        store = factory(url)
-        if not isinstance(store, TxnStateStore):
-            raise ConfigurationError(
-                f"{_described(entry)} returned a {type(store).__name__} for {entry.name}://, not a TxnStateStore.",
-                next_step="report this to the package's maintainers; dualwrite.stores.base.TxnStateStore is the contract",
-            )
-        return store
-
-    return make
+    try:
+        factory = found[0].load()
+    except (ImportError, AttributeError) as error:  # AttributeError: the module does not have the name
+        raise MissingDependencyError(
+            f"The store for {backend}:// can't be loaded from {_described(found[0])}.",
+            cause=f"{type(error).__name__}: {error}",
+            next_step="reinstall that package and its dependencies",
+        ) from error
+    store = factory(url)
+    if not isinstance(store, TxnStateStore):
+        raise ConfigurationError(
+            f"{_described(found[0])} returned a {type(store).__name__} for {backend}://, not a TxnStateStore.",
+            next_step="report this to the package's maintainers; dualwrite.stores.base.TxnStateStore is the contract",
+        )
+    return store
 
 
 def _described(entry: EntryPoint) -> str:

@@ -205,12 +205,7 @@ def claimed(
 ) -> StateRow:
     """The row after a claim: see `TxnStateStore.claim`. If its newest claim already has this token, the row itself.
 
-    Args:
-        row: The current row, or None if there is none.
-        transactional_id: The logical id.
-        owner: Who claims; truncated to MAX_OWNER_LENGTH characters.
-        token: Unique to this claim, to recognize it if the commit gets no response (`is_claim_of`).
-        expected_fence: The fence that the row must have.
+    The token is unique to this claim, to recognize it if the commit gets no response (`is_claim_of`).
 
     Raises:
         FencedError: The row does not have the expected fence, or is gone.
@@ -338,12 +333,7 @@ def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
 def with_generation(row: StateRow, kind: ProducerKind, *, reuse: bool, store_id: str, cluster_id: str = "") -> StateRow:
     """The row after `TxnStateStore.acquire_generation`; its `generation` is the one acquired.
 
-    Args:
-        row: The row.
-        kind: See `acquire_generation`.
-        reuse: See `acquire_generation`.
-        store_id: The store's own id, by which a new generation is named.
-        cluster_id: See `acquire_generation`.
+    A new generation is named by `store_id`, the store's own.
 
     Raises:
         ClusterMismatchError: The row belongs to another cluster.

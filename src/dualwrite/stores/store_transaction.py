@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
+from dualwrite.errors import TransactionControlError, UsageError
 from dualwrite.state import Delivery, PreparedTxnState
 
 P = ParamSpec("P")
@@ -283,8 +283,3 @@ def control_refused(call: str, transactional_id: str, *, savepoints: str | None 
         f"{allowed}the transaction is still open and usable",
         call=call,
     )
-
-
-def batch_ended(transactional_id: str) -> WriterClosedError:
-    """The error for a batch that is used after its transaction."""
-    return WriterClosedError("The transaction that this batch belonged to has ended.", transactional_id=transactional_id)

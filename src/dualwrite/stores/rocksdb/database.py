@@ -1,196 +1,43 @@
-"""One open RocksDB database, shared by all stores of this process: its handle, its column families, opening and closing."""
+"""One open RocksDB database, shared by all stores of this process: its handle, its column families, writing and closing."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import threading
-import time
-import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
-from dualwrite.errors import ClaimTimeoutError, DualWriteError, StateTableMissingError, UsageError
-from dualwrite.stores.leases import Lease, LeaseStore
-from dualwrite.stores.rocksdb.opening import STATE_FAMILY, call_failed, forked, is_closed, is_read_only, last_options, sentence
-from dualwrite.stores.row import MAX_OWNER_LENGTH
+from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
+from dualwrite.stores.rocksdb.encoding import Key, Pickled
+from dualwrite.stores.rocksdb.locks import LeaseTable, LockTable
+from dualwrite.stores.rocksdb.opening import (
+    STATE_FAMILY,
+    Opener,
+    call_failed,
+    forked,
+    is_closed,
+    is_read_only,
+    sentence,
+    wal_recovery_mode,
+)
 
-_SLICE: Final = 1.0
-"""Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""
-
-
-class LockRequest:
-    """A request for the lock of one id: waiting, granted, or released for good.
-
-    Args:
-        transactional_id: The id.
-        owner: The claim's owner.
-        doing: What is done under the lock, to complete "while <doing>".
-    """
-
-    __slots__ = ("__weakref__", "_is_released", "_since", "_thread", "doing", "gate", "owner", "transactional_id")
-
-    def __init__(self, transactional_id: str, owner: str, doing: str) -> None:
-        self.transactional_id = transactional_id
-        self.owner = owner
-        self.doing = doing
-        self._thread = threading.current_thread().name
-        self._since = 0.0
-        self._is_released = False
-        self.gate = threading.Lock()  # locked until the request is released; waiters pass through it one after the other
-        self.gate.acquire()
-
-    @property
-    def is_released(self) -> bool:
-        """Whether it was released."""
-        return self._is_released
-
-    def granted(self) -> None:
-        """Note that it has the lock from now on."""
-        self._thread = threading.current_thread().name
-        self._since = time.monotonic()
-
-    def release(self) -> None:
-        """Release it, granted or not."""
-        self._is_released = True
-        with suppress(RuntimeError):  # released before
-            self.gate.release()
-
-    def __str__(self) -> str:
-        owner = f" for {self.owner!r}" if self.owner else ""
-        return f"thread {self._thread!r} of this process{owner}, {self.doing}, for {time.monotonic() - self._since:.1f} s now"
-
-
-class LockTable:
-    """The locks of all ids of one database."""
-
-    def __init__(self) -> None:
-        self._requests: dict[str, weakref.ref[LockRequest]] = {}
-        self._changing = threading.Lock()
-
-    def acquire(self, request: LockRequest, deadline: float) -> LockRequest | None:
-        """Wait until `request` is granted, and return None; or return the current holder if the deadline passes.
-
-        Args:
-            request: The caller must release it, also if this raises (KeyboardInterrupt).
-            deadline: By `time.monotonic`.
-        """
-        while True:
-            with self._changing:
-                found = self._requests.get(request.transactional_id)
-                current = None if found is None else found()
-                if current is None or current.is_released or current is request:
-                    request.granted()
-                    self._requests[request.transactional_id] = weakref.ref(request)
-                    return None
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return current
-            gate = current.gate
-            del current  # a waiter must not keep it alive
-            _pass_through(gate, min(left, _SLICE))
-
-
-def lock_for(locks: LockTable, request: LockRequest, timeout: float) -> None:
-    """Wait until `request` is granted.
-
-    Args:
-        locks: The database's locks.
-        request: The caller must release it, also if this raises.
-        timeout: Seconds to wait.
-
-    Raises:
-        ClaimTimeoutError: Another thread held it until then.
-    """
-    blocker = locks.acquire(request, time.monotonic() + timeout)
-    if blocker is not None:
-        raise ClaimTimeoutError(
-            f"A lock was not released within {timeout:g} s while {request.doing}.",
-            cause=f"the lock is held by {blocker}",
-            next_step="let that thread commit or roll back its transaction, then try again",
-            timeout=timeout,
-            blocker=str(blocker),
-        )
-
-
-def _pass_through(gate: threading.Lock, timeout: float) -> None:
-    if gate.acquire(timeout=timeout):
-        with suppress(RuntimeError):
-            gate.release()
-
-
-class LeaseTable:
-    """The leases of one open database, shared by all stores of the process on it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.entries: dict[str, tuple[str, float]] = {}
-        """By id: the owner, and until when, by `time.monotonic`."""
-
-
-class RocksDBLeases(LeaseStore):
-    """The leases of a RocksDB database.
-
-    Args:
-        table: Returns the lease table of the open database.
-        would_create: Whether there is no database yet: reading the leases must not create one at a mistyped path.
-    """
-
-    def __init__(self, table: Callable[[], LeaseTable], would_create: Callable[[], bool]) -> None:
-        self._table = table
-        self._would_create = would_create
-
-    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
-        with table.lock:
-            now = time.monotonic()
-            free = [name for name in ids if _is_free(table.entries.get(name), owner, now)]
-            table.entries.update(dict.fromkeys(free, (owner, now + seconds)))
-        return frozenset(free)
-
-    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
-        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
-        with table.lock:
-            ours = [name for name in ids if table.entries.get(name, ("", 0.0))[0] == owner]
-            table.entries.update(dict.fromkeys(ours, (owner, time.monotonic() + seconds)))
-        return frozenset(ours)
-
-    def release(self, ids: Collection[str], owner: str) -> None:
-        table, owner = self._table(), owner[:MAX_OWNER_LENGTH]
-        with table.lock:
-            for name in ids:
-                if table.entries.get(name, ("", 0.0))[0] == owner:
-                    del table.entries[name]
-
-    def entries(self, prefix: str = "") -> list[Lease]:
-        if self._would_create():
-            return []
-        table = self._table()
-        with table.lock:
-            now = time.monotonic()
-            found = [(name, *entry) for name, entry in table.entries.items() if name.startswith(prefix)]
-        return [Lease(name, owner, until - now) for name, owner, until in sorted(found)]
-
-
-def _is_free(entry: tuple[str, float] | None, owner: str, now: float) -> bool:
-    return entry is None or entry[0] == owner or entry[1] <= now
+Changes: TypeAlias = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
+"""By column family: keys and their new values, None to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
     """The open database; a new Handle is made each time it is opened.
 
-    Args:
-        rdict: The database.
-        raw: Whether it is in raw mode, which in rocksdict belongs to a whole database.
-        families: Handles of the column families used so far. They are kept because rocksdict flushes a column family to disk
-            whenever a handle of it is dropped.
+    Handles of the column families used so far are kept because rocksdict flushes a column family to disk whenever a handle
+    of it is dropped.
     """
 
     rdict: Rdict
@@ -211,43 +58,40 @@ class Handle:
             return False
         return True
 
+    def text(self, text: str) -> Any:
+        """A key or value of ours: in raw mode UTF-8; otherwise the str, which rocksdict stores as UTF-8 after a byte 2."""
+        return text.encode() if self.raw else text
+
 
 class OpenDatabase:
     """A RocksDB database, opened when it is first needed, and again after an I/O error if we opened it.
 
-    Args:
-        path: Its folder.
-        opener: Opens it; None if the user passed an Rdict.
-        rdict: The user's open Rdict.
+    Its source is how it is opened, or the user's open Rdict.
     """
 
-    def __init__(self, path: str, *, opener: Callable[[], Rdict] | None = None, rdict: Rdict | None = None) -> None:
+    def __init__(self, path: str, source: Opener | Rdict) -> None:
         self.path = path
         self.where = f"rocksdb:///{path}"
         self.locks = LockTable()
         self.leases = LeaseTable()
-        self._opener = opener
-        self._given = rdict
+        self._source = source
         self._handle: Handle | None = None
         self._broken = False
         self._closed = False
-        self._process = os.getpid()
         self._changing = threading.RLock()
 
     @property
     def is_ours(self) -> bool:
         """Whether we open and close it."""
-        return self._opener is not None
+        return isinstance(self._source, Opener)
 
     @property
     def is_usable(self) -> bool:
         """Whether it was not closed yet, by us or by the owner of the Rdict."""
-        if self._closed:
-            return False
-        if self._given is None:
-            return True
+        if self._closed or isinstance(self._source, Opener):
+            return not self._closed
         with suppress(Exception):
-            self._given.path()
+            self._source.path()
             return True
         return False
 
@@ -261,10 +105,6 @@ class OpenDatabase:
         """Whether it refuses writes until it is opened again, which the next call of `handle` does."""
         return self._broken and self.is_ours
 
-    def write_failed(self) -> None:
-        """Note that a write met an I/O error: RocksDB refuses all later ones."""
-        self._broken = True
-
     def handle(self) -> Handle:
         """The open database.
 
@@ -273,8 +113,7 @@ class OpenDatabase:
             StateTableMissingError: Our column family is missing, and the database is read-only.
             UsageError: This process was forked from the one that has it open.
         """
-        if os.getpid() != self._process:
-            raise forked()
+        databases.check_process()
         handle = self._handle
         if handle is not None and not self._closed and not self.is_broken:
             return handle
@@ -284,33 +123,24 @@ class OpenDatabase:
             if self.is_broken:
                 self._drop_handle()
             if self._handle is None:
-                try:
-                    self._handle = self._opened()
-                    self._make_state_family(self._handle)
-                    self._broken = False
-                except BaseException:
-                    self._drop_handle()
-                    raise
+                self._handle = self._opened()
+                self._broken = False
             return self._handle
 
     def _opened(self) -> Handle:
-        rdict = self._given if self._opener is None else self._opener()
-        assert rdict is not None
+        rdict = self._source.open() if isinstance(self._source, Opener) else self._source
+        doing = "opening it"
         try:
-            return Handle(rdict, _is_raw(rdict))
+            handle = Handle(rdict, _is_raw(rdict))
+            doing = f"creating the column family {STATE_FAMILY}"
+            if not handle.has(STATE_FAMILY):
+                # The empty batch comes first: rocksdict creates a column family through a read-only handle too, and then the
+                # database's owner can't open the database any more.
+                rdict.write(WriteBatch(raw_mode=handle.raw))
+                rdict.create_column_family(STATE_FAMILY, Options(raw_mode=handle.raw))
         except Exception as error:  # all that rocksdict raises
-            raise call_failed(self.where, "opening it", error) from error
-
-    def _make_state_family(self, handle: Handle) -> None:
-        doing = f"creating the column family {STATE_FAMILY}"
-        try:
-            if handle.has(STATE_FAMILY):
-                return
-            # The empty batch comes first: rocksdict creates a column family through a read-only handle too, and then the
-            # database's owner can't open the database any more.
-            handle.rdict.write(WriteBatch(raw_mode=handle.raw))
-            handle.rdict.create_column_family(STATE_FAMILY, Options(raw_mode=handle.raw))
-        except Exception as error:  # all that rocksdict raises
+            if self.is_ours:
+                _close(rdict)
             if is_read_only(error):
                 raise StateTableMissingError(
                     f"The column family {STATE_FAMILY} is missing in {self.where}, which is open read-only.",
@@ -318,6 +148,7 @@ class OpenDatabase:
                     next_step="open it once with AccessType.read_write(), which creates the column family",
                 ) from error
             raise call_failed(self.where, doing, error) from error
+        return handle
 
     # --- column families --------------------------------------------------------------------------------------------------
 
@@ -337,9 +168,9 @@ class OpenDatabase:
                     return handle.families[name]
         except Exception as error:  # all that rocksdict raises
             raise self.failed(f"using the column family {name!r}", error) from error
-        raise self.unknown_family(name)
+        raise self._unknown_family(name)
 
-    def make_family(self, name: str, options: Options | None) -> None:
+    def make_family(self, name: str, options: Options | None = None) -> None:
         """Create a column family if it is missing."""
         handle = self.handle()
         try:
@@ -349,29 +180,7 @@ class OpenDatabase:
         except Exception as error:  # all that rocksdict raises
             raise self.failed(f"creating the column family {name!r}", error) from error
 
-    def write(self, family: str, changes: Mapping[bytes, bytes | None], doing: str) -> None:
-        """Write keys of one column family in one synced batch; None deletes a key.
-
-        Raises:
-            DualWriteError: RocksDB's error, translated; after an I/O error the batch may or may not be in the log.
-        """
-        handle = self.handle()
-        batch = WriteBatch(raw_mode=handle.raw)
-        try:
-            column_family = handle.rdict.get_column_family_handle(family)
-            for key, value in changes.items():
-                if value is None:
-                    batch.delete(key, column_family)
-                else:
-                    batch.put(key, value, column_family)
-            handle.rdict.write(batch, synced())
-        except Exception as error:  # all that rocksdict raises
-            if not is_closed(error) and not is_read_only(error):
-                self.write_failed()
-            raise self.failed(doing, error) from error
-
-    def unknown_family(self, name: str) -> UsageError:
-        """The error for an unknown column family."""
+    def _unknown_family(self, name: str) -> UsageError:
         known = ""
         with suppress(Exception):  # a database in memory has no files to list them from
             names = sorted(set(Rdict.list_cf(self.path)) - {STATE_FAMILY})
@@ -381,6 +190,56 @@ class OpenDatabase:
             next_step=f"create it before the transaction: store.create_column_family({name!r}), or "
             f"RocksDBStore(…, column_families={{{name!r}: None}})",
         )
+
+    # --- writing ----------------------------------------------------------------------------------------------------------
+
+    def write(self, changes: Changes, doing: str, transactional_id: str | None = None) -> None:
+        """Write changes in one synced batch.
+
+        Raises:
+            DualWriteError: RocksDB's error, translated; after an I/O error the batch may or may not be in the log.
+        """
+        handle = self.handle()
+        try:
+            self.write_batch(handle, self.batch(handle, changes))
+        except DualWriteError:
+            raise
+        except Exception as error:  # all that rocksdict raises
+            raise self.failed(doing, error, transactional_id) from error
+
+    def batch(self, handle: Handle, changes: Changes) -> WriteBatch:
+        """A batch of changes, with current handles of the column families; rocksdict's errors are raised unchanged.
+
+        After a batch with a column family that was dropped meanwhile, RocksDB would refuse all writes.
+
+        Raises:
+            UsageError: A column family does not exist any more.
+        """
+        batch = WriteBatch(raw_mode=handle.raw)
+        batch.set_dumps(_data_of)
+        for name, operations in changes.items():
+            if not handle.has(name):
+                raise self._unknown_family(name)
+            family = handle.rdict.get_column_family_handle(name)
+            for key, value in operations:
+                if value is None:
+                    batch.delete(key, family)
+                else:
+                    batch.put(key, value, family)
+        return batch
+
+    def write_batch(self, handle: Handle, batch: WriteBatch) -> None:
+        """Write a batch, synced; rocksdict's errors are raised unchanged. After an I/O error RocksDB refuses all later writes.
+
+        The options are ours, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync.
+        """
+        options = WriteOptions()
+        options.sync = True
+        try:
+            handle.rdict.write(batch, options)
+        except Exception as error:
+            self._broken = self._broken or not (is_closed(error) or is_read_only(error))
+            raise
 
     def failed(self, doing: str, error: BaseException, transactional_id: str | None = None) -> DualWriteError:
         """Our error for rocksdict's. If the owner closed the Rdict, our handles are closed too: they would keep LOCK held."""
@@ -395,9 +254,9 @@ class OpenDatabase:
         settings = {"sync": "true", "disable_wal": "false"}
         with suppress(OSError):
             if not (Path(self.path) / "CURRENT").exists():
-                return {**settings, "env": "none of this file system"}
-            options = last_options(self.path)
-            return {**settings, **{name: options[name] for name in ("wal_recovery_mode",) if name in options}}
+                settings["env"] = "none of this file system"
+            elif mode := wal_recovery_mode(self.path):
+                settings["wal_recovery_mode"] = mode
         return settings
 
     # --- the end ----------------------------------------------------------------------------------------------------------
@@ -424,7 +283,7 @@ class OpenDatabase:
 
         Its threads are gone, and its files belong to the parent: closing a handle would wait forever for a flush.
         """
-        handles = [] if self._given is None else [self._given]
+        handles = [] if isinstance(self._source, Opener) else [self._source]
         if self._handle is not None:
             handles += [self._handle.rdict, *self._handle.families.values()]
         for rdict in handles:
@@ -440,16 +299,14 @@ def _is_raw(rdict: Rdict) -> bool:
     return False
 
 
+def _data_of(value: Pickled) -> bytes:
+    """The function that rocksdict calls for a value that has none of its own types."""
+    return value.data
+
+
 def _close(rdict: Rdict) -> None:
     with suppress(Exception):  # a flush that fails after an I/O error; it is closed anyway, and what was synced is kept
         rdict.close()
-
-
-def synced() -> WriteOptions:
-    """Our own options, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync."""
-    options = WriteOptions()
-    options.sync = True
-    return options
 
 
 class Databases:
@@ -458,20 +315,19 @@ class Databases:
     def __init__(self) -> None:
         self._changing = threading.RLock()
         self._open: dict[str, tuple[OpenDatabase, WeakSet[object]]] = {}
-        self._used = False
+        self.is_used = False
+        """Whether RocksDB may run in this process: so it is set, too, when the user passes an open Rdict."""
         self._forked = False
 
-    def attach(self, user: object, path: str, make: Callable[[], OpenDatabase]) -> OpenDatabase:
-        """The database at `path`; `make` makes it (without opening it) for its first user. A user may attach twice."""
-        self.check_process()
+    def attach(self, user: object, made: OpenDatabase) -> OpenDatabase:
+        """The database at the path of `made`, which is that for the path's first user. A user may attach twice."""
         with self._changing:
-            self._used = True
-            found = self._open.get(path)
-            made = make()
+            self.is_used = True
+            found = self._open.get(made.path)
             if found is None or not found[0].is_usable or (found[0].is_unopened and not made.is_ours):
                 if found is not None:
                     found[0].close()
-                found = self._open[path] = (made, WeakSet())
+                found = self._open[made.path] = (made, WeakSet())
             found[1].add(user)
             return found[0]
 
@@ -488,10 +344,6 @@ class Databases:
                 del self._open[database.path]
                 database.close()
 
-    def note_user_rdict(self) -> None:
-        """Note that RocksDB runs in this process because the user opened an Rdict."""
-        self._used = True
-
     def check_process(self) -> None:
         """Refuse a process that was forked from one in which RocksDB ran.
 
@@ -504,7 +356,7 @@ class Databases:
     def after_fork(self) -> None:
         """Called in the child after a fork."""
         self._changing = threading.RLock()  # another thread of the parent may have held it
-        if self._used:
+        if self.is_used:
             self._forked = True
             for database, _ in self._open.values():
                 database.leak_handles()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from dualwrite.errors import UsageError
-from dualwrite.stores.rocksdb.database import LockRequest, OpenDatabase, lock_for
+from dualwrite.stores.key_values import Batch
+from dualwrite.stores.rocksdb.database import Changes, OpenDatabase
+from dualwrite.stores.rocksdb.encoding import Encoding, Key, Pickled, SortKey
+from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY, is_undecodable
-from dualwrite.stores.rocksdb.state_family import Changes, Encoding, Key, Pickled, SortKey
-from dualwrite.stores.store_transaction import batch_ended, control_refused
 
 Entry = tuple[Key, Key | Pickled | None]
 """A changed key and its new value; None if it was deleted."""
@@ -23,14 +25,7 @@ def merged(
     start: SortKey | None = None,
     backwards: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
-    """The stored items with the changes applied, in the database's order.
-
-    Args:
-        stored: The database's items from `start` on, in its order.
-        entries: The changes, by place in the order.
-        encoding: Gives the place of a stored key, and the value of a changed one.
-        start: Where the iteration begins.
-        backwards: Whether it goes from the last key to the first.
+    """The database's items from `start` on, with the changes applied, in the database's order.
 
     Raises:
         UsageError: The database's keys come in another order: the column family has a custom comparator.
@@ -125,11 +120,9 @@ class ColumnFamilyBatch:
             backwards: From the last key to the first; begins at `from_key`, or at the one before it if it is missing.
         """
         self._batch.check_open()
-        encoding = self._encoding
-        first = None if from_key is None else encoding.key(from_key)
-        stored = self._batch.stored_items(self.name, None if first is None else first[0], backwards=backwards)
-        entries = dict(self._entries)
-        return merged(stored, entries, encoding, start=None if first is None else first[1], backwards=backwards)
+        first, start = (None, None) if from_key is None else self._encoding.key(from_key)
+        stored = self._batch.stored_items(self.name, first, backwards=backwards)
+        return merged(stored, dict(self._entries), self._encoding, start=start, backwards=backwards)
 
     def keys(self, *, from_key: Key | None = None, backwards: bool = False) -> Iterator[Any]:
         """The keys; see `items`."""
@@ -139,7 +132,7 @@ class ColumnFamilyBatch:
         """The values; see `items`."""
         return (value for _, value in self.items(from_key=from_key, backwards=backwards))
 
-    def changes(self) -> list[tuple[Key, Key | Pickled | None]]:
+    def changes(self) -> list[Entry]:
         """What the commit writes."""
         return list(self._entries.values())
 
@@ -179,7 +172,7 @@ class ColumnFamilyBatch:
         return self.keys()
 
 
-class TransactionBatch:
+class TransactionBatch(Batch):
     """The transaction as its user sees it: `tx.db`.
 
     `tx.db[key]` and the other methods use the column family `default`; `cf="orders"` selects another one, and
@@ -193,12 +186,11 @@ class TransactionBatch:
     """
 
     def __init__(self, database: OpenDatabase, encoding: Encoding, transactional_id: str) -> None:
+        super().__init__(transactional_id)
         self.encoding = encoding
         self._database = database
-        self._transactional_id = transactional_id
         self._families: dict[str, ColumnFamilyBatch] = {}
         self._requests: dict[str, LockRequest] = {}
-        self._ended = False
 
     def column_family(self, name: str) -> ColumnFamilyBatch:
         """One column family.
@@ -247,10 +239,6 @@ class TransactionBatch:
 
     # --- what only the writer may do --------------------------------------------------------------------------------------
 
-    def commit(self) -> NoReturn:
-        """Refused."""
-        self._refuse("commit()")
-
     def rollback(self) -> NoReturn:
         """Refused."""
         self._refuse("rollback()")
@@ -267,37 +255,22 @@ class TransactionBatch:
         """Refused."""
         self._refuse("close()")
 
-    def __enter__(self) -> NoReturn:
-        self._refuse("`with` on the batch (it would close it)")
-
-    def __exit__(self, *_: object) -> None:
-        """Never reached."""
-
-    def _refuse(self, call: str) -> NoReturn:
-        self.check_open()
-        raise control_refused(call, self._transactional_id)
-
     # --- for the transaction and its column families ----------------------------------------------------------------------
 
-    def check_open(self) -> None:
-        """Raise WriterClosedError once the transaction has ended."""
-        if self._ended:
-            raise batch_ended(self._transactional_id)
-
     def lock(self, name: str, doing: str, timeout: float) -> None:
-        """Lock a name until the transaction ends; locking it again has no effect. An id's own lock has the id as its name.
+        """Lock a name that is no id until the transaction ends; locking it again has no effect.
 
         Raises:
             ClaimTimeoutError: Another transaction of this process held it for that long.
         """
         self.check_open()
         if name not in self._requests:
-            self._requests[name] = request = LockRequest(name, "", doing)
-            lock_for(self._database.locks, request, timeout)
+            self._requests[name] = request = LockRequest(name, doing, is_id=False)
+            self._database.locks.acquire(request, timeout)
 
     def end(self) -> None:
-        """Make the batch unusable, and release its locks."""
-        self._ended = True
+        """Also releases its locks."""
+        super().end()
         for request in self._requests.values():
             request.release()
 
@@ -316,27 +289,26 @@ class TransactionBatch:
     def stored(self, family: str, key: Key, default: Any) -> Any:
         """The value in the database."""
         handle = self._database.family(family)
-        try:
+        with self._reading(family):
             return handle.get(key, default)
-        except Exception as error:
-            if is_undecodable(error):  # among others, what unpickling raises
-                raise
-            raise self._failed(family, error) from error
 
     def stored_items(self, family: str, start: Key | None, *, backwards: bool) -> Iterator[tuple[Any, Any]]:
         """The items in the database, as of the first step."""
         rows = self._database.family(family).items(backwards=backwards, from_key=start)
         while True:
             self.check_open()
-            try:
+            with self._reading(family):
                 row = next(rows, None)
-            except Exception as error:
-                if is_undecodable(error):
-                    raise
-                raise self._failed(family, error) from error
             if row is None:
                 return
             yield row
 
-    def _failed(self, family: str, error: Exception) -> Exception:
-        return self._database.failed(f"reading the column family {family!r}", error, self._transactional_id)
+    @contextmanager
+    def _reading(self, family: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_undecodable(error):  # among others, what unpickling raises
+                raise
+            doing = f"reading the column family {family!r}"
+            raise self._database.failed(doing, error, self._transactional_id) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from dualwrite.errors import StoredStateError
@@ -17,7 +17,8 @@ from dualwrite.stores.positions import (
     parse_position,
     position_text,
 )
-from dualwrite.stores.rocksdb.database import LockRequest, OpenDatabase, lock_for
+from dualwrite.stores.rocksdb.database import OpenDatabase
+from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.store_transaction import StoreTransaction
 
 FAMILY: Final = "kafka_consumed_offset"
@@ -28,13 +29,11 @@ _LOCK_TIMEOUT: Final = 30.0  # seconds
 
 
 class RocksDBPositions(Positions):
-    """See Positions. Only one process can open the database; its threads lock a position until their transaction has ended.
+    """Only one process can open the database; its threads lock a position until their transaction has ended.
 
     Keys and values are bytes in either mode of rocksdict.
 
-    Args:
-        database: Gives the open database, with the locks that all stores of this process on it share.
-        would_create: Whether there is no database yet: reading must not create one at a mistyped path.
+    `would_create` says that there is no database yet: reading must not create one at a mistyped path.
     """
 
     def __init__(self, database: Callable[[], OpenDatabase], would_create: Callable[[], bool]) -> None:
@@ -43,7 +42,7 @@ class RocksDBPositions(Positions):
 
     def prepare(self) -> None:
         """Creates the column family."""
-        self._database().make_family(FAMILY, None)
+        self._database().make_family(FAMILY)
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:
         return {position.key: position for _, position in self._stored(group_id.encode() + _SEPARATOR)}
@@ -58,26 +57,22 @@ class RocksDBPositions(Positions):
 
     def reset(self, group_id: str, moves: Iterable[Move]) -> None:
         self.prepare()
-        database = self._database()
-        changes: dict[bytes, bytes | None] = {}
-        with ExitStack() as requests:
-            for one in in_order(moves):
-                key = _key(group_id, one.key)
-                _locked(requests, database, key, f"resetting the position {one.after}")
+        database, ordered = self._database(), in_order(moves)
+        keys = [_key(group_id, one.key) for one in ordered]
+        with _locked(database, keys, doing := "resetting positions"):
+            for key, one in zip(keys, ordered, strict=True):
                 check_expected(group_id, one, _found(one.key, database.family(FAMILY).get(key)))
-                changes[key] = position_text(one.after)
-            database.write(FAMILY, changes, "resetting positions")
+            texts = [position_text(one.after) for one in ordered]
+            database.write({FAMILY: zip(keys, texts, strict=True)}, doing)
 
     def forget(self, group_id: str) -> int:
-        found = sorted(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
-        if not found:
-            return 0
-        database = self._database()
-        with ExitStack() as requests:
-            for key in found:  # a transaction that has moved it must have ended, or it would bring it back
-                _locked(requests, database, key, "forgetting the positions of a group")
-            database.write(FAMILY, dict.fromkeys(found), "forgetting the positions of a group")
-        return len(found)
+        keys = sorted(key for key, _ in self._stored(group_id.encode() + _SEPARATOR))
+        if keys:
+            database = self._database()
+            # a transaction that has moved one must have ended, or it would bring it back
+            with _locked(database, keys, doing := "forgetting the positions of a group"):
+                database.write({FAMILY: [(key, None) for key in keys]}, doing)
+        return len(keys)
 
     def groups(self, prefix: str = "") -> list[str]:
         return sorted({key.split(_SEPARATOR)[0].decode() for key, _ in self._stored(prefix.encode())})
@@ -88,8 +83,7 @@ class RocksDBPositions(Positions):
         self.prepare()
         database = self._database()
         try:
-            rows = database.family(FAMILY).items(from_key=start)
-            for key, value in rows:
+            for key, value in database.family(FAMILY).items(from_key=start):
                 if not isinstance(key, bytes) or not key.startswith(start):
                     break
                 _, topic, partition = key.split(_SEPARATOR)
@@ -104,11 +98,13 @@ def _key(group_id: str, partition: Partition) -> bytes:
     return _SEPARATOR.join((group_id.encode(), partition[0].encode(), b"%0*d" % (_DIGITS, partition[1])))
 
 
-def _locked(requests: ExitStack, database: OpenDatabase, key: bytes, doing: str) -> None:
-    """Lock a position until the end of `requests`."""
-    request = LockRequest(_lock_name(key), "", doing)
-    requests.callback(request.release)
-    lock_for(database.locks, request, _LOCK_TIMEOUT)
+@contextmanager
+def _locked(database: OpenDatabase, keys: Iterable[bytes], doing: str) -> Iterator[None]:
+    with ExitStack() as held:
+        for key in keys:
+            request = LockRequest(_lock_name(key), doing, is_id=False)
+            held.enter_context(database.locks.held(request, _LOCK_TIMEOUT))
+        yield
 
 
 def _lock_name(key: bytes) -> str:

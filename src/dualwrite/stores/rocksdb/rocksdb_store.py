@@ -5,73 +5,38 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from rocksdict import Options, Rdict
 
-from dualwrite.errors import ConfigurationError, UsageError, WriterClosedError
-from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.errors import ConfigurationError
+from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.identity import StoreIdentity, file_marks
+from dualwrite.stores.key_values import Attempts, BatchTransaction, KeyValueStore, RowChange
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.rocksdb.database import Handle, LockRequest, OpenDatabase, RocksDBLeases, databases
+from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, databases
+from dualwrite.stores.rocksdb.encoding import Encoding
+from dualwrite.stores.rocksdb.locks import LockRequest, RocksDBLeases
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
 from dualwrite.stores.rocksdb.rocksdb_positions import RocksDBPositions
-from dualwrite.stores.rocksdb.state_family import IDENTITY_KEY, Encoding, RowChange, StateFamily
-from dualwrite.stores.row import (
-    Claim,
-    LostTransaction,
-    Resolution,
-    StateRow,
-    acknowledged,
-    check_fence,
-    claimed,
-    forgotten,
-    new_token,
-    recorded,
-    with_generation,
-    with_resolution,
-)
+from dualwrite.stores.rocksdb.state_family import StateFamily
+from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
 
-class RocksDBStoreTransaction(StoreTransaction):
-    """See StoreTransaction. One that is dropped without commit or rollback releases the lock when it is garbage-collected.
+class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
+    """One that is dropped without commit or rollback releases the lock when it is garbage-collected."""
 
-    Args:
-        rows: The database's rows.
-        claim: The claim that it runs under.
-        encoding: Which keys and values the database accepts.
-        lock_timeout: Seconds to wait for the lock of the id.
-    """
-
-    def __init__(self, rows: StateFamily, claim: Claim, encoding: Encoding, *, lock_timeout: float) -> None:
-        self._request = LockRequest(claim.transactional_id, claim.owner, "committing a transaction")
+    def __init__(self, rows: StateFamily, claim: Claim, batch: TransactionBatch, *, lock_timeout: float) -> None:
+        super().__init__(claim, batch)
+        self._request = LockRequest(claim.transactional_id, "committing a transaction", owner=claim.owner)
         self._rows = rows
-        self._claim = claim
-        self._batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
         self._lock_timeout = lock_timeout
         self._recorded: tuple[StateRow, Handle] | None = None
         self._ending = threading.RLock()  # a rollback by another thread waits for a write that has begun
-        self._ended = False
-
-    @property
-    def handle(self) -> TransactionBatch:
-        """The batch that the user writes to."""
-        self._check_open()
-        return self._batch
-
-    def begin_unit(self) -> None:
-        self.handle.begin_unit()
-
-    def undo_unit(self, error: BaseException) -> None:
-        del error
-        self.handle.undo_unit()
 
     def record(
         self,
@@ -81,10 +46,9 @@ class RocksDBStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        self._check_open()
-        deadline = time.monotonic() + self._lock_timeout
-        self._rows.lock(self._request, deadline, self._lock_timeout)
-        self._check_open()  # another thread may have rolled back meanwhile: then nothing is held
+        _ = self.handle
+        self._rows.database.locks.acquire(self._request, self._lock_timeout)
+        _ = self.handle  # another thread may have rolled back meanwhile: then nothing is held
         handle = self._rows.database.handle()
         row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
         row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
@@ -92,42 +56,25 @@ class RocksDBStoreTransaction(StoreTransaction):
 
     def commit(self) -> None:
         with self._ending:
-            self._check_open()
+            changes = self.handle.changes()
             if self._recorded is None:
-                raise UsageError(
-                    "The transaction can't be committed before its state is recorded.",
-                    transactional_id=self._claim.transactional_id,
-                    next_step="call record() first: it checks the fence and acquires the lock of the id",
-                )
+                raise self._not_recorded()
             try:
-                self._rows.commit(self._batch.changes(), *self._recorded)
+                self._rows.commit(changes, *self._recorded)
             finally:
-                self._end()
+                self.rollback()
 
     def rollback(self) -> None:
         with self._ending:
-            self._end()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._batch.end()
-        self._request.release()
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
-
-    def __del__(self) -> None:
-        request = getattr(self, "_request", None)
-        if request is not None:
-            request.release()
+            super().rollback()
+            self._request.release()
 
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 _SCHEME: Final = "rocksdb:///"
 
 
-class RocksDBStore(TxnStateStore):
+class RocksDBStore(KeyValueStore):
     """Keeps the rows in the column family `kafka_transaction_state` of a RocksDB database, created if it is missing.
 
     Only one process can open a RocksDB database, so its writers and recoverers are threads of one process; each may have its
@@ -149,8 +96,6 @@ class RocksDBStore(TxnStateStore):
         ConfigurationError: `options` were given together with an Rdict.
     """
 
-    undoes_units = True
-
     def __init__(
         self,
         database: str | os.PathLike[str] | Rdict,
@@ -166,16 +111,16 @@ class RocksDBStore(TxnStateStore):
         self._lock_timeout = lock_timeout
         self._dumps = dumps
         self._loads = loads
-        self._rdict: Rdict | None = None
+        self._source: Opener | Rdict
         if isinstance(database, Rdict):
             if options is not None:
                 raise ConfigurationError("Options can't be set for an open Rdict.", next_step="open the Rdict with them")
-            self._rdict = database
+            self._source = database
             self._path = _path_of(database)
-            databases.note_user_rdict()
+            databases.is_used = True
         else:
             self._path = os.path.realpath(os.fspath(database))
-        self._opener = Opener(self._path, options, self._column_families, create_if_missing)
+            self._source = Opener(self._path, options, self._column_families, create_if_missing)
         self._rows: StateFamily | None = None
         self._attaching = threading.RLock()
 
@@ -224,7 +169,7 @@ class RocksDBStore(TxnStateStore):
     @property
     def leases(self) -> LeaseStore:
         """They are kept in memory, for this process."""
-        return RocksDBLeases(lambda: self._attached().database.leases, self._would_create)
+        return RocksDBLeases(lambda: self._attached().database.leases)
 
     @property
     def positions(self) -> Positions:
@@ -239,12 +184,7 @@ class RocksDBStore(TxnStateStore):
         return None if self._would_create() else self._attached().identity()
 
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        rows = self._attached()
-        request = LockRequest(IDENTITY_KEY, "", "storing the database's id")
-        try:
-            return rows.set_identity(identity, expected, request, timeout=self._lock_timeout)
-        finally:
-            request.release()
+        return self._attached().set_identity(identity, expected, self._lock_timeout)
 
     def marks(self) -> frozenset[str]:
         """Path and inode of the folder."""
@@ -254,78 +194,22 @@ class RocksDBStore(TxnStateStore):
         rows = self._attached()
         check_fence(rows.row(claim.transactional_id), claim)
         encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
-        return RocksDBStoreTransaction(rows, claim, encoding, lock_timeout=self._lock_timeout)
-
-    # --- reading ----------------------------------------------------------------------------------------------------------
+        batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
+        return RocksDBStoreTransaction(rows, claim, batch, lock_timeout=self._lock_timeout)
 
     def read(self, transactional_id: str) -> StateRow | None:
         """Does not create the database."""
         return None if self._would_create() else self._attached().row(transactional_id)
 
-    def read_claimed(self, claim: Claim) -> StateRow:
-        return check_fence(self.read(claim.transactional_id), claim)
-
     def list(self, prefix: str = "") -> list[str]:
         """Does not create the database."""
         return [] if self._would_create() else self._attached().ids(prefix)
 
-    # --- changing ---------------------------------------------------------------------------------------------------------
-
-    def claim(
-        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
-    ) -> Claim:
-        token = token or new_token()  # recognizes the claim if it was written before the database failed
-
-        change = partial(claimed, transactional_id=transactional_id, owner=owner, token=token, expected_fence=expected_fence)
-        row = self._change(transactional_id, change, "claiming the id", owner=owner, timeout=timeout)
-        assert row is not None
-        return Claim(transactional_id, row.fence, row.owner)
-
-    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        self._change_claimed(claim, lambda row: with_resolution(row, resolution), "resolving a transaction")
-
-    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        def change(row: StateRow) -> StateRow:
-            store_id = self._own_identity().store_id  # read each time: it may have been replaced
-            return with_generation(row, kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
-
-        return self._change_claimed(claim, change, "acquiring a generation").generation
-
-    def acknowledge(
-        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
-    ) -> tuple[LostTransaction, ...]:
-        removed: list[LostTransaction] = []  # over all attempts: an earlier one may have been written
-
-        def change(row: StateRow | None) -> StateRow | None:
-            if row is None or not row.lost:
-                return row
-            left = acknowledged(row, only)
-            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
-            return left
-
-        self._change(transactional_id, change, "acknowledging lost transactions")
-        return tuple(removed)
-
-    def forget(self, transactional_id: str) -> None:
-        def change(row: StateRow | None) -> StateRow | None:
-            return None if row is None else forgotten(row)
-
-        self._change(transactional_id, change, "forgetting the id")
-
-    def _change_claimed(self, claim: Claim, change: Callable[[StateRow], StateRow], doing: str) -> StateRow:
-        row = self._change(claim.transactional_id, lambda row: change(check_fence(row, claim)), doing, owner=claim.owner)
-        assert row is not None
-        return row
-
     def _change(
         self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
-    ) -> StateRow | None:
-        rows = self._attached()
-        request = LockRequest(transactional_id, owner, doing)
-        try:
-            return rows.change(request, change, timeout=self._lock_timeout if timeout is None else timeout)
-        finally:
-            request.release()
+    ) -> Attempts:
+        request = LockRequest(transactional_id, doing, owner=owner)
+        return self._attached().change(request, change, self._lock_timeout if timeout is None else timeout)
 
     # --- the open database ------------------------------------------------------------------------------------------------
 
@@ -336,7 +220,7 @@ class RocksDBStore(TxnStateStore):
         if rows is not None and rows.database.is_usable:
             return rows
         with self._attaching:
-            database = databases.attach(self, self._path, self._make_database)
+            database = databases.attach(self, OpenDatabase(self._path, self._source))
             try:
                 for name, options in self._column_families.items():
                     database.make_family(name, options)
@@ -348,12 +232,7 @@ class RocksDBStore(TxnStateStore):
 
     def _would_create(self) -> bool:
         """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
-        return self._rows is None and self._rdict is None and self._opener.would_create()
-
-    def _make_database(self) -> OpenDatabase:
-        if self._rdict is None:
-            return OpenDatabase(self._path, opener=self._opener.open)
-        return OpenDatabase(self._path, rdict=self._rdict)
+        return self._rows is None and isinstance(self._source, Opener) and self._source.would_create()
 
     def close(self) -> None:
         """The database is closed with the last store of this process that uses it."""

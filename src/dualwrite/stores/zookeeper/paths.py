@@ -1,4 +1,4 @@
-"""From a transactional id to the name of its node and back, exactly. No I/O."""
+"""What the ZooKeeper store computes without I/O: the names of nodes, the sizes of requests, and what a URL says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node_name(transactional_id: str) -> str:
         ) from error
 
 
-def transactional_id_of(name: str) -> str | None:
+def id_of(name: str) -> str | None:
     """The id whose node has this name, or None if there is no such id: the node is not ours."""
     try:
         transactional_id = unquote_to_bytes(name).decode()
@@ -145,9 +145,8 @@ _SASL: Final = {"sasl_mechanism": "mechanism", "sasl_service": "service", "sasl_
 class ParsedUrl:
     """A `zookeeper://` URL.
 
-    Args:
-        hosts: The servers and the chroot in kazoo's form.
-        options: Arguments for `ZooKeeperStore.from_url`, including credentials.
+    `hosts` are the servers and the chroot in kazoo's form, `options` the arguments for `ZooKeeperStore.from_url`, including
+    credentials.
     """
 
     hosts: str

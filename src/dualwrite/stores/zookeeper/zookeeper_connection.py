@@ -1,4 +1,4 @@
-"""The kazoo client of a store: started when it is needed, with a limit for connecting and for each response.
+"""The kazoo client of a store, with a limit for connecting and for each response; and what its errors mean.
 
 This module depends on what kazoo 2.11 does with a broken connection (kazoo/client.py, protocol/connection.py):
 
@@ -66,16 +66,7 @@ class NoAnswerError(KazooException):  # type: ignore[misc]  # as above
 class ZooKeeperConnection:
     """A kazoo client, and how long to wait for it.
 
-    Args:
-        client: The client; started at the first use if it is not running.
-        owns_client: Whether `close` stops it.
-        connect_timeout: Seconds to wait for a connection.
-        request_timeout: Seconds to wait for a response.
-        acl: For the nodes that we create; None: the client's default, or open to everyone if it has none.
-
-    Attributes:
-        client: The client.
-        acl: The ACL of the nodes that we create.
+    All limits are in seconds. Without an `acl`, the nodes that we create have the client's default, or are open to everyone.
     """
 
     def __init__(
@@ -114,9 +105,7 @@ class ZooKeeperConnection:
     def request(self, send: Callable[[KazooClient], Any], *, deadline: float | None = None) -> Any:
         """Send one request and wait for its response.
 
-        Args:
-            send: Calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once.
-            deadline: By time.monotonic(): the latest time to wait for the connection and the response.
+        `send` calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once.
 
         Raises:
             NotSentError: There was no connection within the limit.
@@ -342,11 +331,7 @@ def classify(error: BaseException) -> ErrorClass:
 def translated(error: BaseException, where: str, doing: str, transactional_id: str | None = None) -> StoreError:
     """Our error for kazoo's.
 
-    Args:
-        error: Kazoo's error.
-        where: The address, for messages.
-        doing: What was tried, to complete "… failed while <doing>".
-        transactional_id: The id it was tried for.
+    `doing` completes "… failed while <doing>".
     """
     found = classify(error)
     if isinstance(error, NotSentError) and "authentication failed" in str(error):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
@@ -14,29 +14,16 @@ from kazoo.protocol.serialization import Auth
 from kazoo.security import ACL
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreCommitFailedError
-from dualwrite.state import ProducerKind
-from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.key_values import Attempts, KeyValueStore, RowChange
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.row import (
-    Claim,
-    LostTransaction,
-    Resolution,
-    StateRow,
-    acknowledged,
-    check_fence,
-    forgotten,
-    new_token,
-    with_generation,
-    with_resolution,
-)
+from dualwrite.stores.row import Claim, StateRow, check_fence
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.stores.zookeeper.nodes import CONCURRENT_CHANGES, ClaimAttempt, StateNodes
+from dualwrite.stores.zookeeper.nodes import CONCURRENT_CHANGES, Nodes
 from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, STATE_ROOT, parse_url
 from dualwrite.stores.zookeeper.zookeeper_connection import ErrorClass, ZooKeeperConnection, classify
-from dualwrite.stores.zookeeper.zookeeper_keeping import ROOT as POSITIONS
-from dualwrite.stores.zookeeper.zookeeper_keeping import ZooKeeperLeases, ZooKeeperPositions
+from dualwrite.stores.zookeeper.zookeeper_keeping import POSITION_ROOT, ZooKeeperLeases, ZooKeeperPositions
 from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperTransaction
 
 DEFAULT_SESSION_TIMEOUT: Final = 10.0
@@ -48,7 +35,7 @@ DEFAULT_CHANGE_TIMEOUT: Final = 30.0
 _CONNECTION_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 
-class ZooKeeperStore(TxnStateStore):
+class ZooKeeperStore(KeyValueStore):
     """Keeps the rows in `/kafka_transaction_state/<transactional id>`, as JSON text in UTF-8; `tx.db` is a ZooKeeperBatch.
 
     Characters of an id that a node's name can't contain (a slash, for instance) are percent-encoded. Every change is
@@ -71,8 +58,6 @@ class ZooKeeperStore(TxnStateStore):
         owns_client: Whether `close` stops the client.
     """
 
-    undoes_units = True
-
     def __init__(
         self,
         client: KazooClient,
@@ -87,8 +72,7 @@ class ZooKeeperStore(TxnStateStore):
         self._connection = ZooKeeperConnection(
             client, owns_client=owns_client, connect_timeout=connect_timeout, request_timeout=request_timeout, acl=acl
         )
-        self._nodes = StateNodes(self._connection, max_request_bytes=max_request_bytes)
-        self._change_timeout = change_timeout
+        self._nodes = Nodes(self._connection, max_request_bytes=max_request_bytes, change_timeout=change_timeout)
 
     @classmethod
     def from_url(
@@ -168,7 +152,7 @@ class ZooKeeperStore(TxnStateStore):
     @property
     def leases(self) -> LeaseStore:
         """A lease lasts as long as the client's session, whatever its length."""
-        return ZooKeeperLeases(self._nodes, self._change_timeout)
+        return ZooKeeperLeases(self._nodes)
 
     @property
     def positions(self) -> Positions:
@@ -180,16 +164,8 @@ class ZooKeeperStore(TxnStateStore):
     def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
         return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
 
-    def claim(
-        self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
-    ) -> Claim:
-        """Does not wait for a lock, but retries if others change the row at the same time."""
-        return ClaimAttempt(self._nodes, transactional_id, owner, timeout, token or new_token(), expected_fence).make()
-
     def begin(self, claim: Claim) -> StoreTransaction:
-        transaction = ZooKeeperTransaction(self._nodes, claim)
-        transaction.begin()
-        return transaction
+        return ZooKeeperTransaction.begun(self._nodes, claim)
 
     def is_conflict(self, error: BaseException) -> bool:
         """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises.
@@ -197,7 +173,7 @@ class ZooKeeperStore(TxnStateStore):
         Also that a node of a group's first position exists already. For a node of the user's, that is a conflict of the data.
         """
         if isinstance(error, StoreCommitFailedError):
-            return str(error.facts.get("path", "")).startswith(f"{POSITIONS}/")
+            return str(error.facts.get("path", "")).startswith(f"{POSITION_ROOT}/")
         return isinstance(error, BadVersionError)
 
     def is_outage(self, error: BaseException) -> bool:
@@ -219,65 +195,32 @@ class ZooKeeperStore(TxnStateStore):
         rows = self._nodes.query(lambda: list(self._nodes.rows(prefix)), "listing the ids")
         return sorted(row.transactional_id for row in rows if not row.forgotten)
 
-    # --- changing ---------------------------------------------------------------------------------------------------------
+    def _change(
+        self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
+    ) -> Attempts:
+        """Does not wait for a transaction that is recorded and not committed yet.
 
-    def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
-        self._change(
-            claim.transactional_id,
-            lambda row: with_resolution(check_fence(row, claim), resolution),
-            doing="resolving a transaction",
-        )
-
-    def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
-        """A number whose response was lost is skipped, which is harmless."""
-
-        def work(row: StateRow | None) -> StateRow:
-            store_id = self._own_identity().store_id
-            return with_generation(check_fence(row, claim), kind, reuse=reuse, store_id=store_id, cluster_id=cluster_id)
-
-        row = self._change(claim.transactional_id, work, doing="acquiring a generation")
-        assert row is not None  # `check_fence` raises for None
-        return row.generation
-
-    def acknowledge(
-        self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
-    ) -> tuple[LostTransaction, ...]:
-        removed: list[LostTransaction] = []  # over all attempts: the response to the one that removed them may be lost
+        Once the node's version has changed, that transaction can't commit any more, wherever its multi is: in its writer,
+        kazoo's queue or the network.
+        """
+        del owner
+        attempts: list[tuple[StateRow | None, StateRow | None]] = []
 
         def once(deadline: float) -> None:
             read = self._nodes.read(transactional_id, deadline)
-            if read is None or not read.row.lost:
+            before = None if read is None else read.row
+            after = change(before)
+            attempts.append((before, after))
+            if after is None or after is before:
                 return
-            left, known = acknowledged(read.row, only), len(removed)
-            removed.extend(entry for entry in read.row.lost if entry not in (*left.lost, *removed))
             try:
-                self._nodes.write(left, read, deadline)
-            except CONCURRENT_CHANGES:  # this attempt has removed nothing
-                del removed[known:]
+                self._nodes.write(after, read, deadline)
+            except CONCURRENT_CHANGES:  # this attempt has written nothing
+                attempts.pop()
                 raise
 
-        self._nodes.change(once, "acknowledging lost transactions", transactional_id, self._change_timeout)
-        return tuple(removed)
-
-    def forget(self, transactional_id: str) -> None:
-        def work(row: StateRow | None) -> StateRow | None:
-            return None if row is None or row.forgotten else forgotten(row)
-
-        self._change(transactional_id, work, doing="forgetting the id")
-
-    def _change(
-        self, transactional_id: str, work: Callable[[StateRow | None], StateRow | None], *, doing: str
-    ) -> StateRow | None:
-        """Write the row that `work` returns; if it returns None, write nothing."""
-
-        def once(deadline: float) -> StateRow | None:
-            read = self._nodes.read(transactional_id, deadline)
-            row = work(None if read is None else read.row)
-            if row is not None:
-                self._nodes.write(row, read, deadline)
-            return row
-
-        return self._nodes.change(once, doing, transactional_id, self._change_timeout)
+        self._nodes.change(once, doing, transactional_id, timeout)
+        return attempts
 
     def close(self) -> None:
         """A multi that is still in flight may be applied later, as after any unknown commit."""

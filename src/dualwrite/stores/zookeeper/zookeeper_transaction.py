@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError, RuntimeInconsistency
@@ -25,16 +25,16 @@ from kazoo.security import ACL
 
 from dualwrite.errors import (
     DualWriteError,
+    FencedError,
     StoreCommitFailedError,
     StoreCommitUnknownError,
     StoreError,
     UsageError,
-    WriterClosedError,
 )
 from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
+from dualwrite.stores.key_values import Batch, BatchTransaction
 from dualwrite.stores.row import Claim, StateRow, check_fence, document, fenced, recorded
-from dualwrite.stores.store_transaction import StoreTransaction, batch_ended, control_refused
-from dualwrite.stores.zookeeper.nodes import StateNode, StateNodes, condition
+from dualwrite.stores.zookeeper.nodes import Nodes, StateNode, condition
 from dualwrite.stores.zookeeper.paths import is_ours, multi_size, operation_size, state_path, too_large
 from dualwrite.stores.zookeeper.zookeeper_connection import (
     NoAnswerError,
@@ -45,7 +45,7 @@ from dualwrite.stores.zookeeper.zookeeper_connection import (
 )
 
 
-class ZooKeeperBatch:
+class ZooKeeperBatch(Batch):
     """Create, set, delete and check operations, with the signatures of kazoo's TransactionRequest: all are applied, or none.
 
     Nothing is sent before the writer commits. So an operation that is not possible (a node is missing, or does not have the
@@ -60,14 +60,13 @@ class ZooKeeperBatch:
     """
 
     def __init__(self, connection: ZooKeeperConnection, transactional_id: str, *, reserved: int, limit: int) -> None:
+        super().__init__(transactional_id)
         self._connection = connection
-        self._transactional_id = transactional_id
         self._reserved = reserved
         self._limit = limit
         self._request = connection.client.transaction()
         self._size = multi_size(())
         self._before_unit = (0, self._size)
-        self._ended = False
 
     # --- the user's operations --------------------------------------------------------------------------------------------
 
@@ -86,31 +85,31 @@ class ZooKeeperBatch:
             UsageError: The path is one of dualwrite's own. Also raised by the other operations.
             WriterClosedError: The transaction has ended. Also raised by all other methods.
         """
-        self._check_open()
+        self.check_open()
         self._request.create(path, value, acl, ephemeral, sequence)
         self._accept_last()
 
     def creates(self, path: str) -> bool:
         """Whether a node with this path is created in the batch."""
-        self._check_open()
+        self.check_open()
         whole = f"{self._connection.client.chroot}{path}"
         return any(isinstance(operation, Create) and operation.path == whole for operation in self._request.operations)
 
     def set_data(self, path: str, value: bytes, version: int = -1) -> None:
         """Set a node's data, if it has this version (-1: any)."""
-        self._check_open()
+        self.check_open()
         self._request.set_data(path, value, version)
         self._accept_last()
 
     def delete(self, path: str, version: int = -1) -> None:
         """Delete a node without children, if it has this version (-1: any)."""
-        self._check_open()
+        self.check_open()
         self._request.delete(path, version)
         self._accept_last()
 
     def check(self, path: str, version: int) -> None:
         """Make the transaction fail unless the node has this version."""
-        self._check_open()
+        self.check_open()
         self._request.check(path, version)
         self._accept_last()
 
@@ -156,7 +155,7 @@ class ZooKeeperBatch:
         return found
 
     def _read(self, method: str, path: str) -> Any:
-        self._check_open()
+        self.check_open()
 
         def send(client: KazooClient) -> Any:
             return getattr(client, method)(path)
@@ -166,29 +165,9 @@ class ZooKeeperBatch:
         except (NotSentError, NoAnswerError) as error:
             raise translated(error, self._connection.address, f"reading {path!r}", self._transactional_id) from error
 
-    # --- what would end the transaction -----------------------------------------------------------------------------------
-
-    def commit(self) -> NoReturn:
-        """Refused."""
-        self._refuse("commit()")
-
     def commit_async(self) -> NoReturn:
         """Refused."""
         self._refuse("commit_async()")
-
-    def __enter__(self) -> NoReturn:
-        self._refuse("`with` on the batch (it would commit it)")
-
-    def __exit__(self, *_: object) -> NoReturn:
-        self._refuse("`with` on the batch (it would commit it)")
-
-    def _refuse(self, call: str) -> NoReturn:
-        self._check_open()
-        raise control_refused(call, self._transactional_id)
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise batch_ended(self._transactional_id)
 
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
@@ -209,10 +188,6 @@ class ZooKeeperBatch:
         count, self._size = self._before_unit
         del self._request.operations[count:]
 
-    def end(self) -> None:
-        """Accept no more operations. Called by the writer."""
-        self._ended = True
-
 
 _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
 _LARGEST_NUMBER: Final = 2**63 - 1
@@ -224,29 +199,23 @@ _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 """Results that a failed multi has for the operations before and after the one that failed."""
 
 
-class ZooKeeperTransaction(StoreTransaction):
-    """See StoreTransaction; `begin` opens one. Nothing is open on the server before `commit`.
+class ZooKeeperTransaction(BatchTransaction[ZooKeeperBatch]):
+    """Nothing is open on the server before `commit`."""
 
-    Args:
-        nodes: The rows.
-        claim: The claim that it runs under.
-    """
-
-    def __init__(self, nodes: StateNodes, claim: Claim) -> None:
+    def __init__(self, nodes: Nodes, claim: Claim, batch: ZooKeeperBatch) -> None:
+        super().__init__(claim, batch)
         self._nodes = nodes
-        self._claim = claim
-        self._path = state_path(claim.transactional_id)
-        self._batch: ZooKeeperBatch | None = None
         self._ours: SetData | None = None
         self._read_at = 0.0
 
-    def begin(self) -> None:
+    @classmethod
+    def begun(cls, nodes: Nodes, claim: Claim) -> Self:
         """Check the fence, confirmed by a quorum; see TxnStateStore.begin.
 
         A leader that was deposed and does not know it yet may answer a plain read, and not show a newer claim. The messages
         that follow open a transaction at Kafka, so this check must not miss it (rule F2). Later reads may: the multi fails.
         """
-        row = self._read_checked("beginning a transaction", self._nodes.read_from_quorum).row
+        row = _checked(nodes, claim, "beginning a transaction", nodes.read_from_quorum).row
         longest = recorded(
             row,
             _LONGEST_STATE,
@@ -254,39 +223,9 @@ class ZooKeeperTransaction(StoreTransaction):
             transaction_number=_LARGEST_NUMBER,
             delivery=LONGEST_DELIVERY,
         )
-        self._batch = ZooKeeperBatch(
-            self._nodes.connection,
-            self._claim.transactional_id,
-            reserved=operation_size(self._setting(longest, 0)),
-            limit=self._nodes.max_request_bytes,
-        )
-
-    def _read_checked(self, doing: str, read: Callable[[str], StateNode | None] | None = None) -> StateNode:
-        transactional_id = self._claim.transactional_id
-        self._read_at = time.monotonic()
-        node = self._nodes.query(partial(read or self._nodes.read, transactional_id), doing, transactional_id)
-        check_fence(None if node is None else node.row, self._claim)
-        assert node is not None  # `check_fence` raises for None
-        return node
-
-    def _setting(self, row: StateRow, version: int) -> SetData:
-        return SetData(f"{self._nodes.connection.client.chroot}{self._path}", document(row).encode(), version)
-
-    @property
-    def handle(self) -> ZooKeeperBatch:
-        """The batch for the user's operations."""
-        if self._batch is None:
-            raise WriterClosedError("The transaction has ended.", transactional_id=self._claim.transactional_id)
-        return self._batch
-
-    # --- the writer's side ------------------------------------------------------------------------------------------------
-
-    def begin_unit(self) -> None:
-        self.handle.begin_unit()
-
-    def undo_unit(self, error: BaseException) -> None:
-        del error
-        self.handle.undo_unit()
+        reserved = operation_size(_setting(nodes, longest, 0))
+        limit = nodes.max_request_bytes
+        return cls(nodes, claim, ZooKeeperBatch(nodes.connection, claim.transactional_id, reserved=reserved, limit=limit))
 
     def record(
         self,
@@ -299,9 +238,10 @@ class ZooKeeperTransaction(StoreTransaction):
         """Only a read is sent, and the batch accepts no more operations."""
         batch = self.handle
         batch.end()
-        node = self._read_checked("recording the prepared state")
+        self._read_at = time.monotonic()
+        node = _checked(self._nodes, self._claim, "recording the prepared state", self._nodes.read)
         row = recorded(node.row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
-        ours = self._setting(row, condition(node))
+        ours = _setting(self._nodes, row, condition(node))
         size, limit = batch.size + operation_size(ours), self._nodes.max_request_bytes
         if size > limit:
             raise too_large("The transaction", size, limit, self._claim.transactional_id)
@@ -310,11 +250,14 @@ class ZooKeeperTransaction(StoreTransaction):
     def commit(self) -> None:
         batch, ours = self.handle, self._ours
         if ours is None:
-            raise UsageError("The state is not recorded yet.", transactional_id=self._claim.transactional_id)
+            raise self._not_recorded()
         self.rollback()  # whatever happens now, this object has ended
         operations = [ours, *batch.operations]  # ours first: if several would fail, the error is ours
-        if time.monotonic() - self._read_at > _READ_AGAIN_AFTER:
-            self._read_again()
+        try:
+            if time.monotonic() - self._read_at > _READ_AGAIN_AFTER:
+                _checked(self._nodes, self._claim, "committing", self._nodes.read)
+        except StoreError as error:
+            raise self._failed(f"nothing was sent: {error}") from error
         try:
             results = self._nodes.connection.request(lambda client: _sent(client, operations))
         except NotSentError as error:
@@ -322,12 +265,6 @@ class ZooKeeperTransaction(StoreTransaction):
         except KazooException as error:
             raise self._unknown(sentence(error)) from error
         self._check_results(operations, results)
-
-    def _read_again(self) -> None:
-        try:
-            self._read_checked("committing")
-        except StoreError as error:
-            raise self._failed(f"nothing was sent: {error}") from error
 
     def _check_results(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         errors = [each for each in results if isinstance(each, Exception)]
@@ -347,15 +284,12 @@ class ZooKeeperTransaction(StoreTransaction):
             return fenced(self._claim, None, None)
         if not isinstance(error, BadVersionError):
             return self._failed(f"writing the row of the id failed: {sentence(error)}")
-        transactional_id = self._claim.transactional_id
         try:
-            node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
+            _checked(self._nodes, self._claim, "reading the row", self._nodes.read)
+        except FencedError as replaced:
+            return replaced
         except StoreError as unread:
             return self._failed(f"the row of the id was changed by another process, and can't be read now: {unread}")
-        if node is None:
-            return fenced(self._claim, None, None)
-        if node.row.fence != self._claim.fence:
-            return fenced(self._claim, node.row.fence, node.row.owner)
         return self._failed("the row of the id was changed meanwhile, under the same claim (by an acknowledgement)")
 
     def _users_failed(self, operation: Any, error: Exception) -> StoreCommitFailedError:
@@ -382,11 +316,16 @@ class ZooKeeperTransaction(StoreTransaction):
             "more",
         )
 
-    def rollback(self) -> None:
-        """Nothing was sent, so there is nothing to undo."""
-        if self._batch is not None:
-            self._batch.end()
-        self._batch = self._ours = None
+
+def _checked(nodes: Nodes, claim: Claim, doing: str, read: Callable[[str], StateNode | None]) -> StateNode:
+    node = nodes.query(partial(read, claim.transactional_id), doing, claim.transactional_id)
+    check_fence(None if node is None else node.row, claim)
+    assert node is not None  # `check_fence` raises for None
+    return node
+
+
+def _setting(nodes: Nodes, row: StateRow, version: int) -> SetData:
+    return SetData(f"{nodes.connection.client.chroot}{state_path(row.transactional_id)}", document(row).encode(), version)
 
 
 _NAMES: Final = {"Create": "create", "SetData": "set_data", "Delete": "delete", "CheckVersion": "check"}

@@ -37,37 +37,26 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    *("claims", "concurrency", "durability", "expectations", "fencing", "forgetting", "in_flight"),
-    *("lanes", "leases", "positions", "scene", "resolutions", "simulation", "transactions", "units"),
+    *("claims", "concurrency", "durability", "fencing", "leases", "positions"),
+    *("resolutions", "scene", "simulation", "steps", "transactions"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))  # failures show both sides, as in a test's own file
 
-from dualwrite.testing.stores.claims import ClaimConformance, ForgettingConformance, ListingConformance, RowConformance  # noqa: E402  (after the line above)  # noqa: E402
-from dualwrite.testing.stores.concurrency import (  # noqa: E402  # noqa: E402
+# ruff: noqa: E402  (after the line above)
+from dualwrite.testing.stores.claims import ClaimConformance, ForgettingConformance, ListingConformance, RowConformance
+from dualwrite.testing.stores.concurrency import (
     InFlightConformance,
     ProcessConformance,
     ThreadConformance,
     TimeLimitConformance,
 )
-from dualwrite.testing.stores.durability import (  # noqa: E402
-    ConnectionLossConformance,
-    DurabilityConformance,
-    ErrorConformance,
-)
-from dualwrite.testing.stores.fencing import FencingConformance  # noqa: E402
-from dualwrite.testing.stores.leases import LeaseConformance  # noqa: E402
-from dualwrite.testing.stores.positions import PositionConformance  # noqa: E402
-from dualwrite.testing.stores.resolutions import (  # noqa: E402
-    GenerationConformance,
-    LaneConformance,
-    ResolutionConformance,
-)
-from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene  # noqa: E402
-from dualwrite.testing.stores.transactions import (  # noqa: E402
-    OutcomeConformance,
-    TransactionConformance,
-    UnitConformance,
-)
+from dualwrite.testing.stores.durability import ConnectionLossConformance, DurabilityConformance, ErrorConformance
+from dualwrite.testing.stores.fencing import FencingConformance
+from dualwrite.testing.stores.leases import LeaseConformance
+from dualwrite.testing.stores.positions import PositionConformance
+from dualwrite.testing.stores.resolutions import GenerationConformance, LaneConformance, ResolutionConformance
+from dualwrite.testing.stores.scene import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene
+from dualwrite.testing.stores.transactions import OutcomeConformance, TransactionConformance, UnitConformance
 
 
 class StoreConformance(

@@ -1,4 +1,4 @@
-"""Conformance of claims, and of the row that they create."""
+"""Conformance of rows: claims, ids that are listed, and ids that are forgotten."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import MAX_OWNER_LENGTH, Claim, Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST, full_row
-from dualwrite.testing.stores.scene import (
-    STATE,
-    StoreScene,
+from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.steps import (
     expect_changed,
     expect_error,
     expect_fenced,
     expect_row,
     outcome_of,
     running,
+    uses_of_a_claim,
 )
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
 
@@ -66,8 +66,7 @@ class RowConformance:
 
     def test_every_change_sets_updated_at(self, scene: StoreScene) -> None:
         """`updated_at`: when the row last changed (UTC, aware)."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         before = store.read_claimed(claim).updated_at
         for change in (
             lambda: store.record_resolution(claim, Resolution(resolved_generation=0)),
@@ -100,24 +99,13 @@ class ClaimConformance:
         theirs = rival.claim(name, "theirs", timeout=TIMEOUT)
         assert theirs.fence == ours.fence + 1, "the fence of a second claim"
         before = rival.read_claimed(theirs)
-        for what, call in {
-            "read_claimed()": store.read_claimed,
-            "begin()": store.begin,
-            "begin_group()": store.begin_group,
-            "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE),
-            "acquire_generation(reuse=True)": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE, reuse=True),
-            "record_resolution()": lambda claim: store.record_resolution(
-                claim, Resolution(clear_state=True, resolved_generation=0)
-            ),
-            "claim(expected_fence=…)": lambda claim: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence),
-        }.items():
+        for what, call in uses_of_a_claim(store).items():
             expect_fenced(call, ours, f"{what} under a claim that was replaced", by=theirs)
             assert rival.read_claimed(theirs) == before, f"{what} under a replaced claim has changed the row"
 
     def test_a_fence_that_no_claim_returned_is_refused(self, scene: StoreScene) -> None:
         """Every write requires that the row's fence equals the claim's: a claim with a higher fence is refused, too."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
         expect_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
         expect_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
@@ -195,18 +183,6 @@ class ClaimConformance:
         taken = store.claim(name, "ours", timeout=TIMEOUT, token="again")  # noqa: S106
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="again")  # noqa: S106
         assert again == taken, "a repeated claim, after one without expected_fence that took the id from another process"
-
-    def test_ids_are_claimed_independently(self, scene: StoreScene) -> None:
-        """One row per logical transactional id: a claim of one changes no other."""
-        store = scene.new_store()
-        ids = [scene.new_id() for _ in range(3)]
-        claims = [scene.claim(store, name) for name in ids]
-        scene.transact(store, claims[0])
-        before = store.read(ids[0])
-        scene.claim(store, ids[1])
-        assert store.read(ids[0]) == before, "a claim of another id has changed the row"
-        expect_row(store, ids[2], "the row of another id than the claimed one", fence=1, prepared_state=None)
-        store.begin(claims[2]).rollback()
 
 
 ODD_ENDINGS: Final = (
@@ -305,14 +281,7 @@ class ForgettingConformance:
             store.forget(name)
             expect_row(store, name, "after forget()", forgotten=True, fence=claim.fence + 1)
         assert store.list(name) == [], "list() returns a tombstone"
-        for what, call in {
-            "begin()": store.begin,
-            "begin_group()": store.begin_group,
-            "read_claimed()": store.read_claimed,
-            "record_resolution()": lambda held: store.record_resolution(held, Resolution(clear_state=True)),
-            "acquire_generation()": lambda held: store.acquire_generation(held, ProducerKind.NATIVE),
-            "claim(expected_fence=…)": lambda held: store.claim(name, "ours", timeout=TIMEOUT, expected_fence=held.fence),
-        }.items():
+        for what, call in uses_of_a_claim(store).items():
             expect_fenced(call, claim, f"{what} of a holder whose id was forgotten")
         expect_row(store, name, "after a zombie's attempts", forgotten=True, fence=claim.fence + 1)
 
@@ -332,8 +301,7 @@ class ForgettingConformance:
 
     def test_a_forgotten_id_can_be_opened_on_another_cluster(self, scene: StoreScene) -> None:
         """`cluster_id` (CL): a forgotten id belongs to no cluster, because nothing of it is open."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         generation = store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="cluster-A")
         store.record_resolution(claim, Resolution(resolved_generation=generation))
         store.forget(name)
@@ -350,8 +318,7 @@ class ForgettingConformance:
 
     def test_an_unresolved_id_is_not_forgotten(self, scene: StoreScene) -> None:
         """NotResolvedError: the id still has something to recover or acknowledge; nothing was changed."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         acquired = store.acquire_generation(claim, ProducerKind.NATIVE)
         scene.transact(store, claim)
         store.record_resolution(claim, Resolution(lost=LOST))

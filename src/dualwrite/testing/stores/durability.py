@@ -21,7 +21,8 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.row import Resolution
 from dualwrite.testing.limits import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST
-from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene, expect_error, expect_row, outcome_of
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
+from dualwrite.testing.stores.steps import at, expect_error, expect_row, finish, outcome_of
 
 
 class DurabilityConformance:
@@ -44,18 +45,6 @@ class DurabilityConformance:
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=claim.fence)
         expect_row(store, name, "after a conditional claim by a new store", transaction_number=7, fence=again.fence)
 
-    def test_a_new_store_sees_nothing_of_a_rollback(self, scene: StoreScene) -> None:
-        """A transaction that was rolled back before its store was closed leaves nothing behind."""
-        name = scene.new_id()
-        store = scene.new_store()
-        transaction, _ = scene.recorded(store, scene.claim(store, name))
-        transaction.rollback()
-        scene.close_stores()
-        store = scene.new_store()
-        expect_row(store, name, "in a new store", prepared_state=None, transaction_number=0)
-        assert scene.committed() == []
-        assert scene.claim(store, name).fence == 2, "the claim of a new store"  # noqa: PLR2004  (the second)
-
     def test_a_store_can_be_closed_twice(self, scene: StoreScene) -> None:
         """`close` releases what the store opened itself; as a context manager it does so at the end."""
         store = scene.new_store()
@@ -77,8 +66,7 @@ class ErrorConformance:
 
     def test_an_unreadable_row_is_reported(self, scene: StoreScene) -> None:
         """StoredStateError if a row can't be read: nothing is guessed, and the row is not overwritten."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         store.record_resolution(claim, Resolution(resolved_generation=0))
         scene.corrupt(name)
         calls: dict[str, Callable[[], Any]] = {
@@ -128,8 +116,7 @@ class ConnectionLossConformance:
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_a_commit_without_an_answer_is_unknown_until_the_row_is_read(self, scene: StoreScene, arrives: bool) -> None:
         """StoreCommitUnknownError; then the writer claims the id if the fence is still its own, and reads its number (F8)."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         transaction, number = scene.recorded(store, claim, transaction_number=5)
         try:
             with (
@@ -151,22 +138,12 @@ class ConnectionLossConformance:
 
         A store that sends nothing before `commit` may commit all of it instead.
         """
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         before = store.read_claimed(claim)
-        transaction, number = store.begin(claim), scene.new_number()
-
-        def finish() -> None:
-            if moment == "written":
-                transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
-
+        transaction, number = at(scene, store, claim, moment)
         try:
-            scene.put(transaction.handle, number)
-            if moment == "recorded":
-                transaction.record(STATE, generation=0, transaction_number=1)
             scene.cut_connections()
-            failed = outcome_of(finish)
+            failed = outcome_of(lambda: finish(scene, transaction, number, moment))
         finally:
             transaction.rollback()
         if failed is None:
@@ -196,8 +173,7 @@ class ConnectionLossConformance:
     @pytest.mark.parametrize("arrives", [False, True], ids=["cut before it arrives", "cut before its answer"])
     def test_changes_without_an_answer_are_retried(self, scene: StoreScene, arrives: bool) -> None:
         """`record_resolution` is idempotent; a generation may be skipped; `acknowledge` still returns what it removed."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         with scene.without_an_answer(arrives=arrives):
             store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
         expect_row(store, name, "after record_resolution()", lost=(LOST,), resolved_generation=0)

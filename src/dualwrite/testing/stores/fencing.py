@@ -19,18 +19,18 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import (
-    SHORT_TIME,
-    STATE,
-    ClaimsWait,
-    StoreScene,
+from dualwrite.testing.stores.scene import SHORT_TIME, STATE, StoreScene
+from dualwrite.testing.stores.steps import (
+    MOMENTS,
+    at,
     expect_error,
     expect_fenced,
     expect_row,
+    finish,
     running,
+    uses_of_a_claim,
 )
 
-_MOMENTS: Final = ("begun", "written", "recorded")
 _RACES: Final = 12
 _THEIRS: Final = PreparedTxnState(4712, 0)
 _CHANGES: Final[dict[str, Callable[[TxnStateStore, Claim, int], Any]]] = {
@@ -43,18 +43,6 @@ _CHANGES: Final[dict[str, Callable[[TxnStateStore, Claim, int], Any]]] = {
 
 class FencingConformance:
     """Claims at every step of another writer's transaction."""
-
-    def test_a_transaction_does_not_begin_under_a_claim_that_was_replaced(self, scene: StoreScene) -> None:
-        """`begin` and `begin_group` check the fence before anything else happens (F2); nothing is open afterwards."""
-        store, name = scene.new_store(), scene.new_id()
-        ours = scene.claim(store, name)
-        theirs = scene.claim(scene.new_store(), name, "theirs")
-        for _ in range(3):
-            expect_fenced(store.begin, ours, "begin() under a claim that was replaced", by=theirs)
-            expect_fenced(store.begin_group, ours, "begin_group() under a claim that was replaced", by=theirs)
-        again = scene.claim(store, name)
-        number = scene.transact(store, again)
-        assert scene.committed() == [number]
 
     @pytest.mark.parametrize("is_group", [False, True], ids=["", "group"])
     def test_the_check_of_the_fence_may_come_later_but_before_the_first_message(
@@ -75,7 +63,7 @@ class FencingConformance:
         transaction.rollback()
 
     @pytest.mark.parametrize("expected", [False, True], ids=["claim", "conditional claim"])
-    @pytest.mark.parametrize("moment", _MOMENTS)
+    @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_claim_during_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
         """A claim waits for the transaction, or replaces it and makes it fail: what is read under it afterwards is decided.
 
@@ -84,13 +72,13 @@ class FencingConformance:
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         expected_fence = ours.fence if expected else None
-        transaction, number = _at(scene, store, ours, moment)
+        transaction, number = at(scene, store, ours, moment)
         try:
-            if _waits(scene, moment):
+            if scene.capabilities.waits(moment):
                 with expect_error(ClaimTimeoutError, f"claim() while a transaction is {moment} and holds its lock"):
                     rival.claim(name, "theirs", timeout=SHORT_TIME, expected_fence=expected_fence)
                 expect_row(rival, name, "after a claim that timed out", fence=ours.fence, owner="ours")
-                _finish(scene, transaction, number, moment)
+                finish(scene, transaction, number, moment)
                 assert scene.committed() == [number], "the transaction that a claim waited for"
                 theirs = rival.claim(name, "theirs", timeout=TIMEOUT, expected_fence=expected_fence)
                 expect_row(rival, name, "under the claim after the transaction", fence=theirs.fence, prepared_state=STATE)
@@ -99,7 +87,7 @@ class FencingConformance:
             with expect_error(
                 FencedError, f"record() and commit() of a transaction that was {moment} when its id was claimed"
             ) as e:
-                _finish(scene, transaction, number, moment)
+                finish(scene, transaction, number, moment)
             assert (e.value.transactional_id, e.value.facts.get("fence")) == (name, ours.fence), "FencedError's attributes"
         finally:
             transaction.rollback()
@@ -109,11 +97,11 @@ class FencingConformance:
 
     def test_a_commit_that_records_is_fenced(self, scene: StoreScene) -> None:
         """`record_at_commit` and `commit` check the fence as `record` does, and say that nothing was committed."""
-        if _waits(scene, "written"):
+        if scene.capabilities.waits("written"):
             pytest.skip("a claim waits for a transaction that has written something")
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
-        transaction, _ = _at(scene, store, ours, "written")
+        transaction, _ = at(scene, store, ours, "written")
         theirs = scene.claim(rival, name, "theirs")
         try:
             with expect_error(FencedError, "record_at_commit() and commit() of a transaction whose id was claimed") as e:
@@ -125,24 +113,24 @@ class FencingConformance:
         assert scene.committed() == [], "a fenced transaction has left the user's data"
         expect_row(rival, name, "after a fenced transaction", prepared_state=None, transaction_number=0, fence=theirs.fence)
 
-    @pytest.mark.parametrize("moment", _MOMENTS)
+    @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_waiting_claim_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
         """`claim` waits for a transaction that is about to commit: if it read too early, recovery would abort its messages."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
-        transaction, number = _at(scene, store, ours, moment)
+        transaction, number = at(scene, store, ours, moment)
         with running(lambda: scene.claim(rival, name, "theirs")) as claiming:
             try:
-                if not _waits(scene, moment):
+                if not scene.capabilities.waits(moment):
                     claiming.result(TIMEOUT)  # the rival may still be connecting
-                _finish(scene, transaction, number, moment)
+                finish(scene, transaction, number, moment)
                 committed = True
             except FencedError:
                 committed = False
             finally:
                 transaction.rollback()
             theirs = claiming.result(TIMEOUT)
-        assert committed == _waits(scene, moment), (
+        assert committed == scene.capabilities.waits(moment), (
             f"claim() waits: {committed}, the scene says {scene.capabilities.claims_wait}"
         )
         row = rival.read_claimed(theirs)
@@ -155,25 +143,20 @@ class FencingConformance:
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = None, 0
-        if not _waits(scene, "written"):
-            transaction, number = _at(scene, store, ours, "written")
+        if not scene.capabilities.waits("written"):
+            transaction, number = at(scene, store, ours, "written")
         theirs = scene.claim(rival, name, "theirs")
         kept = scene.transact(rival, theirs, state=_THEIRS, transaction_number=1)
         before = rival.read_claimed(theirs)
         if transaction is not None:
             with expect_error(FencedError, "record() and commit() of a zombie after its successor's commit"):
-                _finish(scene, transaction, number, "written")
+                finish(scene, transaction, number, "written")
             transaction.rollback()
-        for what, call in {
-            "begin()": store.begin,
-            "begin_group()": store.begin_group,
-            "record_resolution()": lambda claim: store.record_resolution(claim, Resolution(clear_state=True)),
-            "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.LIBRDKAFKA),
-            "claim(expected_fence=…)": lambda claim: store.claim(name, "z", timeout=TIMEOUT, expected_fence=claim.fence),
-        }.items():
+        for what, call in uses_of_a_claim(store).items():
             expect_fenced(call, ours, f"{what} of a zombie", by=theirs)
         assert rival.read_claimed(theirs) == before, "a zombie has changed its successor's row"
         assert scene.committed() == [kept], "a zombie has changed its successor's data"
+        scene.transact(store, scene.claim(store, name))  # nothing of it is left open
 
     def test_an_old_claim_does_not_become_valid_again(self, scene: StoreScene) -> None:
         """The fence only grows: if an id changes hands back and forth, each claim has another fence."""
@@ -281,36 +264,6 @@ def _write_until_fenced(
             if transaction is not None:
                 transaction.rollback()
     return confirmed
-
-
-def _at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> tuple[StoreTransaction, int]:
-    """A transaction that has reached `moment`."""
-    if moment == "recorded":
-        return scene.recorded(store, claim)
-    transaction, number = store.begin(claim), scene.new_number()
-    if moment == "written":
-        scene.put(transaction.handle, number)
-    return transaction, number
-
-
-def _finish(scene: StoreScene, transaction: StoreTransaction, number: int, moment: str) -> None:
-    """The rest of the transaction."""
-    if moment == "begun":
-        scene.put(transaction.handle, number)
-    if moment != "recorded":
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
-
-
-def _waits(scene: StoreScene, moment: str) -> bool:
-    """Whether a claim waits for a transaction that has reached `moment`."""
-    match scene.capabilities.claims_wait:
-        case ClaimsWait.FROM_BEGIN:
-            return True
-        case ClaimsWait.FROM_RECORD:
-            return moment == "recorded"
-        case ClaimsWait.NEVER:
-            return False
 
 
 def _checked(store: TxnStateStore, claim: Claim, *, is_group: bool) -> StoreTransaction:

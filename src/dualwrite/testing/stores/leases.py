@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import pytest
@@ -15,11 +15,10 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
 from dualwrite.stores.row import MAX_OWNER_LENGTH
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene, expect_row
+from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene
+from dualwrite.testing.stores.steps import PROCESSES, THREADS, at_once, expect_row, in_processes
 
 _LONG: Final = 600.0
-_THREADS: Final = 6
-_PROCESSES: Final = 3
 _TIMES: Final = 3
 _OWNERS: Final = ("host:4711 'program' \"x\" %s \\", "größe 😀", "o" * (MAX_OWNER_LENGTH + 50))
 
@@ -31,7 +30,7 @@ class LeaseConformance:
         """`acquire`: those of the ids that are free, and those that this owner has leased already."""
         ours, theirs = _two(scene)
         prefix = scene.new_id()
-        first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
+        first, second, third = _names(prefix, 3)
         assert ours.acquire([first, second], "ours", seconds=_LONG) == {first, second}
         assert theirs.acquire([second, third], "theirs", seconds=_LONG) == {third}, "an id that is leased was leased again"
         assert ours.acquire([first, second, third], "ours", seconds=_LONG) == {first, second}, "acquire() a second time"
@@ -56,7 +55,7 @@ class LeaseConformance:
         """`renew`: returns the ids that this owner has leased; it leases nothing."""
         ours, theirs = _two(scene)
         prefix = scene.new_id()
-        first, second, third = (numbered(prefix, number) for number in (1, 2, 3))
+        first, second, third = _names(prefix, 3)
         ours.acquire([first, second], "ours", seconds=_LONG)
         theirs.acquire([third], "theirs", seconds=_LONG)
         assert ours.renew([first, second, third, numbered(prefix, 4)], "ours", seconds=_LONG) == {first, second}
@@ -113,7 +112,7 @@ class LeaseConformance:
         """`lease`: the free ids of a prefix with the lowest numbers, without those to be left out."""
         ours, theirs = _two(scene)
         prefix = scene.new_id()
-        one, two, three, four, five = (numbered(prefix, number) for number in range(1, 6))
+        one, two, three, four, five = _names(prefix, 5)
         assert ours.lease(prefix, "ours", 2, seconds=_LONG) == [one, two]
         assert theirs.lease(prefix, "theirs", 2, seconds=_LONG) == [three, four]
         ours.release([two], "ours")
@@ -178,8 +177,8 @@ class LeaseConformance:
         """`acquire`: if several owners try at once, each id is leased by one of them."""
         stores = [scene.new_store() for _ in range(3)]
         prefix = scene.new_id()
-        names = [numbered(prefix, number) for number in range(1, 5)]
-        barrier = threading.Barrier(_THREADS)
+        names = _names(prefix, 4)
+        barrier = threading.Barrier(THREADS)
 
         def race(number: int) -> list[frozenset[str]]:
             leases, got = _leases(stores[number % len(stores)]), []
@@ -190,63 +189,31 @@ class LeaseConformance:
                 leases.release(names, f"thread {number}")
             return got
 
-        with ThreadPoolExecutor(_THREADS) as threads:
-            rounds = list(zip(*threads.map(race, range(_THREADS)), strict=True))
+        with ThreadPoolExecutor(THREADS) as threads:
+            rounds = list(zip(*threads.map(race, range(THREADS)), strict=True))
         for got in rounds:
             assert sorted(name for some in got for name in some) == names, f"leased in one round: {got}"
 
     def test_pools_started_at_the_same_time_lease_different_ids(self, scene: StoreScene) -> None:
         """`lease`: each gets as many ids as it wants, no id is leased twice, and the ids have the lowest numbers."""
-        stores = [scene.new_store() for _ in range(3)]
-        prefix = scene.new_id()
-        barrier = threading.Barrier(_THREADS)
-
-        def start(number: int) -> list[str]:
-            barrier.wait(TIMEOUT)
-            return _leases(stores[number % len(stores)]).lease(prefix, f"thread {number}", 2, seconds=_LONG)
-
-        with ThreadPoolExecutor(_THREADS) as threads:
-            got = [name for some in threads.map(start, range(_THREADS)) for name in some]
-        assert sorted(got) == sorted(numbered(prefix, number) for number in range(1, 2 * _THREADS + 1))
+        stores, prefix = [scene.new_store() for _ in range(3)], scene.new_id()
+        got = at_once(lambda number: _lowest(prefix, stores[number % len(stores)], number))
+        assert sorted(name for some in got for name in some) == sorted(_names(prefix, 2 * THREADS))
 
     def test_processes_started_at_the_same_time_lease_different_ids(self, scene: StoreScene) -> None:
         """The same for several processes, if the database supports more than one."""
         _leases(scene.new_store())
-        opener, prefix = scene.opener(), scene.new_id()
-        context = multiprocessing.get_context("spawn")
-        results: multiprocessing.Queue[list[str] | str] = context.Queue()
-        all_have_leased = context.Event()  # a lease may end with its process
-        arguments = (opener, prefix, results, all_have_leased)
-        processes = [context.Process(target=_lease_in_a_process, args=(*arguments, number)) for number in range(_PROCESSES)]
-        for process in processes:
-            process.start()
-        try:
-            got = [results.get(timeout=2 * TIMEOUT) for _ in range(_PROCESSES)]
-        finally:
-            all_have_leased.set()
-            for process in processes:
-                process.join(TIMEOUT)
-                process.close()
-            results.close()
-        assert all(isinstance(some, list) for some in got), got
-        assert sorted(name for some in got for name in some) == [numbered(prefix, number) for number in range(1, 7)]
+        prefix = scene.new_id()
+        got = in_processes(scene.opener(), partial(_lowest, prefix))
+        assert sorted(name for some in got for name in some) == _names(prefix, 2 * PROCESSES)
 
 
-def _lease_in_a_process(
-    opener: Callable[[], TxnStateStore],
-    prefix: str,
-    results: multiprocessing.Queue[list[str] | str],
-    all_have_leased: threading.Event,
-    number: int,
-) -> None:
-    try:
-        with opener() as store:
-            leases = store.leases
-            assert leases is not None
-            results.put(leases.lease(prefix, f"process {number}", 2, seconds=_LONG))
-            all_have_leased.wait(2 * TIMEOUT)
-    except Exception as error:  # noqa: BLE001  (reported by the test)
-        results.put(f"{type(error).__name__}: {error}")
+def _lowest(prefix: str, store: TxnStateStore, number: int) -> list[str]:
+    return _leases(store).lease(prefix, f"owner {number}", 2, seconds=_LONG)
+
+
+def _names(prefix: str, count: int) -> list[str]:
+    return [numbered(prefix, number) for number in range(1, count + 1)]
 
 
 def _leases(store: TxnStateStore) -> LeaseStore:

@@ -54,11 +54,7 @@ _INTERFERENCES: Final[dict[str, Condition]] = {
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """See the module's docstring.
-
-    Args:
-        scene: The scene to run on; every run has its own id there.
-    """
+    """See the module's docstring."""
 
     def __init__(self, scene: StoreScene) -> None:
         super().__init__()

@@ -15,7 +15,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import STATE, StoreScene, expect_error
+from dualwrite.testing.stores.scene import StoreScene
+from dualwrite.testing.stores.steps import expect_error, record_and_commit
 
 _TOPIC: Final = "orders"
 _FIRST: Final = 3
@@ -37,7 +38,7 @@ class PositionConformance:
         scene.put(transaction.handle, number := scene.new_number())
         positions.move(transaction, group, [_to(None, 5)])
         assert scene.capabilities.transactions_at_once is False or _offsets(_positions(scene.new_store()), group) == {}
-        _commit(transaction)
+        record_and_commit(transaction)
         assert _offsets(_positions(scene.new_store()), group) == {(_TOPIC, 0): 5}
         assert scene.committed() == [number]
         (found,) = positions.read(group).values()
@@ -127,7 +128,7 @@ class PositionConformance:
         moves = [Move(None, Position(*key, number)) for number, key in enumerate(keys)]
         transaction = _begun(scene, store)
         positions.move(transaction, group, moves)
-        _commit(transaction)
+        record_and_commit(transaction)
         assert _offsets(positions, group) == {key: number for number, key in enumerate(keys)}
         after = [Move(move.after, Position(*move.key, _LARGEST)) for move in moves]
         wrong = Move(Position("b", 1, 99), Position("b", 1, 100))
@@ -135,13 +136,13 @@ class PositionConformance:
             transaction = _begun(scene, store)
             try:
                 positions.move(transaction, group, [*(move for move in after if move.key != ("b", 1)), wrong])
-                _commit(transaction)
+                record_and_commit(transaction)
             finally:
                 transaction.rollback()
         assert _offsets(positions, group) == {key: number for number, key in enumerate(keys)}
         transaction = _begun(scene, store)
         positions.move(transaction, group, after)
-        _commit(transaction)
+        record_and_commit(transaction)
         assert set(_offsets(positions, group).values()) == {_LARGEST}
 
     def test_groups_are_independent(self, scene: StoreScene) -> None:
@@ -192,7 +193,7 @@ class PositionConformance:
             forgetting = thread.submit(positions.forget, group)
             wait([forgetting], _NOT_BLOCKED)
             try:
-                _commit(transaction)
+                record_and_commit(transaction)
             except DualWriteError:
                 transaction.rollback()
             forgetting.result(TIMEOUT)
@@ -212,7 +213,7 @@ class PositionConformance:
                 transaction.undo_unit(ValueError())
             else:
                 transaction.end_unit()
-        _commit(transaction)
+        record_and_commit(transaction)
         assert _offsets(positions, group) == {(_TOPIC, 0): 5, (_TOPIC, 2): 5}
 
 
@@ -226,11 +227,6 @@ def _positions(store: TxnStateStore) -> Positions:
 
 def _begun(scene: StoreScene, store: TxnStateStore) -> StoreTransaction:
     return store.begin(scene.claim(store, scene.new_id()))
-
-
-def _commit(transaction: StoreTransaction) -> None:
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
 
 
 def _to(before: Position | None, offset: int, *, partition: int = 0, topic_id: str = "") -> Move:
@@ -254,7 +250,7 @@ def _moved(
     transaction = _begun(scene, store)
     try:
         positions.move(transaction, group, [move])
-        _commit(transaction)
+        record_and_commit(transaction)
     except BaseException:
         transaction.rollback()
         raise
@@ -270,7 +266,7 @@ def _raced(scene: StoreScene, store: TxnStateStore, group: str, move: Move, barr
         try:
             scene.put(transaction.handle, scene.new_number())
             positions.move(transaction, group, [move])
-            _commit(transaction)
+            record_and_commit(transaction)
         except PositionMovedError:
             transaction.rollback()
             return False

@@ -1,4 +1,4 @@
-"""Conformance of what recovery writes: resolutions, generations, and the list of lost transactions."""
+"""Conformance of what recovery and an opening write: resolutions, lost transactions, generations, and lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.row import Acquiring, Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import STATE, StoreScene, expect_changed, expect_error, expect_fenced, expect_row
+from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.steps import expect_changed, expect_error, expect_fenced, expect_row
 
 _AT: Final = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
 _DELIVERY: Final = Delivery(3, (Place("orders", 0, 17, 2), Place("payments", 7, None, 1)), _AT.replace(microsecond=0))
@@ -65,16 +66,14 @@ class ResolutionConformance:
 
     def test_a_state_becomes_a_lost_entry_in_one_write(self, scene: StoreScene) -> None:
         """`Resolution.lost`: added in the same write that clears S (F7)."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         scene.transact(store, claim)
         store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=0))
         expect_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
 
     def test_clear_only_clears_no_other_state(self, scene: StoreScene) -> None:
         """`Resolution.clear_only`: a request that comes late does not clear the state of a later transaction."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         scene.transact(store, claim, transaction_number=1)
         store.record_resolution(claim, Resolution(clear_only=PreparedTxnState(STATE.producer_id, STATE.epoch - 1)))
         expect_row(store, name, "after clearing another state", prepared_state=STATE, transaction_number=1)
@@ -83,8 +82,7 @@ class ResolutionConformance:
 
     def test_a_resolution_recorded_twice_has_one_effect(self, scene: StoreScene) -> None:
         """`record_resolution` is idempotent, also for the entry in `lost`, even if that was found at another time."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         scene.transact(store, claim)
         found_again = LostTransaction(LOST.kind, LOST.state, LOST.generation, _AT + timedelta(days=1))
         for entry in (LOST, LOST, UNVERIFIED, found_again):
@@ -93,8 +91,7 @@ class ResolutionConformance:
 
     def test_a_resolved_entry_is_removed_from_the_list(self, scene: StoreScene) -> None:
         """`Resolution.resolved_entry` (UC): removes the entry of this kind, state and generation; a missing one is ignored."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         scene.transact(store, claim)
         for entry in (LOST, UNVERIFIED):
             store.record_resolution(claim, Resolution(lost=entry))
@@ -109,8 +106,7 @@ class ResolutionConformance:
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
         """A row keeps all lost transactions until they are acknowledged, however many there are."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         entries = tuple(LostTransaction(LostKind.LOST, PreparedTxnState(MAX_PRODUCER_ID, n), n, _AT) for n in range(60))
         for entry in entries:
             store.record_resolution(claim, Resolution(lost=entry))
@@ -119,8 +115,7 @@ class ResolutionConformance:
 
     def test_times_are_stored_in_utc(self, scene: StoreScene) -> None:
         """`recorded_at`: UTC, aware, to the microsecond, whatever time zone it was given in."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, _, claim = scene.claimed()
         east = LostTransaction(LostKind.LOST, STATE, 0, _AT.astimezone(timezone(timedelta(hours=9))))
         store.record_resolution(claim, Resolution(lost=east))
         (entry,) = store.read_claimed(claim).lost
@@ -137,8 +132,7 @@ class ResolutionConformance:
 
     def test_acknowledging_some_entries_leaves_the_others(self, scene: StoreScene) -> None:
         """`only`: an entry that was recorded after the list was shown to somebody stays."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         for entry in (LOST, UNVERIFIED):
             store.record_resolution(claim, Resolution(lost=entry))
         assert store.acknowledge(name, only=[LOST]) == (LOST,)
@@ -159,8 +153,7 @@ class GenerationConformance:
 
     def test_each_generation_is_the_next(self, scene: StoreScene) -> None:
         """`generation` is raised by one; it is unresolved from then on."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         assert [store.acquire_generation(claim, _NATIVE) for _ in range(3)] == [1, 2, 3]
         expect_row(store, name, "after three generations", generation=3, generation_kind=_NATIVE, resolved_generation=0)
         assert list(store.read_claimed(claim).unresolved_generations) == [1, 2, 3]
@@ -177,14 +170,12 @@ class GenerationConformance:
 
     def test_librdkafka_never_reuses_a_generation(self, scene: StoreScene) -> None:
         """Rule O2: `reuse` is for a kind that can take over an id; librdkafka gets a new generation each time."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         assert [store.acquire_generation(claim, _LIBRDKAFKA, reuse=True) for _ in range(3)] == [1, 2, 3]
 
     def test_a_generation_is_reused_only_for_its_kind(self, scene: StoreScene) -> None:
         """`reuse`: continue with the newest generation if its kind is `kind` (F5); plain and two-phase are two kinds."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         kinds = (_NATIVE, _NATIVE, _TWO_PHASE, _TWO_PHASE, _NATIVE, _LIBRDKAFKA, _NATIVE)
         acquired = [store.acquire_generation(claim, kind, reuse=True) for kind in kinds]
         assert acquired == [1, 1, 2, 2, 3, 4, 5], f"generations for {[kind.value for kind in kinds]}, each with reuse=True"
@@ -194,8 +185,7 @@ class GenerationConformance:
 
     def test_a_reused_generation_is_unresolved_again(self, scene: StoreScene) -> None:
         """`reuse`: `resolved_generation` is lowered below it, since something may be open on it, unless it is already lower."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         for _ in range(3):
             newest = store.acquire_generation(claim, _NATIVE)
         store.record_resolution(claim, Resolution(resolved_generation=newest))
@@ -208,8 +198,7 @@ class GenerationConformance:
 
     def test_a_generation_with_an_unverified_entry_is_not_reused(self, scene: StoreScene) -> None:
         """Rule UG: a new transaction on it could be mistaken for the unverified one."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, _, claim = scene.claimed()
         acquired = store.acquire_generation(claim, _NATIVE)
         lost = LostTransaction(LostKind.LOST, STATE, acquired, _AT)
         store.record_resolution(claim, Resolution(lost=lost))
@@ -221,8 +210,7 @@ class GenerationConformance:
 
     def test_a_generation_belongs_to_one_cluster(self, scene: StoreScene) -> None:
         """`cluster_id` (CL): the row keeps it; without one it is unchanged; another one is refused, and changes nothing."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         expect_row(store, name, "the row of a first claim", cluster_id="")
         store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
         store.acquire_generation(claim, _NATIVE)
@@ -238,8 +226,7 @@ class GenerationConformance:
 
     def test_the_kafka_id_of_a_generation_contains_the_store_id(self, scene: StoreScene) -> None:
         """Rule ST: `identity`, which the first `acquire_generation` creates at the latest, is the same for every store."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         expect_row(store, name, "the row of a first claim", store_id="")
         store.acquire_generation(claim, _NATIVE)
         identity = scene.new_store().identity()
@@ -255,8 +242,7 @@ class GenerationConformance:
 
     def test_a_new_store_id_starts_a_new_generation(self, scene: StoreScene) -> None:
         """`set_identity` is a compare-and-set. A generation whose Kafka id contains another store id is not reused."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         acquired = store.acquire_generation(claim, _NATIVE)
         before = store.identity()
         assert before is not None
@@ -273,8 +259,7 @@ class GenerationConformance:
 
     def test_the_lost_entries_of_a_copy_are_cleared(self, scene: StoreScene) -> None:
         """`Resolution.clear_lost`."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         for entry in (LOST, UNVERIFIED):
             store.record_resolution(claim, Resolution(lost=entry))
         store.record_resolution(claim, Resolution())
@@ -284,8 +269,7 @@ class GenerationConformance:
 
     def test_an_id_moves_to_another_cluster(self, scene: StoreScene) -> None:
         """`Resolution.cluster_id`."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         store.acquire_generation(claim, _NATIVE, cluster_id="cluster-A")
         store.record_resolution(claim, Resolution(clear_state=True))
         expect_row(store, name, "after a resolution that names no cluster", cluster_id="cluster-A")

@@ -7,7 +7,7 @@ commit at Kafka. Kafka is simulated. A step that the model forbids must be refus
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.limits import TIMEOUT
-from dualwrite.testing.stores.scene import ClaimsWait, StoreScene, expect_error
+from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
+from dualwrite.testing.stores.steps import expect_error
 
 
 @dataclass(frozen=True)
@@ -26,56 +27,39 @@ class RowModel:
 
     fence: int = 0
     generation: int = 0
-    kind: ProducerKind = ProducerKind.LIBRDKAFKA
-    state: PreparedTxnState | None = None
+    generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
+    prepared_state: PreparedTxnState | None = None
     prepared_generation: int = 0
-    resolved: int = 0
-    number: int = 0
+    resolved_generation: int = 0
+    transaction_number: int = 0
     lost: tuple[LostTransaction, ...] = ()
     forgotten: bool = False
 
     @property
     def is_open(self) -> bool:
         """Whether something is still to be recovered or acknowledged."""
-        return self.state is not None or self.resolved < self.generation or bool(self.lost)
+        return self.prepared_state is not None or self.resolved_generation < self.generation or bool(self.lost)
 
     def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
         """The row after acquiring a generation."""
         unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
-        if self.generation not in unverified and reuse and kind is self.kind and kind is not ProducerKind.LIBRDKAFKA:
-            return replace(self, resolved=self.generation - 1 if self.resolved >= self.generation else self.resolved)
-        return replace(self, generation=self.generation + 1, kind=kind)
+        is_same = kind is self.generation_kind and kind is not ProducerKind.LIBRDKAFKA
+        if self.generation not in unverified and reuse and is_same:
+            return replace(self, resolved_generation=min(self.resolved_generation, self.generation - 1))
+        return replace(self, generation=self.generation + 1, generation_kind=kind)
 
-    def fields(self) -> dict[str, Any]:
-        """The values by their names in StateRow."""
-        return {
-            "fence": self.fence,
-            "generation": self.generation,
-            "generation_kind": self.kind,
-            "prepared_state": self.state,
-            "prepared_generation": None if self.state is None else self.prepared_generation,
-            "resolved_generation": self.resolved,
-            "transaction_number": self.number,
-            "lost": self.lost,
-            "forgotten": self.forgotten,
-        }
-
-
-def fields_of(row: StateRow) -> dict[str, Any]:
-    """The same fields of a stored row."""
-    found = {name: getattr(row, name) for name in RowModel().fields()}
-    return {**found, "prepared_generation": None if row.prepared_state is None else row.prepared_generation}
+    def differences(self, row: StateRow) -> str:
+        """What is wrong in a stored row; `prepared_generation` has no meaning without a state."""
+        names = [field.name for field in fields(self) if field.name != "prepared_generation" or self.prepared_state is not None]
+        found = {name: (getattr(row, name), getattr(self, name)) for name in names}
+        return "; ".join(
+            f"{name} is {stored!r}, the model says {wanted!r}" for name, (stored, wanted) in found.items() if stored != wanted
+        )
 
 
 @dataclass
 class SimulatedTransaction:
-    """One Kafka transaction.
-
-    Args:
-        state: Identifies it.
-        messages: What was sent in it.
-        committed: How it ended; None while it is open.
-    """
+    """One Kafka transaction."""
 
     state: PreparedTxnState
     messages: list[int] = field(default_factory=list)
@@ -156,8 +140,7 @@ class Writer:
 class Simulation:
     """Writers, the model, and the steps.
 
-    Args:
-        scene: The scene to run on; the simulation uses its own id there.
+    It uses an id of its own on the scene.
     """
 
     def __init__(self, scene: StoreScene) -> None:
@@ -211,6 +194,10 @@ class Simulation:
         self._drop_claim(writer)
         return False, None
 
+    def _records_resolution(self, writer: Writer, resolution: Resolution) -> bool:
+        record = writer.store.record_resolution
+        return self._under_claim(writer, "record_resolution()", lambda claim: record(claim, resolution))[0]
+
     def _drop_claim(self, writer: Writer) -> None:
         """The writer was fenced and drops everything; the id's new owner ends what is open at Kafka."""
         if writer.open is not None:
@@ -233,7 +220,7 @@ class Simulation:
             return
         claim = writer.store.claim(self.id, writer.name, timeout=TIMEOUT)
         assert claim.fence == self.row.fence + 1, f"claim() returned the fence {claim.fence} after {self.row.fence}"
-        self._change(fence=claim.fence, number=0, forgotten=False)
+        self._change(fence=claim.fence, transaction_number=0, forgotten=False)
         self._restart(writer, claim)
 
     def claims_again(self, writer: Writer) -> None:
@@ -271,12 +258,9 @@ class Simulation:
         for transaction in described:
             transaction.end(commit=transaction.state == row.prepared_state)
         resolution = Resolution(clear_state=row.prepared_state is not None, resolved_generation=row.generation)
-        done, _ = self._under_claim(
-            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, resolution)
-        )
-        if not done:
+        if not self._records_resolution(writer, resolution):
             return
-        self._change(state=None, resolved=row.generation)
+        self._change(prepared_state=None, resolved_generation=row.generation)
         claim = writer.claim
         assert claim is not None
         writer.generation = writer.store.acquire_generation(claim, kind, reuse=reuse)
@@ -291,20 +275,14 @@ class Simulation:
     def closes(self, writer: Writer) -> None:
         """Resolve when the writer is closed: nothing is prepared, nothing is open."""
         resolution = Resolution(clear_state=True, resolved_generation=writer.generation)
-        done, _ = self._under_claim(
-            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, resolution)
-        )
-        if done:
-            self._change(state=None, resolved=writer.generation)
+        if self._records_resolution(writer, resolution):
+            self._change(prepared_state=None, resolved_generation=writer.generation)
             writer.ready = False
 
     def finds_lost(self, writer: Writer, number: int) -> None:
         """Add an entry to `lost`; the same one only once."""
         entry = LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
-        done, _ = self._under_claim(
-            writer, "record_resolution()", lambda claim: writer.store.record_resolution(claim, Resolution(lost=entry))
-        )
-        if done:
+        if self._records_resolution(writer, Resolution(lost=entry)):
             self._change(lost=self.row.lost if entry in self.row.lost else (*self.row.lost, entry))
 
     def acknowledges(self, writer: Writer) -> None:
@@ -357,7 +335,7 @@ class Simulation:
         assert has_fence or late, (
             f"record() under a claim that was replaced: the contract requires FencedError ({writer.claim})"
         )
-        recorded = RowModel(state=state, prepared_generation=writer.generation, number=writer.transactions)
+        recorded = RowModel(prepared_state=state, prepared_generation=writer.generation, transaction_number=writer.transactions)
         writer.recorded = (recorded, self.changes)
 
     def commits(self, writer: Writer) -> None:
@@ -393,13 +371,16 @@ class Simulation:
             happened = True
         if happened:
             self._is_committed(writer)
-        claim = writer.claim
-        self._restart(writer, claim)  # its recovery ends what is open at Kafka
+        self._restart(writer, writer.claim)  # its recovery ends what is open at Kafka
 
     def _is_committed(self, writer: Writer) -> None:
         assert writer.recorded is not None
         recorded, _ = writer.recorded
-        self._change(state=recorded.state, prepared_generation=recorded.prepared_generation, number=recorded.number)
+        self._change(
+            prepared_state=recorded.prepared_state,
+            prepared_generation=recorded.prepared_generation,
+            transaction_number=recorded.transaction_number,
+        )
         self.data += writer.numbers
         kafka = writer.kafka
         writer.end_transaction()
@@ -437,7 +418,7 @@ class Simulation:
             if transaction.committed is not None:
                 wanted = sent if transaction.committed else set()
                 assert sent & data == wanted, f"{transaction}, the database has {sorted(data)}"
-            if transaction.state == self.row.state:
+            if transaction.state == self.row.prepared_state:
                 assert sent <= data, f"the row has the state of {transaction}, the database has {sorted(data)}"
 
     def _check_row(self) -> None:
@@ -446,10 +427,8 @@ class Simulation:
             assert row is None, f"the id was never claimed, but there is {row}"
             return
         assert row is not None, "the row is gone"
-        found, wanted = fields_of(row), self.row.fields()
-        wrong = [name for name in wanted if found[name] != wanted[name]]
-        differences = "; ".join(f"{name} is {found[name]!r}, the model says {wanted[name]!r}" for name in wrong)
-        assert not wrong, f"the row: {differences}"
+        differences = self.row.differences(row)
+        assert not differences, f"the row: {differences}"
 
     def end(self) -> None:
         """All writers stop where they are, another one recovers, and both sides must agree."""

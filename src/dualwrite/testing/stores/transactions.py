@@ -1,4 +1,4 @@
-"""Conformance of transactions: the user's data and the prepared state become visible together, or neither does."""
+"""Conformance of transactions, of how they end, and of the units in them: all becomes visible together, or nothing does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.stores.resolutions import full_row
-from dualwrite.testing.stores.scene import STATE, StoreScene, expect_changed, expect_error, expect_row
+from dualwrite.testing.stores.scene import STATE, StoreScene
+from dualwrite.testing.stores.steps import MOMENTS, at, expect_changed, expect_error, expect_row, record_and_commit
 
 _STATES: Final = (
     PreparedTxnState(0, 0),
@@ -51,41 +52,32 @@ class TransactionConformance:
         assert store.read_claimed(claim) == other.read(name), "two stores see different rows after the commit"
 
     @pytest.mark.parametrize("state", _STATES, ids=str)
-    def test_a_state_recorded_at_the_commit(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
-        """`record_at_commit`: the same write, at the commit at the latest; it is not visible before."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+    @pytest.mark.parametrize("method", ["record", "record_at_commit"])
+    def test_every_state_is_stored_unchanged(self, scene: StoreScene, method: str, state: PreparedTxnState | None) -> None:
+        """`record` writes S, its generation, delivery and number, replacing earlier ones; `record_at_commit`: at the commit."""
+        store, name, claim = scene.claimed()
         scene.transact(store, claim)
-        for number, delivery in enumerate((*_DELIVERIES, None), start=2):
+        for number, delivery in enumerate((*_DELIVERIES, None), start=2**40):
             transaction, written = store.begin(claim), scene.new_number()
             scene.put(transaction.handle, written)
-            transaction.record_at_commit(state, generation=3, transaction_number=number, delivery=delivery)
-            expect_row(store, name, "before the commit", transaction_number=number - 1)
+            before = store.read_claimed(claim)
+            getattr(transaction, method)(state, generation=70_000, transaction_number=number, delivery=delivery)
+            assert store.read_claimed(claim) == before, "the state is visible before the commit"
             transaction.commit()
-            assert scene.committed()[-1] == written, "the data of a transaction that was recorded at the commit"
+            assert scene.committed()[-1] == written, "the data of the transaction"
             expect_row(
                 store,
                 name,
                 "after it",
                 prepared_state=state,
-                prepared_generation=3,
+                prepared_generation=70_000,
                 transaction_number=number,
                 delivery=delivery,
             )
 
-    @pytest.mark.parametrize("state", _STATES, ids=str)
-    def test_every_state_is_stored_unchanged(self, scene: StoreScene, state: PreparedTxnState | None) -> None:
-        """`record` writes S, its generation and the transaction's number; None replaces an earlier state."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        scene.transact(store, claim)
-        scene.transact(store, claim, state=state, generation=70_000, transaction_number=2**40)
-        expect_row(store, name, "after the commit", prepared_state=state, prepared_generation=70_000, transaction_number=2**40)
-
     def test_a_delivery_is_stored_and_cleared_with_its_state(self, scene: StoreScene) -> None:
         """`record` writes where S's messages are, replacing an earlier state's delivery; clearing S clears it."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
             scene.transact(store, claim, delivery=delivery)
             expect_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
@@ -104,8 +96,7 @@ class TransactionConformance:
 
     def test_many_writes_are_atomic(self, scene: StoreScene) -> None:
         """Many writes in one transaction are as atomic as one."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         numbers = [scene.new_number() for _ in range(_MANY)]
         for end in ("rollback", "commit"):
             transaction = store.begin(claim)
@@ -116,17 +107,6 @@ class TransactionConformance:
             getattr(transaction, end)()
             found = scene.committed()
             assert found == (numbers if end == "commit" else []), f"after {end}() {len(found)} of {_MANY} writes are there"
-
-    def test_many_transactions_under_one_claim(self, scene: StoreScene) -> None:
-        """A claim can be used for any number of transactions, one after another."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        numbers = [
-            scene.transact(store, claim, state=PreparedTxnState(4711, number), transaction_number=number)
-            for number in range(1, 31)
-        ]
-        assert scene.committed() == numbers
-        expect_row(store, name, "after 30 transactions", fence=1, transaction_number=30)
 
     def test_transactions_of_different_ids_are_independent(self, scene: StoreScene) -> None:
         """Each id has its own fence: transactions begin, commit and roll back in any order."""
@@ -157,16 +137,11 @@ class TransactionConformance:
 class OutcomeConformance:
     """How transactions end, and what is possible after that."""
 
-    @pytest.mark.parametrize("moment", ["begun", "written", "recorded"])
+    @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_rollback_at_any_time_undoes_everything(self, scene: StoreScene, moment: str) -> None:
         """`rollback` may be called at any time and more than once, and leaves nothing behind, not even a lock."""
-        store, name = scene.new_store(), scene.new_id()
-        claim = scene.claim(store, name)
-        transaction = store.begin(claim)
-        if moment != "begun":
-            scene.put(transaction.handle, scene.new_number())
-        if moment == "recorded":
-            transaction.record(STATE, generation=0, transaction_number=1)
+        store, name, claim = scene.claimed()
+        transaction, _ = at(scene, store, claim, moment)
         transaction.rollback()
         transaction.rollback()
         assert scene.committed() == [], "rollback() has left the user's data"
@@ -187,8 +162,7 @@ class OutcomeConformance:
     @pytest.mark.parametrize("end", ["commit", "rollback"])
     def test_a_transaction_that_has_ended_refuses_every_call(self, scene: StoreScene, end: str) -> None:
         """A later write through it would be lost, or committed by another transaction: it raises WriterClosedError."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         transaction, number = scene.recorded(store, claim)
         handle, late = transaction.handle, scene.new_number()
         getattr(transaction, end)()
@@ -206,8 +180,7 @@ class OutcomeConformance:
 
     def test_the_users_block_cannot_end_the_transaction(self, scene: StoreScene) -> None:
         """While the block runs, `handle` refuses to end the transaction (TransactionControlError), which is unchanged."""
-        store = scene.new_store()
-        claim = scene.claim(store, scene.new_id())
+        store, _, claim = scene.claimed()
         transaction, number = store.begin(claim), scene.new_number()
         try:
             scene.put(transaction.handle, number)
@@ -215,8 +188,7 @@ class OutcomeConformance:
                 with expect_error(TransactionControlError, f"{name} through the user's handle"):
                     end()
                 assert scene.committed() == [], f"{name} through the user's handle has committed"
-            transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
+            record_and_commit(transaction)
         finally:
             transaction.rollback()
         assert scene.committed() == [number], "a refused call has harmed the transaction"
@@ -251,10 +223,10 @@ class UnitConformance:
     """`begin_unit`, `end_unit`, `undo_unit`, and their forms for several units; skipped for a store without `undoes_units`."""
 
     def test_undoing_a_unit_undoes_only_that_unit(self, scene: StoreScene) -> None:
-        """`undo_unit` undoes what its unit has written, and only that."""
+        """`undo_unit` undoes what its unit has written, and only that; as many units as a pool puts into one group."""
         transaction = _begun(scene)
         kept = []
-        for undone in (True, False, True, True, False, False, True):
+        for undone in (True, False, True, True, False, False, True, *(place % 3 == 0 for place in range(_MANY_UNITS))):
             transaction.begin_unit()
             number = scene.new_number()
             scene.put(transaction.handle, number)
@@ -283,27 +255,10 @@ class UnitConformance:
             transaction.begin_unit()
             scene.remove(transaction.handle, numbers[1])
             transaction.end_unit()
-            transaction.record(STATE, generation=0, transaction_number=1)
-            transaction.commit()
+            record_and_commit(transaction)
         finally:
             transaction.rollback()
         assert scene.committed() == numbers[:1]
-
-    def test_a_group_of_many_units(self, scene: StoreScene) -> None:
-        """As many units as a pool puts into one group, every third of them undone."""
-        transaction = _begun(scene)
-        kept = []
-        for place in range(_MANY_UNITS):
-            transaction.begin_unit()
-            scene.put(transaction.handle, number := scene.new_number())
-            if place % 3:
-                transaction.end_unit()
-                kept.append(number)
-            else:
-                transaction.undo_unit(ValueError())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
-        assert scene.committed() == kept
 
     def test_writes_before_the_first_unit_are_kept(self, scene: StoreScene) -> None:
         """`begin_unit`: from here on. A transaction whose units were all undone still commits its other writes and the row."""
@@ -313,8 +268,7 @@ class UnitConformance:
         transaction.begin_unit()
         scene.put(transaction.handle, scene.new_number())
         transaction.undo_unit(ValueError())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == [number]
         expect_row(store, name, "after the commit", prepared_state=STATE, transaction_number=1)
 
@@ -347,8 +301,7 @@ class UnitConformance:
             else:
                 transaction.end_unit()
                 kept.append(number)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == kept
 
     def test_units_that_all_succeed(self, scene: StoreScene) -> None:
@@ -360,8 +313,7 @@ class UnitConformance:
             kept.append(number)
         transaction.end_units()
         scene.put(transaction.handle, number := scene.new_number())
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        record_and_commit(transaction)
         assert scene.committed() == [*kept, number]
 
     def test_units_are_refused_without_undoes_units(self, scene: StoreScene) -> None:
