@@ -16,7 +16,7 @@ import pytest
 
 import dualwrite
 from dualwrite.cli import recover
-from dualwrite.cli.options import GivenOptions
+from dualwrite.cli.options import Target
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, FencedError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -502,7 +502,8 @@ def test_status_names_the_command_to_run_next(
 
 
 def test_a_password_that_was_typed_is_not_shown_again() -> None:
-    given = GivenOptions("postgresql://me:secret@db/shop", None, "b:9092", ("sasl.password=secret", "ssl.ca.location=ca"))
+    secrets = ["sasl.password=secret", "ssl.ca.location=ca"]
+    given = Target(url="postgresql://me:secret@db/shop", kafka="b:9092", kafka_config=secrets)
     assert given.command("recover", "--id", "a b") == (
         "dualwrite recover --id 'a b' --url 'postgresql://me:***@db/shop' --kafka b:9092 "
         "--kafka-config 'sasl.password=***' --kafka-config ssl.ca.location=ca"

@@ -17,7 +17,7 @@ from rich.console import Console
 from cli.conftest import Crashed
 from dualwrite.admin import TransactionAdmin
 from dualwrite.cli import watch
-from dualwrite.cli.stuck import look
+from dualwrite.cli.stuck import Where, look
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import make_topic
 from fixtures.open_transactions import left_open
@@ -97,7 +97,7 @@ def test_the_screens_of_stuck_and_of_stuck_watch(
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
         _, out, err = called("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
         with TransactionAdmin(servers, timeout=LIMIT) as admin:
-            seen = watch._Seen(look(admin, None, topic=left.topic, group=None, longer_than=0), time.time())
+            seen = watch._Seen(look(admin, None, Where(topic=left.topic, longer=0)), time.time())
     assert err == ""
     assert shown(left, out, group) == screen_of("stuck --url")
     console = Console(file=io.StringIO(), width=130)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 from rich.console import Console
+from rich.table import Table
 
 from cli.conftest import Crashed, JsonOf, NewName, Run
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
@@ -282,6 +284,13 @@ def partition(number: int, records: int, seconds: int, name: str, groups: int) -
     return StuckPartition(end, Holder(OpenTransaction(end.topic, number, 1, producer), name), waiting)
 
 
+def numbers_of(found: list[StuckPartition], **shown: Any) -> list[int]:
+    """The partitions' numbers, in the order of the table's rows."""
+    table = stuck_table(Look(StuckSearch(tuple(found), len(found)), {}).records(1_000_000), **shown)
+    assert isinstance(table, Table)
+    return [int(str(cell)) for cell in table.columns[1].cells]
+
+
 @pytest.mark.parametrize(
     ("order", "expected"),
     [("duration", [2, 0, 1]), ("records", [1, 2, 0]), ("topic", [2, 1, 0]), ("id", [1, 0, 2]), ("groups", [0, 2, 1])],
@@ -289,22 +298,15 @@ def partition(number: int, records: int, seconds: int, name: str, groups: int) -
 def test_the_sort_orders(order: str, expected: list[int]) -> None:
     rows = [partition(0, 1, 20, "b", 3), partition(1, 9, 10, "a", 0), partition(2, 5, 30, "c", 1)]
     for backwards in (False, True):
-        table = stuck_table(StuckSearch(tuple(rows), 3), {}, 1_000_000, order=order, backwards=backwards)
-        numbers = [int(str(cell)) for cell in table.columns[1].cells]
-        assert numbers == (expected[::-1] if backwards else expected)
-        assert [
-            int(str(cell))
-            for cell in stuck_table(StuckSearch(tuple(rows), 3), {}, 1_000_000, order=order, backwards=backwards, rows=2)
-            .columns[1]
-            .cells
-        ] == numbers[:2]
+        numbers = expected[::-1] if backwards else expected
+        assert numbers_of(rows, order=order, backwards=backwards) == numbers
+        assert numbers_of(rows, order=order, backwards=backwards, rows=2) == numbers[:2]
 
 
 def test_an_unknown_duration_is_sorted_first() -> None:
     """As of a timestamp in the future: it must not be the first that a full screen leaves out."""
-    rows = (partition(0, 1, 20, "b", 0), partition(1, 1, -3600, "future", 0))
-    table = stuck_table(StuckSearch(rows, 2), {}, 1_000_000, rows=1)
-    assert [str(cell) for cell in table.columns[1].cells] == ["1"]
+    rows = [partition(0, 1, 20, "b", 0), partition(1, 1, -3600, "future", 0)]
+    assert numbers_of(rows, rows=1) == [1]
 
 
 def test_watch_needs_a_terminal(called: Run) -> None:

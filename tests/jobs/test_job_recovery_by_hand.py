@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import dualwrite
 from dualwrite.cli import recover, recover_jobs, status, transactions
-from dualwrite.cli.options import settings_for
+from dualwrite.cli.options import Target
 from dualwrite.cli.recover_jobs import jobs_to_recover
 from dualwrite.errors import BatchRefusedError, JobClosedError, StoreError
 from dualwrite.jobs.job_context import OpenSite
@@ -126,7 +126,7 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
 ) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), PARTS))
-    settings = settings_for(scene.url, scene.servers, None)
+    settings = Target(url=scene.url, kafka=scene.servers).settings()
     with jobs_to_recover(settings, scene.store.list(), "", named=False, release=False) as recover_jobs:
         assert recover_jobs is not None
         assert [row.prefix for row in recover_jobs.rows] == [scene.prefix]
@@ -142,7 +142,7 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
 def test_a_prefix_whose_next_batch_is_opened_meanwhile_is_confirmed_again(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(0), PARTS))
-    settings = settings_for(scene.url, scene.servers, None)
+    settings = Target(url=scene.url, kafka=scene.servers).settings()
     with jobs_to_recover(settings, scene.store.list(), scene.prefix, named=False, release=False) as recover_jobs:
         assert recover_jobs is not None
         outcomes = scene.write(scene.run(1), [[7]])

@@ -16,8 +16,8 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
 import dualwrite
-from dualwrite.admin.listing import two_phase_by_broker
 from dualwrite.devcluster import DevCluster
+from dualwrite.diagnosis.examination import two_phase_by_broker
 from dualwrite.errors import (
     BrokerAuthorizationError,
     DualWriteError,

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 
-from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup, partitions
-from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, TransactionListing
+from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup, partitions, waiting
+from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, OpenTransaction, TransactionListing
 from dualwrite.admin.groups import (
     CONSUMER,
     GROUP_OFFSETS_TOPIC,
@@ -23,9 +23,8 @@ from dualwrite.admin.groups import (
     list_groups,
     partition_of_group,
 )
-from dualwrite.admin.hanging import CoordinatorSide, Examiner, OpenTransaction
+from dualwrite.admin.hanging import CoordinatorSide
 from dualwrite.admin.requests import Brokers, ClusterView, Key
-from dualwrite.admin.waiting import _holders
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownGroupError
 from dualwrite.kafka.client.brokers import Network
@@ -87,13 +86,13 @@ def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
 ) -> None:
     """The error is put into the first response: no broker returns it when a test wants it to."""
     codes = [code]
-    responses = partitions._Offset.responses
+    responses = partitions._Offsets.responses
 
-    def first_refused(response: Any) -> Iterator[tuple[Key, int, Any]]:
-        for key, real, offset in responses(response):
+    def first_refused(self: Any, response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for key, real, offset in responses(self, response):
             yield key, codes.pop() if codes else real, offset
 
-    monkeypatch.setattr(partitions._Offset, "responses", staticmethod(first_refused))
+    monkeypatch.setattr(partitions._Offsets, "responses", first_refused)
     found = admin.stuck(topic=topic)
     assert (codes, found.unreadable, found.complete) == ([], (), True)
 
@@ -392,8 +391,8 @@ def test_a_transaction_that_can_no_longer_be_described_is_not_left_out(
     description = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("t", 0)}))
     again = DescribedTransaction("id", 2, None if problem else description, problem)
     sides = iter([CoordinatorSide({}, {}, all_listed=True), CoordinatorSide(listed, {"id": again}, all_listed=True)])
-    monkeypatch.setattr(Examiner, "describe", lambda *_: next(sides))
-    monkeypatch.setattr(Examiner, "hanging", lambda *_: [])
+    monkeypatch.setattr(waiting, "coordinator_side", lambda *_: next(sides))
+    monkeypatch.setattr(waiting, "hanging", lambda *_: [])
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
-        (holder,) = _holders(Brokers(network, Deadline.after(1), 1), [one]).values()
+        (holder,) = waiting._holders(Brokers(network, Deadline.after(1), 1), [one]).values()
     assert (holder.transactional_id, holder.hanging) == ("id", Reason.NOT_DESCRIBED if problem else None)

@@ -6,21 +6,16 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dualwrite.admin import hanging
-from dualwrite.admin.facts import ActiveProducer, DescribedTransaction, PartitionProducers, TransactionListing
-from dualwrite.admin.hanging import (
-    CoordinatorSide,
-    Examiner,
+from dualwrite.admin.facts import (
+    ActiveProducer,
+    DescribedTransaction,
     OpenTransaction,
-    Reason,
-    confirmed,
-    is_late,
-    judge,
-    open_transactions,
+    PartitionProducers,
+    TransactionListing,
 )
+from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Reason, confirmed, coordinator_side, is_late
 from dualwrite.admin.listing import Listed
 from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
@@ -44,8 +39,9 @@ def described(status: S = S.ONGOING, *, producer_id: int = 7, epoch: int = 3, to
     )
 
 
-def reason_of(answer: DescribedTransaction | None, listing: TransactionListing | None = LISTING) -> Reason | None:
-    verdict = judge(OPENED, listing, answer, all_listed=True)
+def reason_of(answer: DescribedTransaction | None) -> Reason | None:
+    side = CoordinatorSide({7: LISTING}, {} if answer is None else {"id": answer}, all_listed=True)
+    verdict = side.verdict(OPENED)
     return None if verdict is None else verdict.reason
 
 
@@ -90,9 +86,9 @@ def test_another_producer_id_or_a_forgotten_id_hangs() -> None:
     assert reason_of(DescribedTransaction("id", 2, None)) is Reason.UNKNOWN_ID
 
 
-@given(answer=st.sampled_from([None, described()]), all_listed=st.booleans())
-def test_an_unlisted_id_is_a_proof_only_if_the_list_is_complete(answer: DescribedTransaction | None, all_listed: bool) -> None:
-    verdict = judge(OPENED, None, answer, all_listed=all_listed)
+@table("all_listed", [False, True])
+def test_an_unlisted_id_is_a_proof_only_if_the_list_is_complete(all_listed: bool) -> None:
+    verdict = CoordinatorSide({}, {"id": described()}, all_listed).verdict(OPENED)
     assert verdict is not None
     assert verdict.reason is (Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
     assert verdict.reason.is_conclusive is all_listed
@@ -122,7 +118,7 @@ def test_several_coordinators_are_noticed(listing: tuple[int, ...], describing: 
     monkeypatch.setattr(hanging, "describe_transactions", lambda *_: [replace(described(), coordinator=describing)])
     monkeypatch.setattr(Brokers, "coordinators", lambda _: {})
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
-        side = Examiner(Brokers(network, Deadline.after(1), 1)).describe([OPENED])
+        side = coordinator_side(Brokers(network, Deadline.after(1), 1), [OPENED])
     assert (side.doubtful == {7}) is ((listing, describing) != ((2,), 2))
 
 
@@ -145,12 +141,12 @@ def test_without_a_limit_every_transaction_is_late() -> None:
 
 def test_a_producer_without_an_open_transaction() -> None:
     idle = replace(OPENED.producer, producer_id=8, transaction_start_offset=None)
-    assert open_transactions(PartitionProducers("t", 0, 1, (OPENED.producer, idle))) == [OPENED]
+    assert PartitionProducers("t", 0, 1, (OPENED.producer, idle)).opened == [OPENED]
 
 
 # --- the second look --------------------------------------------------------------------------------------------------------
 
-SUSPECT = judge(OPENED, None, None, all_listed=True)
+SUSPECT = HangingTransaction(OPENED, Reason.UNKNOWN_PRODUCER)
 
 
 def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducers]:
@@ -158,20 +154,17 @@ def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducer
 
 
 def test_a_transaction_that_is_still_open_is_confirmed() -> None:
-    assert SUSPECT is not None
     later = replace(OPENED.producer, last_timestamp_ms=2_000)
     assert confirmed([SUSPECT], again(later)) == [SUSPECT]
 
 
 @pytest.mark.parametrize("change", [{"transaction_start_offset": None}, {"transaction_start_offset": 551}, {"epoch": 4}])
 def test_a_transaction_that_has_ended_meanwhile_did_not_hang(change: dict[str, int | None]) -> None:
-    assert SUSPECT is not None
     assert confirmed([SUSPECT], again(replace(OPENED.producer, **change))) == []  # type: ignore[arg-type]  # keyword arguments
     assert confirmed([SUSPECT], again()) == []
 
 
 @pytest.mark.parametrize("second", [{}, {("t", 0): PartitionProducers("t", 0, 1, problem=UNANSWERED)}])
 def test_without_a_second_answer_nothing_is_decided(second: dict[tuple[str, int], PartitionProducers]) -> None:
-    assert SUSPECT is not None
     (found,) = confirmed([SUSPECT], second)
     assert found.reason is Reason.NOT_CONFIRMED

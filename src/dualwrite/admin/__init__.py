@@ -9,10 +9,11 @@ from dualwrite.admin.facts import (
     Answer,
     BrokerProblem,
     DescribedTransaction,
+    OpenTransaction,
     PartitionProducers,
     TransactionListing,
 )
-from dualwrite.admin.hanging import HangingSearch, HangingTransaction, OpenTransaction, Reason
+from dualwrite.admin.hanging import HangingSearch, HangingTransaction, Reason
 from dualwrite.admin.log_records import Ending, RecordTransaction
 from dualwrite.admin.partitions import PartitionEnd
 from dualwrite.admin.transactions import TransactionAdmin

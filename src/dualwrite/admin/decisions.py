@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from dualwrite.admin.ending import Examined
 from dualwrite.admin.facts import DescribedTransaction
@@ -17,6 +17,8 @@ from dualwrite.state import PreparedTxnState, TransactionStatus
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.positions import Partition
 from dualwrite.transactional_id import TransactionalId
+
+T = TypeVar("T")
 
 NOT_OURS: Final = "the database has no such id"
 OTHER_DATABASE: Final = "the id belongs to another database"
@@ -73,14 +75,10 @@ class Decisions:
     """
 
     def __init__(self, store: TxnStateStore, recoverer: Recoverer) -> None:
-        self._store = store
+        self.store = store
+        """The database."""
         self._recoverer = recoverer
         self._unavailable: StoreUnavailableError | None = None
-
-    @property
-    def store(self) -> TxnStateStore:
-        """The database."""
-        return self._store
 
     def kafka_ids(self, given: str) -> list[str]:
         """The ids to query at Kafka.
@@ -89,10 +87,12 @@ class Decisions:
         any other id: the id itself.
         """
         try:
-            rows = [row for name in self._with_lanes(given) if (row := self._read(name)) is not None]
+            names = self._query(lambda: ids_with_lanes(self.store, [given]))
+            rows = [row for name in names if (row := self._read(name)) is not None]
         except DualWriteError:  # reported for each id, together with Kafka's description
             return [given]
-        return [name for row in rows for name in _names_at_kafka(row)] or [given]
+        names = [row.kafka_id(at) for row in rows for at in row.generations_to_recover or (row.generation,)]
+        return names or [given]
 
     def affected(self, given: str) -> list[str]:
         """As `kafka_ids`. For an id as Kafka sees it, also the other ids whose transactions the recovery of its row ends."""
@@ -146,7 +146,7 @@ class Decisions:
         Raises:
             StoreError: They can't be read.
         """
-        stored = {} if self._store.positions is None else self._store.positions.read(group)
+        stored = {} if self.store.positions is None else self.store.positions.read(group)
         return {key: one.offset for key, one in stored.items()}
 
     def committed(self, producer_id: int, epoch: int) -> StateRow | None:
@@ -157,7 +157,7 @@ class Decisions:
         Raises:
             StoreError: The rows can't be read.
         """
-        for name in self._store.list():
+        for name in self.store.list():
             row = self._read(name)
             if row is not None and has_committed(row, producer_id, epoch):
                 return row
@@ -168,20 +168,14 @@ class Decisions:
         plans = {plan.transactional_id: plan for one in decided if (plan := one.row_plan) is not None}
         return self._recoverer.carry_out(plans.values())
 
-    def _with_lanes(self, given: str) -> list[str]:
-        if self._unavailable is not None:
-            raise self._unavailable
-        try:
-            return ids_with_lanes(self._store, [given])
-        except StoreUnavailableError as error:
-            self._unavailable = error
-            raise
-
     def _read(self, row_id: str) -> StateRow | None:
-        if self._unavailable is not None:  # the next id would run into the same timeout
+        return self._query(lambda: self.store.read(row_id))
+
+    def _query(self, query: Callable[[], T]) -> T:
+        if self._unavailable is not None:  # the next query would run into the same timeout
             raise self._unavailable
         try:
-            return self._store.read(row_id)
+            return query()
         except StoreUnavailableError as error:
             self._unavailable = error
             raise
@@ -189,7 +183,7 @@ class Decisions:
     def close(self) -> None:
         """Close the connections."""
         self._recoverer.close()
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -202,10 +196,6 @@ def has_committed(row: StateRow, producer_id: int, epoch: int) -> bool:
     """Whether a row names this producer's transaction as its prepared state, or as lost or unverified."""
     states = (row.prepared_state, *(entry.state for entry in row.lost))
     return any(state is not None and (state.producer_id, state.epoch) == (producer_id, epoch) for state in states)
-
-
-def _names_at_kafka(row: StateRow) -> list[str]:
-    return [row.kafka_id(generation) for generation in row.generations_to_recover or (row.generation,)]
 
 
 def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:

@@ -1,12 +1,12 @@
-"""Aborts a hanging transaction in its partition (KIP-664), and refuses one that does not hang."""
+"""Ends a transaction: one that hangs, in its partition (KIP-664); an open one of an id, at its coordinator (KIP-939)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dualwrite.admin.hanging import Examiner, HangingTransaction, OpenTransaction, Reason, open_transactions
+from dualwrite.admin.facts import OpenTransaction
+from dualwrite.admin.hanging import HangingTransaction, Reason, coordinator_side, hanging
 from dualwrite.admin.partitions import describe_producers, write_abort_marker
 from dualwrite.admin.requests import PAUSE, Brokers, Key
 from dualwrite.deadline import Deadline
@@ -145,55 +145,55 @@ class Examined:
         )
 
 
-def examine(brokers: Brokers, key: Key, wanted: Callable[[OpenTransaction], bool]) -> Examined | None:
-    """The first open transaction of a partition for which `wanted` returns True, or None.
+def examine(brokers: Brokers, key: Key, wanted: tuple[int | None, int | None, int | None]) -> Examined | None:
+    """The first open transaction of a partition with this start offset, producer id and epoch, or any where one is None.
 
     Raises:
         UnknownTopicError: There is no such partition.
         BrokerAuthorizationError, BrokerUnavailableError, BrokerError: The partition could not be described.
     """
-    opened = next(filter(wanted, _open_in(brokers, key)), None)
-    if opened is None:
-        return None
-    examiner = Examiner(brokers)
-    side = examiner.describe([opened])
-    verdict = next(iter(examiner.hanging([opened], side)), None)
-    listing = side.listing(opened)
+    for opened in _open_in(brokers, key):
+        actual = (opened.producer.transaction_start_offset, opened.producer.producer_id, opened.producer.epoch)
+        if all(given in (None, found) for given, found in zip(wanted, actual, strict=True)):
+            return _examined(brokers, opened)
+    return None
+
+
+def _examined(brokers: Brokers, opened: OpenTransaction) -> Examined:
+    side = coordinator_side(brokers, [opened])
+    verdict = next(iter(hanging(brokers, [opened], side)), None)
+    listing = side.listed.get(opened.producer.producer_id)
     return Examined(opened, verdict, None if listing is None else listing.transactional_id)
 
 
-def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None = None, force: bool = False) -> None:
-    """See `TransactionAdmin.abort`."""
-    key = (found.opened.topic, found.opened.partition)
+def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None, force: bool) -> None:
+    """As `TransactionAdmin.abort`."""
     refusal = found.refusal(force=force)
     if refusal is not None:
         raise refusal
-    opened, producer = found.opened, found.opened.producer
-    now = examine(brokers, key, lambda one: one.name == opened.name)
-    if now is None:
+    opened = next((one for one in _open_in(brokers, found.opened.key) if one.name == found.opened.name), None)
+    if opened is None:
+        opened, producer = found.opened, found.opened.producer
         raise TransactionChangedError(
             f"The transaction of producer {producer.producer_id} at {opened.topic}-{opened.partition} "
             f"offset {producer.transaction_start_offset} has ended in the meantime.",
             next_step="nothing was done",
         )
-    refusal = now.refusal(force=force)
+    refusal = _examined(brokers, opened).refusal(force=force)
     if refusal is not None:
         raise refusal
     if coordinator_epoch is None:
-        coordinator_epoch = now.opened.producer.coordinator_epoch or 0
-    _end(brokers, now.opened, coordinator_epoch)
+        coordinator_epoch = opened.producer.coordinator_epoch or 0
+    _write_marker(brokers, opened, coordinator_epoch)
 
 
-def _end(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> None:
+def _write_marker(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> None:
     """Write the marker; again only if its outcome is not known, and the partition still has the same transaction open."""
-    key, producer = (opened.topic, opened.partition), opened.producer
     reason: str | None = None
     for _ in rounds(brokers.turn(), pause=PAUSE):
-        reason = write_abort_marker(
-            brokers, key, producer_id=producer.producer_id, epoch=producer.epoch, coordinator_epoch=coordinator_epoch
-        )
+        reason = write_abort_marker(brokers, opened, coordinator_epoch)
         try:
-            still_open = opened.name in {one.name for one in _open_in(brokers, key)}
+            still_open = opened.name in {one.name for one in _open_in(brokers, opened.key)}
         except BrokerUnavailableError as error:
             raise BrokerUnavailableError(
                 f"Whether the transaction at {opened.topic}-{opened.partition} was aborted is not known: "
@@ -218,10 +218,11 @@ def _open_in(brokers: Brokers, key: Key) -> list[OpenTransaction]:
     (described,) = describe_producers(brokers, [key[0]], [key[1]])
     if described.problem is not None:
         raise described.problem
-    return open_transactions(described)
+    return described.opened
 
 
-_DESCRIBE_AGAIN: Final = "nothing was done; check its state with `dualwrite transactions describe`"
+# --- the transaction of an id -----------------------------------------------------------------------------------------
+
 _RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # another client has raised the epoch
 _PAUSE: Final = 0.01
 
@@ -229,7 +230,7 @@ _PAUSE: Final = 0.01
 def force_terminate(
     coordinator: WireTransactionCoordinator, transactional_id: str, producer_id: int, epoch: int, deadline: Deadline
 ) -> None:
-    """See `TransactionAdmin.force_terminate`."""
+    """As `TransactionAdmin.force_terminate`."""
     described = coordinator.describe(transactional_id, timeout=deadline)
     _check_open(transactional_id, described, producer_id, epoch)
     result = coordinator.end_transaction(transactional_id, producer_id=producer_id, epoch=epoch, commit=False, timeout=deadline)
@@ -244,7 +245,7 @@ def _fence(
 ) -> None:
     """Raise the epoch, if it is still that of the transaction that was ended.
 
-    The id is described before each request, because the request would abort the transaction of a successor: see above.
+    The id is described before each request, because the request would abort the transaction of a successor.
     """
     name = CONCURRENT_TRANSACTIONS.name
     for _ in rounds(deadline, pause=_PAUSE):
@@ -281,5 +282,5 @@ def _changed(transactional_id: str, how: str) -> TransactionChangedError:
     return TransactionChangedError(
         f"The transaction to terminate is no longer open: {how}.",
         transactional_id=transactional_id,
-        next_step=_DESCRIBE_AGAIN,
+        next_step="nothing was done; check its state with `dualwrite transactions describe`",
     )

@@ -156,3 +156,49 @@ class PartitionProducers:
     broker: int | None
     producers: tuple[ActiveProducer, ...] = ()
     problem: DualWriteError | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its topic and number."""
+        return self.topic, self.partition
+
+    @property
+    def opened(self) -> list[OpenTransaction]:
+        """The open transactions of these producers."""
+        return [
+            OpenTransaction(self.topic, self.partition, self.broker, producer)
+            for producer in self.producers
+            if producer.transaction_start_offset is not None
+        ]
+
+
+Name = tuple[str, int, int, int, int | None]
+"""What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction in one partition.
+
+    Args:
+        topic: The topic.
+        partition: The partition.
+        broker: The node that described it.
+        producer: Its producer there.
+    """
+
+    topic: str
+    partition: int
+    broker: int | None
+    producer: ActiveProducer
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def name(self) -> Name:
+        """What identifies it."""
+        found = self.producer
+        return self.topic, self.partition, found.producer_id, found.epoch, found.transaction_start_offset

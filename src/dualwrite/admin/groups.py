@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dualwrite.admin.facts import BrokerProblem
-from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, Key, TryAgainError, batches, by_topic, check, denied
+from dualwrite.admin.partitions import by_topic
+from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, Key, batches, check, denied
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import MakeRequest
@@ -26,6 +27,7 @@ from dualwrite.kafka.client.messages_generated import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from dualwrite.kafka.client.retries import TryAgainError
 
 GROUP_OFFSETS_TOPIC: Final = "__consumer_offsets"
 _WITHOUT_MEMBERS: Final = ("Empty", "Dead")
@@ -38,19 +40,13 @@ _PROTOCOLS: Final = (CONSUMER, STREAMS, "")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupListing:
-    """A consumer group that its coordinator listed.
-
-    Args:
-        group_id: The group.
-        coordinator: The node id of its coordinator.
-        state: Kafka's name for its state, such as Stable.
-        kind: Kafka's name for its type: CONSUMER (KIP-848) or STREAMS (KIP-1071); anything else is a classic group.
-    """
+    """A consumer group that its coordinator, a node, listed; with Kafka's name for its state, such as Stable."""
 
     group_id: str
     coordinator: int
     state: str
     kind: str = ""
+    """CONSUMER (KIP-848) or STREAMS (KIP-1071); anything else is a classic group."""
 
     @property
     def has_members(self) -> bool:
@@ -60,19 +56,13 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedOffset:
-    """A group's position in one partition.
-
-    Args:
-        group_id: The group.
-        topic: The topic.
-        partition: The partition.
-        offset: The next offset to read; None if it is pending in an open transaction (KIP-447).
-    """
+    """A group's position in one partition."""
 
     group_id: str
     topic: str
     partition: int
     offset: int | None
+    """The next offset to read; None if it is pending in an open transaction (KIP-447)."""
 
 
 Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
@@ -80,11 +70,7 @@ Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
 
 
 def list_groups(brokers: Brokers) -> list[GroupListing]:
-    """The consumer groups; a broker that does not respond is in `brokers.problems`.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
+    """The consumer groups; a broker that does not respond is in `brokers.problems`."""
     live = brokers.view([]).brokers
 
     def conclude(node: int, response: ListGroupsResponse) -> list[GroupListing]:
@@ -102,17 +88,7 @@ def list_groups(brokers: Brokers) -> list[GroupListing]:
 def committed_offsets(
     brokers: Brokers, groups: Sequence[GroupListing], keys: Keys = None, *, stable: bool = False
 ) -> Iterator[CommittedOffset]:
-    """The positions of groups.
-
-    Args:
-        brokers: The brokers, for this call.
-        groups: The groups.
-        keys: The same partitions for every group, or partitions by group id; None for all in which a group has a position.
-        stable: Whether to request stable positions (KIP-447): one that an open transaction may change has the offset None.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
+    """The positions of groups; if `stable`, one that an open transaction may change has the offset None (KIP-447)."""
     live = brokers.view([]).brokers
     for node, names in by_coordinator(groups).items():
         if node not in live:
@@ -131,10 +107,7 @@ def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
 
 
 def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
-    """Note that a request about a group was refused, unless the group no longer exists.
-
-    For each request, only the first refused group is kept.
-    """
+    """Note the first group about which a request was refused, unless it no longer exists."""
     if code == ErrorCode.GROUP_ID_NOT_FOUND:
         return
     if code in DENIED:
@@ -212,9 +185,6 @@ def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dic
     """The partitions that are assigned to the members of each group.
 
     A group of the classic protocol has none during a rebalance; groups of Kafka Streams' own protocol (KIP-1071) are left out.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     found: dict[str, set[Key]] = defaultdict(set)
     for is_new in (False, True):

@@ -1,4 +1,4 @@
-"""Decides whether an open transaction of a partition hangs: no coordinator will ever write its marker (KIP-664). No I/O.
+"""Finds open transactions of partitions that hang: no coordinator will ever write their marker (KIP-664).
 
 The partition's leader knows the producer of an open transaction, the coordinator knows the transaction; the transaction hangs
 if the two contradict each other. Its age alone proves nothing: a prepared transaction may wait for days (KIP-939).
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, PartitionProducers, TransactionListing
-from dualwrite.admin.listing import Filter, describe_transactions, list_transactions, note_hidden_topics, sees_every_id
+from dualwrite.admin.facts import BrokerProblem, DescribedTransaction, OpenTransaction, PartitionProducers, TransactionListing
+from dualwrite.admin.hidden import note_hidden_topics, sees_every_id
+from dualwrite.admin.listing import Filter, describe_transactions, list_transactions
 from dualwrite.admin.partitions import describe_producers, producers_of
-from dualwrite.admin.requests import Brokers, Key, batches
+from dualwrite.admin.requests import Brokers, batches
 from dualwrite.errors import DualWriteError
 from dualwrite.state import TransactionDescription, TransactionStatus
 
@@ -59,32 +60,6 @@ _INCONCLUSIVE: Final = frozenset(
         Reason.NOT_CONFIRMED,
     }
 )
-
-Name = tuple[str, int, int, int, int | None]
-"""What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """An open transaction in one partition.
-
-    Args:
-        topic: The topic.
-        partition: The partition.
-        broker: The node that described it.
-        producer: Its producer there.
-    """
-
-    topic: str
-    partition: int
-    broker: int | None
-    producer: ActiveProducer
-
-    @property
-    def name(self) -> Name:
-        """What identifies it."""
-        found = self.producer
-        return self.topic, self.partition, found.producer_id, found.epoch, found.transaction_start_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,47 +113,52 @@ class HangingSearch:
         return all(problem.covered for problem in self.problems)
 
 
-def open_transactions(described: PartitionProducers) -> list[OpenTransaction]:
-    """The open transactions of a partition."""
-    return [
-        OpenTransaction(described.topic, described.partition, described.broker, producer)
-        for producer in described.producers
-        if producer.transaction_start_offset is not None
-    ]
-
-
 def is_late(opened: OpenTransaction, limit_ms: int, now_ms: int) -> bool:
     """Whether its last batch is older than the limit. A limit of 0 includes all, and so does an unknown age."""
     age = opened.producer.age_ms(now_ms)
     return limit_ms <= 0 or age is None or age > limit_ms
 
 
-def judge(
-    opened: OpenTransaction,
-    listing: TransactionListing | None,
-    described: DescribedTransaction | None,
-    *,
-    all_listed: bool,
-) -> HangingTransaction | None:
-    """Whether an open transaction hangs according to its coordinator; None if the coordinator will end it.
-
-    The transaction may have ended after the partition's response and before the coordinator's: query the partition again before
-    you act on the result.
+@dataclass(frozen=True, slots=True)
+class CoordinatorSide:
+    """What the coordinators know about the producers of open transactions.
 
     Args:
-        opened: The transaction in its partition.
-        listing: The id that a coordinator lists for its producer id.
-        described: The coordinator's description of that id.
+        listed: The transactional id that a coordinator lists for a producer id.
+        described: The description of each of these ids.
         all_listed: Whether every coordinator has responded, for every id.
+        doubtful: The producer ids that several brokers list, or that a different broker lists than describes their id: one of
+            them may be a former coordinator that is cut off from the others, and knows only what it was before.
     """
-    if listing is None:
-        return HangingTransaction(opened, Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
-    if described is None or described.problem is not None:
-        return HangingTransaction(opened, Reason.NOT_DESCRIBED, listing.transactional_id, listing.coordinator)
-    reason = _contradiction(opened, described.description)
-    if reason is None:
-        return None
-    return HangingTransaction(opened, reason, listing.transactional_id, described.coordinator, described.description)
+
+    listed: Mapping[int, TransactionListing]
+    described: Mapping[str, DescribedTransaction]
+    all_listed: bool
+    doubtful: frozenset[int] = frozenset()
+
+    def description(self, opened: OpenTransaction) -> DescribedTransaction | None:
+        """The coordinator's description of the id that has the transaction's producer id, if one is listed."""
+        listing = self.listed.get(opened.producer.producer_id)
+        return None if listing is None else self.described.get(listing.transactional_id)
+
+    def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
+        """Whether a transaction hangs, or may hang; None if its coordinator will end it.
+
+        It may have ended after the partition's response and before the coordinator's: query the partition again before you act
+        on the result.
+        """
+        listing = self.listed.get(opened.producer.producer_id)
+        if listing is None:
+            return HangingTransaction(opened, Reason.UNKNOWN_PRODUCER if self.all_listed else Reason.NOT_LISTED)
+        described = self.described.get(listing.transactional_id)
+        if described is None or described.problem is not None:
+            return HangingTransaction(opened, Reason.NOT_DESCRIBED, listing.transactional_id, listing.coordinator)
+        reason = _contradiction(opened, described.description)
+        if reason is None:
+            return None
+        if reason.is_conclusive and opened.producer.producer_id in self.doubtful:
+            reason = Reason.SEVERAL_COORDINATORS  # what one of them contradicts proves nothing
+        return HangingTransaction(opened, reason, listing.transactional_id, described.coordinator, described.description)
 
 
 def _contradiction(opened: OpenTransaction, description: TransactionDescription | None) -> Reason | None:
@@ -208,176 +188,104 @@ def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
     return description.epoch - 1 <= epoch <= description.epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorSide:
-    """What the coordinators know about the producers of open transactions.
-
-    Args:
-        listed: The transactional id that a coordinator lists for a producer id.
-        described: The description of each of these ids.
-        all_listed: Whether every coordinator has responded, for every id.
-        doubtful: The producer ids that several brokers list, or that a different broker lists than describes their id: one of
-            them may be a former coordinator that is cut off from the others, and knows only what it was before.
-    """
-
-    listed: Mapping[int, TransactionListing]
-    described: Mapping[str, DescribedTransaction]
-    all_listed: bool
-    doubtful: frozenset[int] = frozenset()
-
-    def listing(self, opened: OpenTransaction) -> TransactionListing | None:
-        """The id that has the transaction's producer id, if one is listed."""
-        return self.listed.get(opened.producer.producer_id)
-
-    def description(self, opened: OpenTransaction) -> DescribedTransaction | None:
-        """The coordinator's description of that id."""
-        listing = self.listing(opened)
-        return None if listing is None else self.described.get(listing.transactional_id)
-
-    def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
-        """What one of several coordinators contradicts proves nothing."""
-        found = judge(opened, self.listing(opened), self.description(opened), all_listed=self.all_listed)
-        if found is None or not found.reason.is_conclusive or opened.producer.producer_id not in self.doubtful:
-            return found
-        return replace(found, reason=Reason.SEVERAL_COORDINATORS)
-
-
 def confirmed(
     suspects: Iterable[HangingTransaction], again: Mapping[tuple[str, int], PartitionProducers]
 ) -> list[HangingTransaction]:
-    """Those that are still open according to a second response from their partitions; sorted by partition.
-
-    Args:
-        suspects: The verdicts.
-        again: The partitions' second responses.
-    """
+    """Those that are still open according to a second response from their partitions; sorted by partition."""
     kept = []
     for suspect in suspects:
-        opened = suspect.opened
-        described = again.get((opened.topic, opened.partition))
+        described = again.get(suspect.opened.key)
         if described is None or described.problem is not None:
-            reason = Reason.NOT_CONFIRMED if suspect.reason.is_conclusive else suspect.reason
-            kept.append(HangingTransaction(opened, reason, suspect.transactional_id, suspect.coordinator, suspect.description))
-        elif opened.name in {found.name for found in open_transactions(described)}:
+            kept.append(replace(suspect, reason=Reason.NOT_CONFIRMED) if suspect.reason.is_conclusive else suspect)
+        elif suspect.opened.name in {found.name for found in described.opened}:
             kept.append(suspect)
-    return sorted(kept, key=lambda found: (found.opened.topic, found.opened.partition, found.opened.producer))
+    return sorted(kept, key=lambda found: (found.opened.key, found.opened.producer))
 
+
+# --- queries ----------------------------------------------------------------------------------------------------------
 
 _RECHECK_PAUSE: Final = 1.0
 """Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
 
 
-class Examiner:
-    """Queries the coordinators about open transactions of partitions.
+def coordinator_side(brokers: Brokers, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
+    """What the coordinators know about open transactions now."""
+    coordinators = brokers.coordinators()
+    listings: list[TransactionListing] = []
+    for ids in batches(sorted({one.producer.producer_id for one in opened})):
+        listings += list_transactions(brokers, Filter(producer_ids=frozenset(ids)), coordinators).found
+    listed = {found.producer_id: found for found in listings}
+    names = sorted({found.transactional_id for found in listed.values()})
+    described = {found.transactional_id: found for found in describe_transactions(lambda: brokers, names)}
+    all_listed = all(one.producer.producer_id in listed for one in opened) or (
+        all(problem.covered for problem in brokers.problems) and sees_every_id(brokers)
+    )
+    doubtful = {
+        found.producer_id
+        for found in listings
+        if found != listed[found.producer_id] or found.coordinator != described[found.transactional_id].coordinator
+    }
+    return CoordinatorSide(listed, described, all_listed, frozenset(doubtful))
+
+
+def hanging(
+    brokers: Brokers, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None, broker: int | None = None
+) -> list[HangingTransaction]:
+    """The open transactions that hang, or may hang. Each that seems to hang is checked a second time.
 
     Args:
         brokers: The brokers, for this call.
+        opened: The open transactions.
+        first: The result of a call of `coordinator_side` just before, if there was one.
         broker: The node to query about its replicas; None for the leaders.
     """
-
-    def __init__(self, brokers: Brokers, broker: int | None = None) -> None:
-        self._brokers = brokers
-        self._broker = broker
-
-    def describe(self, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
-        """What the coordinators know about the transactions now.
-
-        Raises:
-            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-        """
-        coordinators = self._brokers.coordinators()
-        listings: list[TransactionListing] = []
-        for ids in batches(sorted({one.producer.producer_id for one in opened})):
-            wanted = Filter(producer_ids=frozenset(ids))
-            listings += list_transactions(self._brokers, wanted, coordinators).found
-        listed = {found.producer_id: found for found in listings}
-        names = sorted({found.transactional_id for found in listed.values()})
-        described = {found.transactional_id: found for found in describe_transactions(lambda: self._brokers, names)}
-        all_listed = all(one.producer.producer_id in listed for one in opened) or (
-            all(problem.covered for problem in self._brokers.problems) and sees_every_id(self._brokers)
-        )
-        doubtful = {
-            found.producer_id
-            for found in listings
-            if found != listed[found.producer_id] or found.coordinator != described[found.transactional_id].coordinator
-        }
-        return CoordinatorSide(listed, described, all_listed, frozenset(doubtful))
-
-    def hanging(self, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None) -> list[HangingTransaction]:
-        """The transactions that hang, or may hang. Each that seems to hang is checked a second time.
-
-        Args:
-            opened: The open transactions.
-            first: The result of a call of `describe` just before, if there was one.
-
-        Raises:
-            BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-        """
-        found = self._suspects(opened, first)
-        if not found:
-            return []
-        self._brokers.deadline.sleep(_RECHECK_PAUSE)
-        found = self._suspects([one.opened for one in found])
-        return confirmed(found, self._partitions_of(found)) if found else []
-
-    def _suspects(self, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None) -> list[HangingTransaction]:
-        """The transactions that hang, or may hang, according to the coordinators."""
-        if not opened:
-            return []
-        side = side or self.describe(opened)
-        return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
-
-    def _partitions_of(self, suspects: Sequence[HangingTransaction]) -> Mapping[Key, PartitionProducers]:
-        keys = {(one.opened.topic, one.opened.partition) for one in suspects}
-        return {(found.topic, found.partition): found for found in producers_of(self._brokers, keys, self._broker)}
+    found = _suspects(brokers, opened, first)
+    if not found:
+        return []
+    brokers.deadline.sleep(_RECHECK_PAUSE)
+    found = _suspects(brokers, [one.opened for one in found])
+    return confirmed(found, {one.key: one for one in producers_of(brokers, {each.opened.key for each in found}, broker)})
 
 
-class Search:
-    """One search for hanging transactions.
-
-    Args:
-        brokers: The brokers, for this call.
-        limit_ms: The age above which an open transaction is examined.
-        broker: The node to query about its replicas; None for the leaders.
-    """
-
-    def __init__(self, brokers: Brokers, limit_ms: int, broker: int | None) -> None:
-        self._brokers = brokers
-        self._limit_ms = limit_ms
-        self._broker = broker
-        self._open = self._searched = 0
-        self._unreadable: list[PartitionProducers] = []
-
-    def run(self, topics: Sequence[str] | None, partitions: Collection[int]) -> HangingSearch:
-        """Search these topics, or all; only these partitions, if any are given."""
-        if topics is None:
-            note_hidden_topics(self._brokers)
-        found = Examiner(self._brokers, self._broker).hanging(self._late(topics, partitions))
-        return HangingSearch(
-            hanging=tuple(one for one in found if one.reason.is_conclusive),
-            undecided=tuple(one for one in found if not one.reason.is_conclusive),
-            open=self._open,
-            searched=self._searched,
-            limit_ms=self._limit_ms,
-            unreadable=tuple(self._unreadable),
-            problems=self._brokers.problems,
-            hidden=self._brokers.hidden,
-        )
-
-    def _late(self, topics: Sequence[str] | None, partitions: Collection[int]) -> list[OpenTransaction]:
-        late = []
-        for described in describe_producers(self._brokers, topics, partitions, self._broker):
-            if described.problem is not None:
-                self._unreadable.append(described)
-                continue
-            self._searched += 1
-            opened = open_transactions(described)
-            self._open += len(opened)
-            now = int(time.time() * 1000)
-            late += [one for one in opened if is_late(one, self._limit_ms, now)]
-        return late
+def _suspects(
+    brokers: Brokers, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None
+) -> list[HangingTransaction]:
+    """The transactions that hang, or may hang, according to the coordinators."""
+    if not opened:
+        return []
+    side = side or coordinator_side(brokers, opened)
+    return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
 
 
-def limit_ms_of(brokers: Brokers) -> int:
-    """The age above which no transaction with a timeout can still be open."""
-    return max(map(int, brokers.setting("transaction.max.timeout.ms")), default=DEFAULT_MAX_TIMEOUT_MS) + PADDING_MS
+def find_hanging(
+    brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int], *, limit_ms: int | None, broker: int | None
+) -> HangingSearch:
+    """As `TransactionAdmin.find_hanging`: in these topics, or all; in these partitions, if any are given."""
+    if limit_ms is None:
+        maximum = max(map(int, brokers.setting("transaction.max.timeout.ms")), default=DEFAULT_MAX_TIMEOUT_MS)
+        limit_ms = maximum + PADDING_MS
+    if topics is None:
+        note_hidden_topics(brokers)
+    all_opened, searched = 0, 0
+    late: list[OpenTransaction] = []
+    unreadable: list[PartitionProducers] = []
+    for described in describe_producers(brokers, topics, partitions, broker):
+        if described.problem is not None:
+            unreadable.append(described)
+            continue
+        searched += 1
+        opened = described.opened
+        all_opened += len(opened)
+        now = int(time.time() * 1000)
+        late += [one for one in opened if is_late(one, limit_ms, now)]
+    found = hanging(brokers, late, broker=broker)
+    return HangingSearch(
+        hanging=tuple(one for one in found if one.reason.is_conclusive),
+        undecided=tuple(one for one in found if not one.reason.is_conclusive),
+        open=all_opened,
+        searched=searched,
+        limit_ms=limit_ms,
+        unreadable=tuple(unreadable),
+        problems=brokers.problems,
+        hidden=brokers.hidden,
+    )

@@ -1,147 +1,94 @@
-"""Transactional ids as their coordinators describe them (KIP-664, DescribeTransactions), in batches for each coordinator."""
+"""Transactional ids as their coordinators list and describe them (KIP-664)."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-from uuid import uuid4
+from typing import Any, Final, Self
 
 from dualwrite.admin.facts import RUNNING, DescribedTransaction, TransactionListing
-from dualwrite.admin.requests import DENIED, PAUSE, TRANSIENT, Brokers, batches, check, denied
-from dualwrite.deadline import Deadline
+from dualwrite.admin.requests import DENIED, Batch, Brokers, batches, check, denied
 from dualwrite.errors import (
-    BrokerAuthorizationError,
     BrokerError,
     BrokerUnavailableError,
+    ConfigurationError,
     DualWriteError,
     UnknownTransactionStateError,
 )
 from dualwrite.kafka.client.broker_connection import Connection
-from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, MakeRequest, Network
-from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, MakeRequest
+from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.descriptions import description_of
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import (
-    DescribeClusterRequest,
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    DescribeGroupsRequest,
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
-    InitProducerIdRequest,
     ListTransactionsRequest,
     ListTransactionsResponse,
-)
-from dualwrite.kafka.client.retries import rounds
-from dualwrite.kafka.inspect import (
-    BROKER_RESOURCE,
-    INIT_PRODUCER_ID,
-    TRANSACTION_STATE_TOPIC,
-    TWO_PHASE_SETTING,
-    settings_in,
-    settings_request,
 )
 from dualwrite.state import TransactionStatus
 
 
 def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
-    """Describe ids, in their order, with at most one batch of results in memory.
+    """Describe ids, as Kafka sees them, in their order, with at most one batch of results in memory.
 
-    Args:
-        brokers: Called for each batch; returns the brokers, with the time limit of the batch.
-        ids: The ids, as Kafka sees them.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
+    `brokers` is called for each batch; it returns the brokers, with the time limit of the batch.
     """
     for batch in batches(ids):
-        found = _Batch(brokers(), batch).described()
-        yield from (found[name] for name in batch)
+        found = _Descriptions(brokers(), batch).replies()
+        for name in batch:
+            yield DescribedTransaction(name, found[name].broker, found[name].response, found[name].problem)
 
 
-class _Batch:
-    """The ids of one batch, until each is described or has failed."""
+class _Descriptions(Batch[str]):
+    """Ids that their coordinators are asked about."""
 
-    def __init__(self, brokers: Brokers, ids: Sequence[str]) -> None:
-        self._brokers = brokers
-        self._waiting = list(dict.fromkeys(ids))
-        self._found: dict[str, DescribedTransaction] = {}
-        self._reasons: dict[str, tuple[int | None, str]] = {}  # why an id is requested again
+    request_name = "DescribeTransactions"
 
-    def described(self) -> dict[str, DescribedTransaction]:
-        for _ in rounds(self._brokers.turn(), pause=PAUSE):
-            self._send_requests()
-            self._waiting = [name for name in self._waiting if name not in self._found]
-            if not self._waiting:
-                break
-        for name in self._waiting:
-            node, reason = self._reasons.get(name, (None, "no response"))
-            self._found[name] = DescribedTransaction(name, node, None, self._unanswered(name, reason))
-        return self._found
+    def located(self, keys: list[str]) -> Mapping[str, tuple[int | None, Address | str | DualWriteError]]:
+        return {name: _place(name, where) for name, where in self.brokers.located(keys).items()}
 
-    def _send_requests(self) -> None:
-        by_node: dict[int, list[str]] = defaultdict(list)
-        addresses: dict[int, Address] = {}
-        for name, where in self._brokers.located(self._waiting).items():
-            if isinstance(where, CoordinatorUnavailableError):
-                self._not_located(name, where)
-                continue
-            node, addresses[node] = where
-            if self._brokers.is_silent(node):
-                self._finish(name, node, self._unanswered(name, f"broker {node} does not respond"))
-            else:
-                by_node[node].append(name)
-        requests = {node: lambda _, names=names: _describe(names) for node, names in by_node.items()}
-        responses = self._brokers.request(addresses, requests, lambda _, response: response.transaction_states)
-        for node, states in responses.items():
-            for state in states:
-                self._add(node, state)
-        for node in by_node.keys() - responses.keys():
-            self._reasons |= dict.fromkeys(by_node[node], (node, f"broker {node} does not respond"))
+    def request(self, keys: list[str]) -> DescribeTransactionsRequest:
+        return DescribeTransactionsRequest(transactional_ids=keys)
 
-    def _not_located(self, name: str, error: CoordinatorUnavailableError) -> None:
-        if error.code in DENIED:
-            self._finish(name, None, denied("FindCoordinator", int(error.code or 0), name))
-        else:
-            self._reasons[name] = (None, str(error))
+    def responses(self, response: DescribeTransactionsResponse) -> Iterator[tuple[str, int, Any]]:
+        for state in response.transaction_states:
+            is_unknown = state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            found: Any = None
+            if not state.error_code:
+                try:
+                    found = description_of(state)
+                except UnknownTransactionStateError as error:
+                    found = error
+            yield state.transactional_id, 0 if is_unknown else state.error_code, found
 
-    def _add(self, node: int, state: DescribeTransactionsResponse.TransactionState) -> None:
-        name, code = state.transactional_id, state.error_code
-        if code in TRANSIENT:
-            self._reasons[name] = (node, f"DescribeTransactions returned {error_name(code)}")
-        elif code in DENIED:
-            self._finish(name, node, denied("DescribeTransactions", code, name))
-        elif code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
-            what = f"DescribeTransactions returned {error_name(code)}."
-            self._finish(name, node, BrokerError(what, transactional_id=name, code=code, name=error_name(code)))
-        else:
-            try:
-                description = None if code else description_of(state)
-            except UnknownTransactionStateError as error:
-                self._finish(name, node, error)
-            else:
-                self._found[name] = DescribedTransaction(name, node, description)
+    def refused(self, key: str, code: int) -> DualWriteError:
+        if code in DENIED:
+            return denied(self.request_name, code, key)
+        what = f"{self.request_name} returned {error_name(code)}."
+        return BrokerError(what, transactional_id=key, code=code, name=error_name(code))
 
-    def _finish(self, name: str, node: int | None, problem: DualWriteError) -> None:
-        self._found[name] = DescribedTransaction(name, node, None, problem)
-
-    def _unanswered(self, name: str, reason: str) -> BrokerUnavailableError:
+    def unanswered(self, key: str, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"The transaction's coordinator did not respond: {reason}.",
-            transactional_id=name,
+            transactional_id=key,
             cause="its broker is down, overloaded, or unreachable from here",
             next_step="retry once the broker is back, or another has taken over",
-            servers=self._brokers.network.config.servers,
+            servers=self.brokers.network.config.servers,
         )
 
 
-def _describe(names: list[str]) -> DescribeTransactionsRequest:
-    return DescribeTransactionsRequest(transactional_ids=names)
+def _place(
+    name: str, where: tuple[int, Address] | CoordinatorUnavailableError
+) -> tuple[int | None, Address | str | DualWriteError]:
+    if not isinstance(where, CoordinatorUnavailableError):
+        return where
+    return None, denied("FindCoordinator", int(where.code or 0), name) if where.code in DENIED else str(where)
 
+
+# --- the ids of a cluster ---------------------------------------------------------------------------------------------
 
 _BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
 _BY_PATTERN: Final = 2  # Apache Kafka 4.1
@@ -164,6 +111,30 @@ class Filter:
     producer_ids: frozenset[int] = frozenset()
     pattern: re.Pattern[str] | None = None
     running_longer_than_ms: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        states: Collection[str | TransactionStatus],
+        producer_ids: Iterable[int],
+        pattern: str | None,
+        running_longer_than: float | None,
+    ) -> Self:
+        """The filter of these arguments of `TransactionAdmin.list`.
+
+        Raises:
+            ConfigurationError: There is no such state, or the pattern is not a regular expression.
+        """
+        chosen = frozenset(map(_status, states))
+        try:
+            expression = re.compile(pattern) if pattern else None
+        except re.error as error:
+            raise ConfigurationError(
+                f"The pattern {pattern!r} is not a regular expression: {error}.",
+                next_step="use the syntax of Python's module re",
+            ) from error
+        limit = None if running_longer_than is None else max(int(running_longer_than * 1000), 0)
+        return cls(chosen, frozenset(producer_ids), expression, limit)
 
     @property
     def requested_states(self) -> frozenset[TransactionStatus]:
@@ -194,26 +165,44 @@ class Filter:
         return self.pattern.pattern
 
 
+def _status(name: str | TransactionStatus) -> TransactionStatus:
+    """The state with this name, whatever its case."""
+    for state in TransactionStatus:
+        if name is state or str(name).lower() == state.value.lower():
+            return state
+    raise ConfigurationError(
+        f"{name!r} is not a transaction state.",
+        next_step=f"use one of {', '.join(state.value for state in TransactionStatus)}",
+    )
+
+
 @dataclass(slots=True)
 class Listed:
-    """What the coordinators listed.
-
-    Attributes:
-        found: The listings that meet the filter, except that the duration of those in `undated` was not checked.
-        undated: The ids from brokers that can't filter by duration; their start times must be looked up.
-    """
+    """The listings that meet the filter; the duration of those in `undated` was not checked by their brokers."""
 
     found: list[TransactionListing] = field(default_factory=list)
     undated: set[str] = field(default_factory=set)
+
+
+def find_transactions(brokers: Brokers, wanted: Filter) -> list[TransactionListing]:
+    """The listings that meet the filter, sorted; also of brokers that can't filter by duration."""
+    listed = list_transactions(brokers, wanted)
+    if not listed.undated or wanted.running_longer_than_ms is None:
+        return listed.found
+    latest = time.time() * 1000 - wanted.running_longer_than_ms
+    old = {
+        described.transactional_id
+        for described in describe_transactions(lambda: brokers, sorted(listed.undated))
+        if described.problem is not None  # its age is unknown, so it is included
+        or (described.description is not None and 0 <= described.description.start_time_ms < latest)
+    }
+    return [found for found in listed.found if found.transactional_id not in listed.undated or found.transactional_id in old]
 
 
 def list_transactions(brokers: Brokers, wanted: Filter, coordinators: Mapping[int, Address] | None = None) -> Listed:
     """List the transactions of every broker, or of those given; a broker that does not respond is in `brokers.problems`.
 
     The pattern is checked here too, and sent only if it means the same to a broker: its dialect of regular expressions differs.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     listed = Listed()
     if wanted.is_contradiction:
@@ -265,130 +254,3 @@ def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> L
         producer_id_filters=sorted(wanted.producer_ids),
         **more,
     )
-
-
-def statuses(names: Collection[str | TransactionStatus]) -> frozenset[TransactionStatus]:
-    """The states with these names, whatever their case.
-
-    Raises:
-        ValueError: There is no such state.
-    """
-    by_name = {state.value.lower(): state for state in TransactionStatus}
-    found = set()
-    for name in names:
-        state = name if isinstance(name, TransactionStatus) else by_name.get(str(name).lower())
-        if state is None:
-            raise ValueError(name)
-        found.add(state)
-    return frozenset(found)
-
-
-_DESCRIBE: Final = 1 << 8  # of the operations in Kafka's protocol
-_NOT_REPORTED: Final = -(2**31)
-
-
-def sees_every_id(brokers: Brokers) -> bool:
-    """Whether ListTransactions, sent to all coordinators, lists every id; notes the ACLs that are missing.
-
-    An ACL that denies Describe on some ids can't be noticed: Kafka leaves these ids out, and describes the others.
-
-    Call it after `Brokers.coordinators`.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
-    if not brokers.sees_coordinators:
-        brokers.hide(
-            "coordinators",
-            BrokerAuthorizationError(
-                "It is not known whether every transaction coordinator is up; the ids of one that is down are missing.",
-                cause=f"Kafka refuses Metadata for {TRANSACTION_STATE_TOPIC!r}: the principal lacks an ACL",
-                next_step=f"grant the principal Describe on the topic {TRANSACTION_STATE_TOPIC!r}",
-                code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
-                name=ErrorCode.TOPIC_AUTHORIZATION_FAILED.name,
-            ),
-        )
-    (probed,) = describe_transactions(lambda: brokers, [uuid4().hex])
-    if isinstance(probed.problem, BrokerAuthorizationError):
-        _hide(brokers, "transactional id", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    return brokers.sees_coordinators and probed.problem is None
-
-
-def note_hidden_topics(brokers: Brokers) -> None:
-    """Note the missing ACL if Metadata for all topics leaves some out.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
-    name = uuid4().hex
-    if brokers.view([name]).refused.get(name) == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-        _hide(brokers, "topic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-
-
-def note_hidden_groups(brokers: Brokers) -> None:
-    """Note the missing ACL if ListGroups leaves some groups out. With Describe on the cluster, it lists all.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
-    name = uuid4().hex
-    described = brokers.call_any(lambda: DescribeGroupsRequest(groups=[name], include_authorized_operations=False))
-    (group,) = described.groups
-    if group.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
-        return
-    cluster = brokers.call_any(lambda: DescribeClusterRequest(include_cluster_authorized_operations=True))
-    operations = cluster.cluster_authorized_operations
-    if operations == _NOT_REPORTED or not operations & _DESCRIBE:
-        _hide(brokers, "group", ErrorCode.GROUP_AUTHORIZATION_FAILED)
-
-
-def _hide(brokers: Brokers, resource: str, code: ErrorCode) -> None:
-    brokers.hide(
-        f"{resource}s",
-        BrokerAuthorizationError(
-            f"Kafka leaves out the {resource}s that the principal may not describe.",
-            cause="the principal lacks an ACL",
-            next_step=f"grant the principal Describe on the {resource} '*'",
-            code=int(code),
-            name=code.name,
-        ),
-    )
-
-
-_BROKER_TIMEOUT: Final = 5.0
-
-
-def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, bool | None]:
-    """Whether each live broker has two-phase commit switched on, by node id; None if that is not known.
-
-    Args:
-        config: The cluster's settings.
-        timeout: Seconds, including retries.
-
-    Raises:
-        BrokerUnavailableError: No broker responded.
-        BrokerAuthorizationError: The login was refused.
-    """
-    has_version: dict[int, bool] = {}
-
-    def request(node: int) -> MakeRequest:
-        def made(connection: Connection) -> DescribeConfigsRequest:
-            has_version[node] = connection.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
-            return settings_request(BROKER_RESOURCE, [str(node)], [TWO_PHASE_SETTING])
-
-        return made
-
-    def setting(node: int, response: DescribeConfigsResponse) -> str | None:
-        return settings_in(response).get(str(node), {}).get(TWO_PHASE_SETTING)
-
-    with closing(Network(config)) as network:
-        brokers = Brokers(network, Deadline.after(timeout), _BROKER_TIMEOUT)
-        live = brokers.view([]).brokers
-        settings = brokers.request(live, {node: request(node) for node in live}, setting)
-    return {node: _is_on(settings.get(node), has_version=has_version.get(node)) for node in sorted(live)}
-
-
-def _is_on(setting: str | None, *, has_version: bool | None) -> bool | None:
-    if has_version is False:
-        return False
-    return None if setting is None else setting == "true"

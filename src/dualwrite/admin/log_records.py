@@ -1,111 +1,27 @@
-"""Find the batch that contains a record: who wrote it, and whether it is part of a transaction (one Fetch)."""
+"""The transaction of a record: who wrote it, and how it ended, as the log of its partition shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction
-from dualwrite.admin.hanging import Examiner, HangingTransaction, OpenTransaction, open_transactions
-from dualwrite.admin.partitions import producers_of
-from dualwrite.admin.requests import PAUSE, Brokers, Key, by_topic, chosen_partitions, request_partitions
+from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, OpenTransaction
+from dualwrite.admin.hanging import HangingTransaction, coordinator_side, hanging
+from dualwrite.admin.partitions import PartitionBatch, one_partition, producers_of
+from dualwrite.admin.requests import PAUSE, Brokers, ClusterView, Key, PartitionView
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.log_proof import Batch, LogNotReadableError, batches, fate_in_log
+from dualwrite.kafka.client.log_proof import Batch as LogBatch
+from dualwrite.kafka.client.log_proof import LogNotReadableError, batches, fate_in_log
 from dualwrite.kafka.client.messages_generated import FetchRequest, FetchResponse
 from dualwrite.kafka.client.retries import rounds
 from dualwrite.state import Fate, Place, PreparedTxnState
 
 _ONE_BATCH: Final = 1  # a broker returns the first batch whole, however small the limit is (KIP-74)
 _READ_UNCOMMITTED: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    """The batch of a record, as its partition's leader has it.
-
-    Args:
-        broker: The partition's leader.
-        batch: The header of the batch that contains the record.
-    """
-
-    broker: int | None
-    batch: Batch
-
-
-def stored_record(brokers: Brokers, key: Key, offset: int) -> StoredRecord:
-    """The batch that contains a record, committed or not.
-
-    Args:
-        brokers: The brokers, for this call.
-        key: The partition.
-        offset: The record's offset.
-
-    Raises:
-        UnknownTopicError: There is no such partition.
-        BrokerAuthorizationError: Read on the topic is missing.
-        BrokerUnavailableError: The leader did not respond.
-        BrokerError: There is no record with this offset: not yet, or not any more.
-    """
-    seen = brokers.view([key[0]])
-    chosen, refused = chosen_partitions(seen, [key[1]])
-    for problem in refused.values():
-        raise problem
-    reply = request_partitions(brokers, seen, chosen, _BatchAt(offset))[key]
-    if reply.problem is not None:
-        if isinstance(reply.problem, BrokerError) and reply.problem.facts.get("code") == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise _no_record(key, offset, "retention has deleted it, or it was not written yet") from reply.problem
-        raise reply.problem
-    found = next(batches(reply.response.records), None)
-    if found is None:
-        raise _no_record(key, offset, f"the partition ends at {reply.response.high_watermark}")
-    if not found.base_offset <= offset <= found.last_offset:
-        raise _no_record(key, offset, f"compaction has removed it; the next one is at {found.base_offset}")
-    return StoredRecord(reply.broker, found)
-
-
-class _BatchAt:
-    """Requests the batch at an offset."""
-
-    request_name = "Fetch"
-    failure = "The record of {} could not be read"
-
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def request(self, _: Connection, keys: Sequence[Key]) -> FetchRequest:
-        topic_request = FetchRequest.FetchTopic
-        partition_request = topic_request.FetchPartition
-        return FetchRequest(
-            max_wait_ms=0,
-            min_bytes=0,
-            max_bytes=_ONE_BATCH,
-            isolation_level=_READ_UNCOMMITTED,
-            topics=[
-                topic_request(
-                    topic=topic,
-                    partitions=[
-                        partition_request(partition=each, fetch_offset=self._offset, partition_max_bytes=_ONE_BATCH)
-                        for each in indexes
-                    ],
-                )
-                for topic, indexes in by_topic(keys).items()
-            ],
-        )
-
-    @staticmethod
-    def responses(response: FetchResponse) -> Iterator[tuple[Key, int, Any]]:
-        for topic in response.responses:
-            for found in topic.partitions:
-                yield (topic.topic, found.partition_index), found.error_code, found
-
-
-def _no_record(key: Key, offset: int, cause: str) -> BrokerError:
-    code = ErrorCode.OFFSET_OUT_OF_RANGE
-    return BrokerError(f"There is no record {key[0]}-{key[1]} at {offset}.", cause=cause, code=int(code), name=code.name)
 
 
 class Ending(Enum):
@@ -178,8 +94,8 @@ class RecordTransaction:
 
 
 def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction:
-    """See `TransactionAdmin.transaction_of`."""
-    batch = stored_record(brokers, key, offset).batch
+    """As `TransactionAdmin.transaction_of`."""
+    batch = _batch_at(brokers, key, offset)
     known = batch.producer_id >= 0
     found = RecordTransaction(
         *key,
@@ -193,23 +109,82 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
     if not batch.is_transactional:
         return found
     ending, opened = _ended(brokers, key, offset, batch)
-    examiner = Examiner(brokers)
     one = opened or OpenTransaction(*key, None, ActiveProducer(batch.producer_id, batch.epoch, -1, None, None, offset))
-    side = examiner.describe([one])
-    hanging = next(iter(examiner.hanging([opened], side)), None) if opened is not None else None
+    side = coordinator_side(brokers, [one])
+    verdict = next(iter(hanging(brokers, [opened], side)), None) if opened is not None else None
     return replace(
         found,
         ending=ending,
         opened=opened,
         described=side.description(one),
-        hanging=hanging,
+        hanging=verdict,
         is_searched=side.all_listed,
         problems=brokers.problems,
         hidden=brokers.hidden,
     )
 
 
-def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:
+def _batch_at(brokers: Brokers, key: Key, offset: int) -> LogBatch:
+    """The header of the batch that contains a record, committed or not.
+
+    Raises:
+        UnknownTopicError: There is no such partition.
+        BrokerAuthorizationError: Read on the topic is missing.
+        BrokerUnavailableError: The leader did not respond.
+        BrokerError: There is no record with this offset: not yet, or not any more.
+    """
+    seen, view = one_partition(brokers, key)
+    reply = _Fetch(brokers, seen, [view], offset).replies()[key]
+    if reply.problem is not None:
+        if isinstance(reply.problem, BrokerError) and reply.problem.facts.get("code") == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise _no_record(key, offset, "retention has deleted it, or it was not written yet") from reply.problem
+        raise reply.problem
+    found = next(batches(reply.response.records), None)
+    if found is None:
+        raise _no_record(key, offset, f"the partition ends at {reply.response.high_watermark}")
+    if not found.base_offset <= offset <= found.last_offset:
+        raise _no_record(key, offset, f"compaction has removed it; the next one is at {found.base_offset}")
+    return found
+
+
+class _Fetch(PartitionBatch):
+    """The batch at an offset."""
+
+    request_name = "Fetch"
+    failure = "The record of {} could not be read"
+
+    def __init__(self, brokers: Brokers, seen: ClusterView, partitions: list[PartitionView], offset: int) -> None:
+        super().__init__(brokers, seen, partitions)
+        self._offset = offset
+
+    def request(self, keys: list[Key]) -> FetchRequest:
+        topic_request = FetchRequest.FetchTopic
+        asked = topic_request.FetchPartition
+        return FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=_ONE_BATCH,
+            isolation_level=_READ_UNCOMMITTED,
+            topics=[
+                topic_request(
+                    topic=topic, partitions=[asked(partition=index, fetch_offset=self._offset, partition_max_bytes=_ONE_BATCH)]
+                )
+                for topic, index in keys
+            ],
+        )
+
+    def responses(self, response: FetchResponse) -> Iterator[tuple[Key, int, Any]]:
+        for topic in response.responses:
+            for found in topic.partitions:
+                yield (topic.topic, found.partition_index), found.error_code, found
+
+
+def _no_record(key: Key, offset: int, cause: str) -> BrokerError:
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+    return BrokerError(f"There is no record {key[0]}-{key[1]} at {offset}.", cause=cause, code=int(code), name=code.name)
+
+
+def _ended(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> tuple[Ending, OpenTransaction | None]:
     if batch.is_control:
         return Ending.COMMITTED if batch.commits else Ending.ABORTED, None
     reason: Exception | None = None
@@ -235,9 +210,9 @@ def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Endin
     raise _unknown_ending(brokers, key, offset, reason)
 
 
-def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: Batch) -> None:
-    """Raise the error of `stored_record` if the record was deleted after it was read; or an error if it is a different one."""
-    again = stored_record(brokers, key, offset).batch
+def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> None:
+    """Raise the error of `_batch_at` if the record was deleted after it was read; or an error if it is a different one."""
+    again = _batch_at(brokers, key, offset)
     if (again.producer_id, again.epoch) != (batch.producer_id, batch.epoch):
         raise BrokerError(
             f"The record {key[0]}-{key[1]} at {offset} changed while its transaction was examined.",
@@ -259,17 +234,17 @@ def _unknown_ending(brokers: Brokers, key: Key, offset: int, reason: Exception |
     )
 
 
-def _open_at(brokers: Brokers, key: Key, offset: int, batch: Batch) -> OpenTransaction | None:
+def _open_at(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> OpenTransaction | None:
     for described in producers_of(brokers, [key]):
         if described.problem is not None:
             raise described.problem
-        for opened in open_transactions(described):
+        for opened in described.opened:
             start = opened.producer.transaction_start_offset
             if opened.producer.producer_id == batch.producer_id and start is not None and start <= offset:
                 return opened
     return None
 
 
-def _fate(brokers: Brokers, key: Key, offset: int, batch: Batch) -> Fate:
+def _fate(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> Fate:
     state = PreparedTxnState(batch.producer_id, batch.epoch)
     return fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())

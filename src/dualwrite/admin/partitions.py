@@ -1,27 +1,24 @@
-"""The producers that the replicas of partitions remember (KIP-664, DescribeProducers), in batches for each broker."""
+"""What replicas of partitions know, their producers and their ends; and the marker that ends a transaction (KIP-664)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from dualwrite.admin.facts import ActiveProducer, PartitionProducers
-from dualwrite.admin.requests import (
-    TRANSIENT,
-    Brokers,
-    ClusterView,
-    Key,
-    PartitionReply,
-    PartitionView,
-    batches,
-    by_topic,
-    chosen_partitions,
-    refused_partition,
-    request_partitions,
+from dualwrite.admin.facts import ActiveProducer, OpenTransaction, PartitionProducers
+from dualwrite.admin.requests import DENIED, TRANSIENT, Batch, Brokers, ClusterView, Key, PartitionView, batches, denied
+from dualwrite.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DualWriteError,
+    TransactionChangedError,
+    UnknownTopicError,
 )
-from dualwrite.errors import BrokerError, ConfigurationError, DualWriteError, TransactionChangedError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
+from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import (
     DescribeProducersRequest,
@@ -32,20 +29,104 @@ from dualwrite.kafka.client.messages_generated import (
 )
 
 
+def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[list[PartitionView], dict[Key, DualWriteError]]:
+    """The chosen partitions of the topics, or all; and an error for each that does not exist or can't be described.
+
+    The error for a whole topic has partition -1.
+    """
+    refused = {(topic, -1): _refused("Metadata", "topic", topic, code, topic) for topic, code in seen.refused.items()}
+    chosen = [found for found in seen.partitions if not partitions or found.partition in partitions]
+    for topic in dict.fromkeys(found.topic for found in seen.partitions):
+        missing = {*partitions} - {found.partition for found in chosen if found.topic == topic}
+        for key in ((topic, index) for index in sorted(missing)):
+            refused[key] = refused_partition("Metadata", key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return chosen, refused
+
+
+def one_partition(brokers: Brokers, key: Key) -> tuple[ClusterView, PartitionView]:
+    """A partition, as Metadata shows it; raises an error if it does not exist or can't be described."""
+    seen = brokers.view([key[0]])
+    chosen, refused = chosen_partitions(seen, [key[1]])
+    for problem in refused.values():
+        raise problem
+    return seen, chosen[0]
+
+
+def refused_partition(request_name: str, key: Key, code: int) -> DualWriteError:
+    """The error for a partition about which a broker refuses a request, for a reason that will not pass."""
+    return _refused(request_name, "partition", f"{key[0]}-{key[1]}", code, key[0])
+
+
+def _refused(request_name: str, kind: str, what: str, code: int, topic: str) -> DualWriteError:
+    if code in DENIED:
+        return denied(request_name, code, topic)
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return UnknownTopicError(
+            f"There is no {kind} {what!r}.",
+            next_step="check its name and the cluster's address",
+            code=int(code),
+            name=error_name(code),
+        )
+    return BrokerError(f"Kafka refuses {what}: {error_name(code)}.", code=code, name=error_name(code))
+
+
+def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
+    """The partitions of each topic."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for topic, partition in keys:
+        found[topic].append(partition)
+    return found
+
+
+class PartitionBatch(Batch[Key]):
+    """Partitions that their leaders are asked about, or one broker about its replicas."""
+
+    failure: str
+    """How the error for a partition without a response begins, `{}` being the partition."""
+
+    def __init__(
+        self, brokers: Brokers, seen: ClusterView, partitions: Sequence[PartitionView], broker: int | None = None
+    ) -> None:
+        super().__init__(brokers, [found.key for found in partitions])
+        self._broker = broker
+        self._views = {found.key: found for found in partitions}
+        self._seen: ClusterView | None = seen
+
+    def located(self, keys: list[Key]) -> Mapping[Key, tuple[int | None, Address | str | DualWriteError]]:
+        seen, self._seen = self._seen, None
+        if seen is None:  # not the first time: leaders may have moved
+            seen = self.brokers.view(sorted({topic for topic, _ in keys}))
+            self._views |= {found.key: found for found in seen.partitions}
+        return {key: self._place(self._views[key], seen) for key in keys}
+
+    def _place(self, view: PartitionView, seen: ClusterView) -> tuple[int | None, Address | str]:
+        node = view.leader if self._broker is None else self._broker
+        return node, "it has no leader" if node is None else seen.brokers.get(node, f"broker {node} is down")
+
+    def refused(self, key: Key, code: int) -> DualWriteError:
+        return refused_partition(self.request_name, key, code)
+
+    def unanswered(self, key: Key, reason: str) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"{self.failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
+            cause="the broker is down, overloaded, or unreachable from here",
+            next_step="retry once it is back",
+            servers=self.brokers.network.config.servers,
+        )
+
+
+# --- producers --------------------------------------------------------------------------------------------------------
+
+
 def describe_producers(
     brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = (), broker: int | None = None
 ) -> Iterator[PartitionProducers]:
-    """Describe the producers of each partition, from its leader or from one given broker; yields one partition at a time.
+    """Describe the producers of each partition of these topics, or of all, from its leader; only `partitions`, if given.
 
-    Args:
-        brokers: The brokers, for this call.
-        topics: The topics; None for all.
-        partitions: Their partitions; empty for all.
-        broker: The node to send the requests to, for the partitions of which it has a replica; None for the leaders.
+    With a broker, it is asked instead about the partitions of which it has a replica.
 
     Raises:
         ConfigurationError: There is no such broker, or it has no replica of the topics.
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
     seen = brokers.view(topics)
     chosen, refused = chosen_partitions(seen, partitions)
@@ -60,32 +141,29 @@ def describe_producers(
 
 def producers_of(brokers: Brokers, keys: Collection[Key], broker: int | None = None) -> Iterator[PartitionProducers]:
     """As `describe_producers`, for partitions of several topics; one that does not exist any more is left out."""
-    seen = brokers.view(sorted({topic for topic, _ in keys})) if keys else ClusterView({}, (), {})
-    yield from _described(brokers, seen, [found for found in seen.partitions if (found.topic, found.partition) in keys], broker)
+    if keys:
+        seen = brokers.view(sorted({topic for topic, _ in keys}))
+        yield from _described(brokers, seen, [found for found in seen.partitions if found.key in keys], broker)
 
 
 def _described(
     brokers: Brokers, seen: ClusterView, partitions: Sequence[PartitionView], broker: int | None
 ) -> Iterator[PartitionProducers]:
     for batch in batches(partitions):
-        for key, reply in request_partitions(brokers, seen, batch, _Producers(), broker).items():
+        for key, reply in _Producers(brokers, seen, batch, broker).replies().items():
             yield PartitionProducers(*key, reply.broker, reply.response or (), reply.problem)
 
 
-class _Producers:
-    """Requests the producers of partitions."""
-
+class _Producers(PartitionBatch):
     request_name = "DescribeProducers"
     failure = "The producers of {} could not be described"
 
-    @staticmethod
-    def request(_: Connection, keys: Sequence[Key]) -> DescribeProducersRequest:
+    def request(self, keys: list[Key]) -> DescribeProducersRequest:
         topic_request = DescribeProducersRequest.TopicRequest
         topics = [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(keys).items()]
         return DescribeProducersRequest(topics=topics)
 
-    @staticmethod
-    def responses(response: DescribeProducersResponse) -> Iterator[tuple[Key, int, Any]]:
+    def responses(self, response: DescribeProducersResponse) -> Iterator[tuple[Key, int, Any]]:
         for topic in response.topics:
             for found in topic.partitions:
                 producers = () if found.error_code else tuple(sorted(map(_producer, found.active_producers)))
@@ -132,6 +210,8 @@ def _no_replica(found: PartitionView, broker: int) -> PartitionProducers:
     return PartitionProducers(found.topic, found.partition, None, problem=problem)
 
 
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
 _LATEST: Final = -1
 _EARLIEST: Final = -2
 _CLIENT: Final = -1
@@ -160,6 +240,11 @@ class PartitionEnd:
     problem: DualWriteError | None = None
 
     @property
+    def key(self) -> Key:
+        """Its topic and number."""
+        return self.topic, self.partition
+
+    @property
     def records_behind(self) -> int:
         """How many offsets `read_committed` consumers can't read yet."""
         if self.last_stable_offset is None or self.high_watermark is None:
@@ -168,22 +253,13 @@ class PartitionEnd:
 
 
 def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: Collection[int] = ()) -> Iterator[PartitionEnd]:
-    """Both ends of each partition, from its leader; the high watermark first, so that new records make no difference.
-
-    Args:
-        brokers: The brokers, for this call.
-        topics: The topics; None for all.
-        partitions: Their partitions; empty for all.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
+    """Both ends of each partition, from its leader; the high watermark first, so that new records make no difference."""
     seen = brokers.view(topics)
     chosen, refused = chosen_partitions(seen, partitions)
     yield from (PartitionEnd(*key, None, problem=problem) for key, problem in refused.items())
     for batch in batches(chosen):
-        written = request_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED))
-        stable = request_partitions(brokers, seen, batch, _Offset(_READ_COMMITTED))
+        written = _Offsets(brokers, seen, batch).replies()
+        stable = _Offsets(brokers, seen, batch, isolation=_READ_COMMITTED).replies()
         for key, reply in stable.items():
             problem = written[key].problem or reply.problem
             if problem is None:
@@ -192,72 +268,64 @@ def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: C
                 yield PartitionEnd(*key, reply.broker, problem=problem)
 
 
-def first_offsets(brokers: Brokers, topics: Sequence[str], partitions: Collection[int] = ()) -> dict[Key, PartitionReply]:
-    """The first offset that retention has left in each partition.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-        UnknownTopicError: There is no such topic or partition.
-    """
-    seen = brokers.view(topics)
+def first_offsets(brokers: Brokers, topic: str, partitions: Collection[int] = ()) -> dict[Key, int]:
+    """The first offset that retention has left in each partition; raises the first error about one."""
+    seen = brokers.view([topic])
     chosen, refused = chosen_partitions(seen, partitions)
     for problem in refused.values():
         raise problem
-    found: dict[Key, PartitionReply] = {}
+    found: dict[Key, int] = {}
     for batch in batches(chosen):
-        found |= request_partitions(brokers, seen, batch, _Offset(_READ_UNCOMMITTED, _EARLIEST))
+        for key, reply in _Offsets(brokers, seen, batch, timestamp=_EARLIEST).replies().items():
+            if reply.problem is not None:
+                raise reply.problem
+            found[key] = reply.response
     return found
 
 
-class _Offset:
-    """Requests the offset after the last record that can be read, or the first offset."""
+class _Offsets(PartitionBatch):
+    """The offset after the last record that can be read, or the first offset."""
 
     request_name = "ListOffsets"
     failure = "The offsets of {} could not be read"
 
-    def __init__(self, isolation: int, timestamp: int = _LATEST) -> None:
+    def __init__(self, *partitions: Any, isolation: int = _READ_UNCOMMITTED, timestamp: int = _LATEST) -> None:
+        super().__init__(*partitions)
         self._isolation = isolation
         self._timestamp = timestamp
 
-    def request(self, _: Connection, keys: Sequence[Key]) -> ListOffsetsRequest:
+    def request(self, keys: list[Key]) -> ListOffsetsRequest:
         topic_request = ListOffsetsRequest.ListOffsetsTopic
-        partition_request = topic_request.ListOffsetsPartition
+        asked = topic_request.ListOffsetsPartition
         return ListOffsetsRequest(
             replica_id=_CLIENT,
             isolation_level=self._isolation,
             topics=[
                 topic_request(
-                    name=topic,
-                    partitions=[partition_request(partition_index=each, timestamp=self._timestamp) for each in indexes],
+                    name=topic, partitions=[asked(partition_index=each, timestamp=self._timestamp) for each in indexes]
                 )
                 for topic, indexes in by_topic(keys).items()
             ],
         )
 
-    @staticmethod
-    def responses(response: ListOffsetsResponse) -> Iterator[tuple[Key, int, Any]]:
+    def responses(self, response: ListOffsetsResponse) -> Iterator[tuple[Key, int, Any]]:
         for topic in response.topics:
             for found in topic.partitions:
                 yield (topic.name, found.partition_index), found.error_code, found.offset
 
+
+# --- the marker of a transaction --------------------------------------------------------------------------------------
 
 _NAME: Final = "WriteTxnMarkers"
 _OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
 _FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 
-def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: int, coordinator_epoch: int) -> str | None:
+def write_abort_marker(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> str | None:
     """Write an abort marker to the leader of a partition; the only way to end a transaction that no coordinator will end.
 
     The request is sent once: it names only the producer, so if it were repeated blindly, it could abort the next transaction of
-    a producer that keeps its epoch.
-
-    Args:
-        brokers: The brokers, for this call.
-        key: The partition.
-        producer_id: The transaction's producer id.
-        epoch: Its epoch, as the partition has it.
-        coordinator_epoch: At least the coordinator's epoch in the producer's last marker.
+    a producer that keeps its epoch. `coordinator_epoch` is at least the one in the producer's last marker.
 
     Returns:
         None if the marker was written; or why this is not known: look at the partition before you call this again.
@@ -268,50 +336,34 @@ def write_abort_marker(brokers: Brokers, key: Key, *, producer_id: int, epoch: i
         UnknownTopicError: There is no such partition.
         BrokerUnavailableError: No broker responded: nothing was written.
     """
-    seen = brokers.view([key[0]])
-    chosen, refused = chosen_partitions(seen, [key[1]])
-    for problem in refused.values():
-        raise problem
-    leader = chosen[0].leader
-    address = None if leader is None else seen.brokers.get(leader)
+    key, producer = opened.key, opened.producer
+    seen, view = one_partition(brokers, key)
+    address = None if view.leader is None else seen.brokers.get(view.leader)
     if address is None:
         return "it has no leader"
+    marker = WriteTxnMarkersRequest.WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        transaction_result=False,
+        topics=[WriteTxnMarkersRequest.WritableTxnMarker.WritableTxnMarkerTopic(name=key[0], partition_indexes=[key[1]])],
+        coordinator_epoch=coordinator_epoch,
+    )
     turn = brokers.turn()
     try:
-        connection = brokers.network.connection(address, turn)
-        response = connection.call(_request(key, producer_id, epoch, coordinator_epoch), turn)
+        response = brokers.network.connection(address, turn).call(WriteTxnMarkersRequest(markers=[marker]), turn)
     except ConnectionLostError as error:
         return str(error)
     (code,) = (found.error_code for marker in response.markers for topic in marker.topics for found in topic.partitions)
+    if not code:
+        return None
     if code in TRANSIENT:
         return f"{_NAME} returned {error_name(code)}"
-    if code:
-        _refuse(key, code, producer_id, epoch)
-    return None
-
-
-def _request(key: Key, producer_id: int, epoch: int, coordinator_epoch: int) -> WriteTxnMarkersRequest:
-    marker = WriteTxnMarkersRequest.WritableTxnMarker
-    return WriteTxnMarkersRequest(
-        markers=[
-            marker(
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                transaction_result=False,
-                topics=[marker.WritableTxnMarkerTopic(name=key[0], partition_indexes=[key[1]])],
-                coordinator_epoch=coordinator_epoch,
-            )
-        ],
-    )
-
-
-def _refuse(key: Key, code: int, producer_id: int, epoch: int) -> NoReturn:
     problem = refused_partition(_NAME, key, code)
     if code != _FENCED and code not in _OTHER_EPOCH:
         raise problem
     newer = "coordinator epoch" if code == _FENCED else "producer epoch"
     raise TransactionChangedError(
-        f"The transaction of producer {producer_id} with epoch {epoch} on {key[0]}-{key[1]} was not aborted: "
-        f"the partition knows a newer {newer}.",
+        f"The transaction of producer {producer.producer_id} with epoch {producer.epoch} on {key[0]}-{key[1]} was not "
+        f"aborted: the partition knows a newer {newer}.",
         next_step="look again with `dualwrite transactions describe-producers`",
     ) from problem

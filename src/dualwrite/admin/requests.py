@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dualwrite.admin.facts import BrokerProblem
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError, DualWriteError, UnknownTopicError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError, DualWriteError
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.brokers import TRANSACTION, CoordinatorUnavailableError, MakeRequest, Network, request_together
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import MetadataRequest
-from dualwrite.kafka.client.retries import rounds
+from dualwrite.kafka.client.retries import TryAgainError, rounds
 from dualwrite.kafka.inspect import BROKER_RESOURCE, TRANSACTION_STATE_TOPIC, InspectionClient, settings_in, settings_request
 
 DENIED: Final = frozenset(
@@ -30,56 +31,34 @@ DENIED: Final = frozenset(
 """The codes by which a broker refuses a request of these tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
-    """An operation on a kind of resource, as in an ACL."""
-
-    operation: str
-    resource: str
-
-
 PERMISSIONS: Final = {
-    "Metadata": Permission("Describe", "topic"),
-    "FindCoordinator": Permission("Describe", "transactional id"),
-    "ListTransactions": Permission("Describe", "transactional id"),
-    "DescribeTransactions": Permission("Describe", "transactional id"),
-    "DescribeProducers": Permission("Read", "topic"),
-    "ListOffsets": Permission("Describe", "topic"),
-    "Fetch": Permission("Read", "topic"),
-    "OffsetFetch": Permission("Describe", "group"),
-    "DescribeGroups": Permission("Describe", "group"),
-    "WriteTxnMarkers": Permission("ClusterAction", "cluster"),
+    "Metadata": ("Describe", "topic"),
+    "FindCoordinator": ("Describe", "transactional id"),
+    "ListTransactions": ("Describe", "transactional id"),
+    "DescribeTransactions": ("Describe", "transactional id"),
+    "DescribeProducers": ("Read", "topic"),
+    "ListOffsets": ("Describe", "topic"),
+    "Fetch": ("Read", "topic"),
+    "OffsetFetch": ("Describe", "group"),
+    "DescribeGroups": ("Describe", "group"),
+    "WriteTxnMarkers": ("ClusterAction", "cluster"),
 }
-"""The ACL that each request needs."""
+"""The ACL that each request needs: an operation on a kind of resource."""
 
 
 def denied(request: str, code: int, name: str) -> BrokerAuthorizationError:
-    """The error for a request that was refused because an ACL is missing.
-
-    Args:
-        request: A key of PERMISSIONS.
-        code: One of DENIED.
-        name: The topic, the transactional id or the group.
-    """
-    needed = PERMISSIONS[request]
-    if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and needed.resource == "group":
-        return _topics_of_group(request, code, name)
-    resource = "cluster" if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED else f"{needed.resource} {name!r}"
+    """The error for a request, a key of PERMISSIONS, that was refused by one of DENIED for a topic, an id or a group."""
+    operation, resource = PERMISSIONS[request]
+    cause, place = "the principal lacks an ACL", f"{resource} {name!r}"
+    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        place = "cluster"
+    elif code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and resource == "group":
+        cause, place = "the principal may not describe a topic that the group consumes", "topics of the group"
     return BrokerAuthorizationError(
         f"Kafka refuses {request} for {name!r}: {error_name(code)}.",
         transactional_id=name if code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else None,
-        cause="the principal lacks an ACL",
-        next_step=f"grant the principal {needed.operation} on the {resource}",
-        code=code,
-        name=error_name(code),
-    )
-
-
-def _topics_of_group(request: str, code: int, group: str) -> BrokerAuthorizationError:
-    return BrokerAuthorizationError(
-        f"Kafka refuses {request} for {group!r}: {error_name(code)}.",
-        cause="the principal may not describe a topic that the group consumes",
-        next_step="grant the principal Describe on the topics of the group",
+        cause=cause,
+        next_step=f"grant the principal {operation} on the {place}",
         code=code,
         name=error_name(code),
     )
@@ -108,9 +87,8 @@ PAUSE: Final = 0.05
 
 T = TypeVar("T")
 
-
-class TryAgainError(Exception):
-    """A response with a transient error: send the request again."""
+Key = tuple[str, int]
+"""A topic, and one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +100,15 @@ class PartitionView:
     leader: int | None
     replicas: tuple[int, ...]
 
+    @property
+    def key(self) -> Key:
+        """Its topic and number."""
+        return self.topic, self.partition
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The live brokers, and the requested topics.
-
-    Args:
-        brokers: Address by node id.
-        partitions: The partitions of the topics that exist, sorted.
-        refused: Kafka's error code for each topic that can't be described.
-    """
+    """The live brokers, the sorted partitions of the topics that exist, and the error code of each topic that is refused."""
 
     brokers: Mapping[int, Address]
     partitions: tuple[PartitionView, ...]
@@ -142,14 +119,8 @@ class Brokers:
     """Requests to the brokers during one call.
 
     A broker that does not respond for `patience` seconds is noted in `problems`, and gets no more requests during the call.
-
-    Args:
-        network: The connections.
-        deadline: For the whole call.
-        patience: Seconds for which requests to one broker are retried before the call continues without it.
-
-    Attributes:
-        sees_coordinators: Whether `coordinators` could check that each id has one (ACL Describe on `__transaction_state`).
+    Each method that asks Kafka raises BrokerUnavailableError if no broker responds before the deadline, and
+    BrokerAuthorizationError if the login is refused.
     """
 
     def __init__(self, network: Network, deadline: Deadline, patience: float) -> None:
@@ -159,6 +130,7 @@ class Brokers:
         self._problems: dict[int | str, BrokerProblem] = {}
         self._hidden: dict[str, DualWriteError] = {}
         self.sees_coordinators = True
+        """Whether `coordinators` could check that each id has one (ACL Describe on `__transaction_state`)."""
 
     def renewed(self, deadline: Deadline) -> Brokers:
         """A copy for the next part of a call, with its own deadline; brokers that did not respond get no more requests."""
@@ -182,33 +154,19 @@ class Brokers:
         return self.deadline.within(min(self._patience, self.deadline.left * _SHARE))
 
     def view(self, topics: Sequence[str] | None) -> ClusterView:
-        """The live brokers and these topics, none of which is created; None for all topics.
-
-        Raises:
-            BrokerUnavailableError: No broker responded before the deadline.
-            BrokerAuthorizationError: The login was refused.
-        """
+        """The live brokers and these topics, none of which is created; None for all topics."""
         return self._of_any(lambda network, attempt: _view(network, topics, attempt))
 
     def located(self, ids: Sequence[str]) -> dict[str, tuple[int, Address] | CoordinatorUnavailableError]:
-        """Node id and address of each transactional id's coordinator, or why it has none at the moment.
-
-        Raises: as for `view`.
-        """
+        """Node id and address of each transactional id's coordinator, or why it has none at the moment."""
         return self._of_any(lambda network, attempt: network.coordinators(ids, TRANSACTION, attempt))
 
     def call_any(self, make: Callable[[], Request[T]]) -> T:
-        """The response of any broker; the request is made anew for each attempt, since it gets a broker's version.
-
-        Raises: as for `view`.
-        """
+        """The response of any broker; the request is made anew for each attempt, since it gets a broker's version."""
         return self._of_any(lambda network, attempt: network.any_broker(attempt).call(make(), attempt))
 
     def setting(self, name: str) -> frozenset[str]:
-        """The values that a setting has on the brokers; empty if it can't be read (ACL DescribeConfigs on the cluster).
-
-        Raises: as for `view`.
-        """
+        """The values that a setting has on the brokers; empty if it can't be read (ACL DescribeConfigs on the cluster)."""
         brokers = self.view([]).brokers
         requests = {node: lambda _, node=node: settings_request(BROKER_RESOURCE, [str(node)], [name]) for node in brokers}
         found = self.request(brokers, requests, lambda node, response: settings_in(response).get(str(node), {}).get(name))
@@ -218,8 +176,6 @@ class Brokers:
         """The live brokers, each of which may be a transaction coordinator.
 
         Notes the brokers that are down, and the partitions of `__transaction_state` without a leader.
-
-        Raises: as for `view`.
         """
         seen = self.view([TRANSACTION_STATE_TOPIC])
         self.sees_coordinators = seen.refused.get(TRANSACTION_STATE_TOPIC) not in DENIED
@@ -250,15 +206,9 @@ class Brokers:
     def request(
         self, brokers: Mapping[int, Address], requests: Mapping[int, MakeRequest], conclude: Callable[[int, Any], T]
     ) -> dict[int, T]:
-        """Send requests to brokers at the same time, and again while their errors are transient.
+        """Send each node's request to its address at the same time, and again while `conclude` raises TryAgainError.
 
-        Args:
-            brokers: Address by node id.
-            requests: The request for each node.
-            conclude: Makes the result from a node's response; raises TryAgainError for a transient error.
-
-        Returns:
-            The results by node; a node that is missing is in `problems`.
+        Returns what `conclude` makes of the responses, by node; a node that is missing is in `problems`.
         """
         found: dict[int, T] = {}
         waiting = {node: request for node, request in requests.items() if not self.is_silent(node)}
@@ -294,12 +244,7 @@ class Brokers:
 
 
 def check(code: int, request: str) -> None:
-    """Raise an error if the response as a whole has an error code.
-
-    Raises:
-        TryAgainError: The error is transient.
-        BrokerError: It is not transient.
-    """
+    """Raise an error if the response as a whole has an error code: TryAgainError if it is transient, else BrokerError."""
     if code in TRANSIENT:
         raise TryAgainError(f"{request} returned {error_name(code)}")
     if code:
@@ -334,193 +279,84 @@ def _view(network: Network, topics: Sequence[str] | None, deadline: Deadline) ->
     )
 
 
-Key = tuple[str, int]
-"""A topic, and one of its partitions."""
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionReply:
-    """A broker's response about a partition.
-
-    Args:
-        broker: The node that got the request; None if there was none.
-        response: Its response; None if there is a problem.
-        problem: Why there is no response.
-    """
+class Reply:
+    """A broker's response about a partition or an id, or why there is none; the broker is None if none was asked."""
 
     broker: int | None
     response: Any = None
     problem: DualWriteError | None = None
 
 
-class PartitionRequest(Protocol):
-    """A request that can name several partitions of one broker."""
+class Batch(ABC, Generic[K]):
+    """At most `BATCH` partitions or ids. Each is asked about at its broker, and again elsewhere, until all have a reply."""
 
-    @property
-    def request_name(self) -> str:
-        """The request's name, a key of PERMISSIONS."""
+    request_name: str
+    """A key of PERMISSIONS."""
 
-    @property
-    def failure(self) -> str:
-        """How the error for a partition without a response begins, `{}` being the partition.
+    def __init__(self, brokers: Brokers, keys: Iterable[K]) -> None:
+        self.brokers = brokers
+        self._keys = list(dict.fromkeys(keys))
+        self._found: dict[K, Reply] = {}
+        self._reasons: dict[K, tuple[int | None, str]] = {}  # why a key is asked about again
 
-        For example `The producers of {} could not be described`.
-        """
+    @abstractmethod
+    def located(self, keys: list[K]) -> Mapping[K, tuple[int | None, Address | str | DualWriteError]]:
+        """The node that knows each, with its address; or why it can't be asked yet, or at all."""
 
-    def request(self, connection: Connection, keys: Sequence[Key]) -> Request[Any]:
-        """The request about these partitions."""
+    @abstractmethod
+    def request(self, keys: list[K]) -> Request[Any]:
+        """The request about these."""
 
-    def responses(self, response: Any) -> Iterable[tuple[Key, int, Any]]:
-        """The partition, the error code and the response for each partition of a broker's response."""
+    @abstractmethod
+    def responses(self, response: Any) -> Iterable[tuple[K, int, Any]]:
+        """The error code and what was found, perhaps an error, for each key of a broker's response."""
 
+    @abstractmethod
+    def refused(self, key: K, code: int) -> DualWriteError:
+        """The error for an error code that will not pass."""
 
-def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[list[PartitionView], dict[Key, DualWriteError]]:
-    """The chosen partitions of the topics, and an error for each that does not exist or can't be described.
+    @abstractmethod
+    def unanswered(self, key: K, reason: str) -> BrokerUnavailableError:
+        """The error for one without a response."""
 
-    The error for a whole topic has partition -1.
-
-    Args:
-        seen: What Metadata showed.
-        partitions: The partitions of each topic; empty for all.
-    """
-    refused = {(topic, -1): _topic_problem(topic, code) for topic, code in seen.refused.items()}
-    chosen = [found for found in seen.partitions if not partitions or found.partition in partitions]
-    for topic in dict.fromkeys(found.topic for found in seen.partitions):
-        missing = {*partitions} - {found.partition for found in chosen if found.topic == topic}
-        for key in ((topic, index) for index in sorted(missing)):
-            refused[key] = _problem("partition", f"{topic}-{key[1]}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return chosen, refused
-
-
-def refused_partition(request_name: str, key: Key, code: int) -> DualWriteError:
-    """The error for a partition about which a broker refuses a request, for a reason that will not pass."""
-    return denied(request_name, code, key[0]) if code in DENIED else _problem("partition", f"{key[0]}-{key[1]}", code)
-
-
-def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
-    """The partitions of each topic."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in keys:
-        found[topic].append(partition)
-    return found
-
-
-def request_partitions(
-    brokers: Brokers,
-    seen: ClusterView,
-    partitions: Sequence[PartitionView],
-    request: PartitionRequest,
-    broker: int | None = None,
-) -> dict[Key, PartitionReply]:
-    """Send the request to the leader of each partition, or to one broker for its replicas.
-
-    Args:
-        brokers: The brokers, for this call.
-        seen: What Metadata showed.
-        partitions: The partitions; no more than one batch.
-        request: The request.
-        broker: The node to send all requests to; None for the leaders.
-
-    Returns:
-        The replies, in the order of the partitions.
-
-    Raises:
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
-    """
-    return _Batch(brokers, seen, partitions, request, broker).replies()
-
-
-class _Batch:
-    """The partitions of one batch, until each has a reply."""
-
-    def __init__(
-        self,
-        brokers: Brokers,
-        seen: ClusterView,
-        partitions: Sequence[PartitionView],
-        request: PartitionRequest,
-        broker: int | None,
-    ) -> None:
-        self._brokers = brokers
-        self._seen = seen
-        self._request = request
-        self._broker = broker
-        self._waiting: dict[Key, PartitionView] = {(found.topic, found.partition): found for found in partitions}
-        self._order = tuple(self._waiting)
-        self._found: dict[Key, PartitionReply] = {}
-        self._reasons: dict[Key, str] = {}  # why a partition is requested again
-
-    def replies(self) -> dict[Key, PartitionReply]:
-        for _ in rounds(self._brokers.turn(), pause=PAUSE):
-            self._send_requests()
-            self._waiting = {key: view for key, view in self._waiting.items() if key not in self._found}
-            if not self._waiting:
+    def replies(self) -> dict[K, Reply]:
+        """The replies, in the order of the keys. Errors as for `Brokers`."""
+        waiting = self._keys
+        for _ in rounds(self.brokers.turn(), pause=PAUSE):
+            self._ask(waiting)
+            waiting = [key for key in waiting if key not in self._found]
+            if not waiting:
                 break
-            self._look_again()
-        for key, view in self._waiting.items():
-            self._fail(key, self._node(view), self._reasons.get(key, "no response"))
-        return {key: self._found[key] for key in self._order}
+        for key in waiting:
+            node, reason = self._reasons[key]
+            self._found[key] = Reply(node, problem=self.unanswered(key, reason))
+        return {key: self._found[key] for key in self._keys}
 
-    def _node(self, view: PartitionView) -> int | None:
-        return view.leader if self._broker is None else self._broker
-
-    def _send_requests(self) -> None:
-        by_node: dict[int, list[Key]] = defaultdict(list)
-        for key, view in self._waiting.items():
-            node = self._node(view)
-            if node is None:
-                self._reasons[key] = "it has no leader"
-            elif node not in self._seen.brokers:
-                self._reasons[key] = f"broker {node} is down"
-            elif self._brokers.is_silent(node):
-                self._fail(key, node, f"broker {node} does not respond")
+    def _ask(self, waiting: list[K]) -> None:
+        by_node: dict[int, list[K]] = defaultdict(list)
+        addresses: dict[int, Address] = {}
+        for key, (node, where) in self.located(waiting).items():
+            silent = f"broker {node} does not respond"
+            if isinstance(where, DualWriteError):
+                self._found[key] = Reply(node, problem=where)
+            elif node is None or isinstance(where, str):
+                self._reasons[key] = node, str(where)
+            elif self.brokers.is_silent(node):
+                self._found[key] = Reply(node, problem=self.unanswered(key, silent))
             else:
                 by_node[node].append(key)
-        requests = {
-            node: lambda connection, keys=keys: self._request.request(connection, keys) for node, keys in by_node.items()
-        }
-        responses = self._brokers.request(self._seen.brokers, requests, lambda _, response: response)
-        for node, response in responses.items():
-            for key, code, found in self._request.responses(response):
-                self._add_response(node, key, code, found)
-        for node in by_node.keys() - responses.keys():
-            self._reasons |= dict.fromkeys(by_node[node], f"broker {node} does not respond")
-
-    def _add_response(self, node: int, key: Key, code: int, response: Any) -> None:
-        if code in TRANSIENT:
-            self._reasons[key] = f"{self._request.request_name} returned {error_name(code)}"
-        elif code:
-            self._found[key] = PartitionReply(node, problem=refused_partition(self._request.request_name, key, code))
-        else:
-            self._found[key] = PartitionReply(node, response)
-
-    def _look_again(self) -> None:
-        """Read the leaders again, since they may have moved."""
-        self._seen = self._brokers.view(sorted({topic for topic, _ in self._waiting}))
-        for view in self._seen.partitions:
-            if (view.topic, view.partition) in self._waiting:
-                self._waiting[view.topic, view.partition] = view
-
-    def _fail(self, key: Key, node: int | None, reason: str) -> None:
-        problem = BrokerUnavailableError(
-            f"{self._request.failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
-            cause="the broker is down, overloaded, or unreachable from here",
-            next_step="retry once it is back",
-            servers=self._brokers.network.config.servers,
-        )
-        self._found[key] = PartitionReply(node, problem=problem)
-
-
-def _topic_problem(topic: str, code: int) -> DualWriteError:
-    return denied("Metadata", code, topic) if code in DENIED else _problem("topic", topic, code)
-
-
-def _problem(kind: str, what: str, code: int) -> DualWriteError:
-    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return UnknownTopicError(
-            f"There is no {kind} {what!r}.",
-            next_step="check its name and the cluster's address",
-            code=int(code),
-            name=error_name(code),
-        )
-    return BrokerError(f"Kafka refuses {what}: {error_name(code)}.", code=code, name=error_name(code))
+                addresses[node] = where
+                self._reasons[key] = node, silent  # unless it does
+        requests = {node: lambda _, keys=keys: self.request(keys) for node, keys in by_node.items()}
+        for node, response in self.brokers.request(addresses, requests, lambda _, response: response).items():
+            for key, code, found in self.responses(response):
+                if code in TRANSIENT:
+                    self._reasons[key] = node, f"{self.request_name} returned {error_name(code)}"
+                elif code or isinstance(found, DualWriteError):
+                    self._found[key] = Reply(node, problem=self.refused(key, code) if code else found)
+                else:
+                    self._found[key] = Reply(node, found)

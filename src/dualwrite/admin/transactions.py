@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from types import TracebackType
@@ -12,8 +10,9 @@ from typing import Any, Self
 
 from dualwrite.admin.ending import Examined, abort, examine, force_terminate
 from dualwrite.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
-from dualwrite.admin.hanging import HangingSearch, OpenTransaction, Search, limit_ms_of
-from dualwrite.admin.listing import Filter, Listed, describe_transactions, list_transactions, sees_every_id, statuses
+from dualwrite.admin.hanging import HangingSearch, find_hanging
+from dualwrite.admin.hidden import sees_every_id
+from dualwrite.admin.listing import Filter, describe_transactions, find_transactions
 from dualwrite.admin.log_records import RecordTransaction, transaction_of
 from dualwrite.admin.partitions import PartitionEnd, describe_producers, first_offsets, partition_ends
 from dualwrite.admin.requests import Brokers
@@ -32,7 +31,7 @@ class TransactionAdmin:
 
     Only `abort` and `force_terminate` change anything. They know only Kafka: what a database has committed must not be
     aborted, so query the database first, as `dualwrite transactions` does: `admin.decisions.Decisions` returns what a database
-    knows, and `admin.guard` has the rules.
+    knows, and `refusal_to_abort` and its like have the rules.
 
     A broker that does not respond is named in the result, which contains what the other brokers know. Close the object with
     `close()`, or use it in a `with` statement.
@@ -82,13 +81,12 @@ class TransactionAdmin:
             BrokerUnavailableError: No broker responded.
             BrokerAuthorizationError: The login was refused.
         """
-        wanted = _filter(states, producer_ids, pattern, running_longer_than)
+        wanted = Filter.of(states, producer_ids, pattern, running_longer_than)
         brokers = self._brokers()
-        listed = list_transactions(brokers, wanted)
-        found = tuple(_old_enough(brokers, listed, wanted))
+        found = find_transactions(brokers, wanted)
         if all(problem.covered for problem in brokers.problems):  # otherwise the result is incomplete in any case
             sees_every_id(brokers)
-        return Answer(found, brokers.problems, brokers.hidden)
+        return Answer(tuple(found), brokers.problems, brokers.hidden)
 
     def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
         """The coordinators' descriptions of ids, in the order of the ids (DescribeTransactions, KIP-664).
@@ -159,9 +157,9 @@ class TransactionAdmin:
         """
         if partitions and topic is None:
             raise ConfigurationError("Partitions were given without a topic.", next_step="give the topic too")
-        brokers = self._brokers()
-        limit = limit_ms_of(brokers) if max_transaction_timeout is None else int(max_transaction_timeout * 1000)
-        return Search(brokers, limit, broker).run(None if topic is None else [topic], frozenset(partitions))
+        limit_ms = None if max_transaction_timeout is None else int(max_transaction_timeout * 1000)
+        topics = None if topic is None else [topic]
+        return find_hanging(self._brokers(), topics, frozenset(partitions), limit_ms=limit_ms, broker=broker)
 
     def stuck(
         self,
@@ -213,11 +211,7 @@ class TransactionAdmin:
             BrokerUnavailableError: A partition's leader did not respond.
             BrokerAuthorizationError: The login was refused, or Describe on the topic is missing.
         """
-        found = first_offsets(self._brokers(), [topic], frozenset(partitions))
-        for reply in found.values():
-            if reply.problem is not None:
-                raise reply.problem
-        return {key: int(reply.response) for key, reply in found.items()}
+        return first_offsets(self._brokers(), topic, frozenset(partitions))
 
     def transaction_of(self, topic: str, partition: int, offset: int) -> RecordTransaction:
         """The transaction that a record belongs to, its owner, and how it ended.
@@ -261,17 +255,7 @@ class TransactionAdmin:
             BrokerUnavailableError: The leader did not respond.
             BrokerAuthorizationError: The login was refused, or Read on the topic is missing.
         """
-
-        def wanted(opened: OpenTransaction) -> bool:
-            found = opened.producer
-            pairs = (
-                (start_offset, found.transaction_start_offset),
-                (producer_id, found.producer_id),
-                (epoch, found.epoch),
-            )
-            return all(given in (None, actual) for given, actual in pairs)
-
-        return examine(self._brokers(), (topic, partition), wanted)
+        return examine(self._brokers(), (topic, partition), (start_offset, producer_id, epoch))
 
     def abort(self, found: Examined, *, coordinator_epoch: int | None = None, force: bool = False) -> None:
         """Abort a hanging transaction in its partition, by writing a marker (WriteTxnMarkers, KIP-664).
@@ -325,40 +309,3 @@ class TransactionAdmin:
 
     def _brokers(self) -> Brokers:
         return Brokers(self._network, Deadline.after(self._timeout), self._broker_timeout)
-
-
-def _filter(
-    states: Collection[str | TransactionStatus],
-    producer_ids: Iterable[int],
-    pattern: str | None,
-    running_longer_than: float | None,
-) -> Filter:
-    try:
-        chosen = statuses(states)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{str(error)!r} is not a transaction state.",
-            next_step=f"use one of {', '.join(state.value for state in TransactionStatus)}",
-        ) from error
-    try:
-        expression = re.compile(pattern) if pattern else None
-    except re.error as error:
-        raise ConfigurationError(
-            f"The pattern {pattern!r} is not a regular expression: {error}.", next_step="use the syntax of Python's module re"
-        ) from error
-    limit = None if running_longer_than is None else max(int(running_longer_than * 1000), 0)
-    return Filter(chosen, frozenset(producer_ids), expression, limit)
-
-
-def _old_enough(brokers: Brokers, listed: Listed, wanted: Filter) -> builtins.list[TransactionListing]:
-    """The listings without those whose transaction is too young, for brokers that can't filter by duration."""
-    if not listed.undated or wanted.running_longer_than_ms is None:
-        return listed.found
-    latest = time.time() * 1000 - wanted.running_longer_than_ms
-    old = {
-        described.transactional_id
-        for described in describe_transactions(lambda: brokers, sorted(listed.undated))
-        if described.problem is not None  # its age is unknown, so it is included
-        or (described.description is not None and 0 <= described.description.start_time_ms < latest)
-    }
-    return [found for found in listed.found if found.transactional_id not in listed.undated or found.transactional_id in old]

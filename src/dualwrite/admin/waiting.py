@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Final
 
-from dualwrite.admin.facts import RUNNING, BrokerProblem
+from dualwrite.admin.facts import RUNNING, BrokerProblem, Name, OpenTransaction
 from dualwrite.admin.groups import (
     GROUP_OFFSETS_TOPIC,
     CommittedOffset,
@@ -19,16 +19,8 @@ from dualwrite.admin.groups import (
     list_groups,
     partition_of_group,
 )
-from dualwrite.admin.hanging import (
-    CoordinatorSide,
-    Examiner,
-    HangingTransaction,
-    Name,
-    OpenTransaction,
-    Reason,
-    open_transactions,
-)
-from dualwrite.admin.listing import note_hidden_groups, note_hidden_topics
+from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Reason, coordinator_side, hanging
+from dualwrite.admin.hidden import note_hidden_groups, note_hidden_topics
 from dualwrite.admin.partitions import PartitionEnd, partition_ends, producers_of
 from dualwrite.admin.requests import DENIED, Brokers, Key, denied
 from dualwrite.errors import DualWriteError, UnknownGroupError, UnknownTopicError
@@ -58,23 +50,18 @@ class WaitingGroup:
 
 
 class Groups:
-    """Consumer groups and their positions.
+    """All consumer groups with members and their positions; or only one group, with or without members.
 
-    Args:
-        brokers: The brokers, for this call.
-        group: Only this group, with or without members; None for all with members.
-        stored: Positions that are not kept at Kafka. The positions of such a group at Kafka are only for monitoring, and may
-            be older.
+    The positions at Kafka of a group with `stored` positions are only for monitoring, and may be older.
 
     Raises:
         UnknownGroupError: There is no such group.
-        BrokerUnavailableError, BrokerAuthorizationError: As for `Brokers.view`.
     """
 
     def __init__(self, brokers: Brokers, group: str | None, stored: StoredPositions | None) -> None:
         self._brokers = brokers
         self._only = group
-        self._stored = cache(stored or _nothing)
+        self._stored: StoredPositions = cache(stored or (lambda _: {}))
         self._homes = self._number_of_homes()
         listed = list_groups(brokers)
         self._listed = [one for one in listed if (one.has_members if group is None else one.group_id == group)]
@@ -96,11 +83,7 @@ class Groups:
         return keys | {(GROUP_OFFSETS_TOPIC, self._home(group)) for group in self._listed if self._homes}
 
     def waiting(self, ends: Mapping[Key, PartitionEnd]) -> Mapping[Key, Sequence[WaitingGroup]]:
-        """The groups that have not read past the last stable offset of these partitions, sorted.
-
-        Args:
-            ends: The stuck partitions.
-        """
+        """The groups that have not read past the last stable offset of these partitions, sorted."""
         data = {key for key in ends if key[0] != GROUP_OFFSETS_TOPIC}
         found: dict[Key, list[WaitingGroup]] = defaultdict(list)
         for key, one in self._positions(data) if data else ():
@@ -108,7 +91,7 @@ class Groups:
                 found[key].append(one)
         for index, one in self._pending({partition for topic, partition in ends if topic == GROUP_OFFSETS_TOPIC}):
             found[GROUP_OFFSETS_TOPIC, index].append(one)
-        return {key: sorted(set(groups), key=_by_name) for key, groups in found.items()}
+        return {key: sorted(set(groups), key=lambda group: group.group_id) for key, groups in found.items()}
 
     def _positions(self, keys: Collection[Key]) -> Iterator[tuple[Key, WaitingGroup]]:
         """The groups' positions in these partitions; then the groups that have a member for a partition, but no position."""
@@ -185,19 +168,10 @@ class Groups:
         return len(seen.partitions)
 
 
-def _nothing(group: str) -> Mapping[Key, int]:
-    del group
-    return {}
-
-
 def _waits(group: WaitingGroup, end: PartitionEnd) -> bool:
     if group.has_no_position:
         return True
     return group.offset is not None and end.last_stable_offset is not None and group.offset <= end.last_stable_offset
-
-
-def _by_name(group: WaitingGroup) -> str:
-    return group.group_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +242,7 @@ class StuckSearch:
 def find_stuck(
     brokers: Brokers, *, topic: str | None, group: str | None, longer_than_ms: int, stored: StoredPositions | None
 ) -> StuckSearch:
-    """See `TransactionAdmin.stuck`."""
+    """As `TransactionAdmin.stuck`."""
     groups = Groups(brokers, group, stored)
     if topic is None:
         note_hidden_topics(brokers)
@@ -279,13 +253,13 @@ def find_stuck(
         keys = {key for key in groups.partitions() if topic in (None, key[0])}
         topics = sorted({name for name, _ in keys})
         ends = [end for end in partition_ends(brokers, topics) if _concerns(end, keys)] if topics else []
-    blocked, unread = _blocked(brokers, {(end.topic, end.partition): end for end in ends if end.records_behind})
+    blocked, unread = _blocked(brokers, {end.key: end for end in ends if end.records_behind})
     now = int(time.time() * 1000)
     long = [one for one in blocked if _age(one, now) >= longer_than_ms]
-    waiting = groups.waiting({(one.end.topic, one.end.partition): one.end for one in long})
-    found = [replace(one, groups=tuple(waiting.get((one.end.topic, one.end.partition), ()))) for one in long]
+    waiting = groups.waiting({one.end.key: one.end for one in long})
+    found = [replace(one, groups=tuple(waiting.get(one.end.key, ()))) for one in long]
     return StuckSearch(
-        partitions=tuple(sorted(found, key=lambda one: (-_age(one, now), one.end.topic, one.end.partition))),
+        partitions=tuple(sorted(found, key=lambda one: (-_age(one, now), one.end.key))),
         searched=sum(end.problem is None for end in ends) - len(unread),
         unreadable=(*(end for end in ends if end.problem is not None), *unread),
         problems=brokers.problems,
@@ -297,7 +271,7 @@ def _concerns(end: PartitionEnd, keys: Collection[Key]) -> bool:
     """Whether it is one of the partitions, or their topic can't be described. A deleted topic blocks no consumer."""
     if end.partition < 0:
         return not isinstance(end.problem, UnknownTopicError)
-    return (end.topic, end.partition) in keys
+    return end.key in keys
 
 
 def _age(found: StuckPartition, now_ms: int) -> int:
@@ -315,9 +289,8 @@ def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[lis
         if described.problem is not None:
             unread.append(PartitionEnd(described.topic, described.partition, described.broker, problem=described.problem))
             continue
-        opened = open_transactions(described)
-        if opened:
-            oldest[described.topic, described.partition] = min(opened, key=_start)
+        if described.opened:
+            oldest[described.key] = min(described.opened, key=lambda one: one.producer.transaction_start_offset or 0)
     holders = _holders(brokers, list(oldest.values())) if oldest else {}
     found = [StuckPartition(waiting[key], holders[opened.name]) for key, opened in oldest.items() if opened.name in holders]
     return found, unread
@@ -325,13 +298,12 @@ def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[lis
 
 def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
     """The holders by the name of their transaction, without those that have ended in the meantime."""
-    examiner = Examiner(brokers)
-    first = examiner.describe(opened)
-    found = {one.opened.name: _hanging(one) for one in examiner.hanging(opened, first)}
+    first = coordinator_side(brokers, opened)
+    found = {one.opened.name: _hanging(one) for one in hanging(brokers, opened, first)}
     found |= _healthy(first, opened)
     cleared = [one for one in opened if one.name not in found]  # the second check found that they don't hang
     if cleared:
-        side = examiner.describe(cleared)
+        side = coordinator_side(brokers, cleared)
         verdicts = filter(None, map(side.verdict, cleared))
         found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason in _UNRELIABLE}
         found |= _healthy(side, cleared)
@@ -354,9 +326,3 @@ def _healthy(side: CoordinatorSide, opened: Sequence[OpenTransaction]) -> dict[N
         if described is not None and side.verdict(one) is None:
             found[one.name] = Holder(one, described.transactional_id, described.coordinator, described.description)
     return found
-
-
-def _start(opened: OpenTransaction) -> int:
-    start = opened.producer.transaction_start_offset
-    assert start is not None
-    return start

@@ -15,7 +15,7 @@ from typing import Annotated, Final, cast
 import typer
 from rich.console import Console
 
-from dualwrite.cli.options import JsonGroup
+from dualwrite.cli.options import AsJson, JsonGroup
 from dualwrite.cli.output import print_json, versioned
 from dualwrite.demo.run import Options, run_demo, screen_for, show_verdict
 from dualwrite.settings import ProducerName
@@ -45,7 +45,7 @@ def demo(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Directory for files.", show_default="the state directory")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep broker, topic and database at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write real flights atomically to a database and to Kafka, kill the workers while they write, and compare both sides.
 

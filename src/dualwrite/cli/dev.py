@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import JsonGroup
+from dualwrite.cli.options import AsJson, JsonGroup, pairs
 from dualwrite.cli.output import print_json, versioned
 from dualwrite.cli.texts import error_text
 from dualwrite.devcluster import (
@@ -43,8 +43,8 @@ def up(
             nodes=nodes,
             kafka_version=kafka_version,
             data_dir=data_dir,
-            config=_pairs(config, "--config"),
-            features=_pairs(feature, "--feature"),
+            config=pairs(config, "--config") or None,
+            features=pairs(feature, "--feature") or None,
             port=port,
             progress=progress,
         )
@@ -57,7 +57,7 @@ def status(
     *,
     name: Name = "default",
     everything: Annotated[bool, typer.Option("--all", help="All clusters.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a cluster: bootstrap servers, nodes, processes, logs."""
     found = [DevCluster(each).status() for each in (cluster_names() if everything else [name])]
@@ -106,18 +106,6 @@ def down(
         typer.echo(error_text(earlier), err=True)
     if errors:
         raise errors[-1]
-
-
-def _pairs(texts: list[str] | None, option: str) -> dict[str, str] | None:
-    if not texts:
-        return None
-    pairs = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip():
-            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint=option)
-        pairs[key.strip()] = value.strip()
-    return pairs
 
 
 def _show(found: list[ClusterStatus]) -> None:

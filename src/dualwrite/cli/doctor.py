@@ -5,18 +5,18 @@ Exit codes: 0 dual writes work here, 1 something is broken, 2 usage error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.options import AsJson, JsonGroup, Kafka, KafkaSettings, Schema, Url, refuse, settings_for
+from dualwrite.cli.options import AsJson, JsonGroup, Target, grouped, refuse
 from dualwrite.cli.output import print_json, table_of, versioned
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
@@ -34,12 +34,10 @@ app = typer.Typer(cls=JsonGroup)
 
 
 @app.callback(invoke_without_command=True)
+@grouped
 def doctor(
     *,
-    url: Url = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
-    schema: Schema = None,
+    target: Target,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to check too; repeatable.")] = None,
     transactional_id: Annotated[
         str | None,
@@ -56,7 +54,7 @@ def doctor(
 
     With a database it also checks the table, and settings that may lose an acknowledged commit. Changes nothing.
     """
-    settings = settings_for(url, kafka, kafka_config, schema).with_changes(transactional_id=transactional_id)
+    settings = target.settings().with_changes(transactional_id=transactional_id)
     if "bootstrap.servers" not in settings.kafka and settings.database_url is None:
         refuse("Neither Kafka nor a database is given: use --kafka, --url, or their environment variables.")
     diagnosis = examine(settings, topics=topics or (), timeout=timeout)
@@ -79,7 +77,8 @@ def _show(diagnosis: Diagnosis) -> None:
         _show_facts(console, f"Kafka at {diagnosis.servers}", _kafka_facts(diagnosis.kafka))
     if diagnosis.topics:
         console.print("Topics")
-        console.print(Padding(_topic_table(diagnosis.topics, console.width - 2), _INDENTED, expand=False))
+        topics = table_of(_TOPICS, map(_topic_row, diagnosis.topics), console.width - 2)
+        console.print(Padding(topics, _INDENTED, expand=False))
     if diagnosis.database is not None:
         _show_facts(console, f"Database {diagnosis.database.address}", _database_facts(diagnosis.database))
     if diagnosis.promise is not None:
@@ -95,54 +94,58 @@ def _show(diagnosis: Diagnosis) -> None:
         console.print("No topic of yours was checked: name those that you write to with --topic.")
 
 
-def _show_facts(console: Console, heading: str, facts: Iterable[tuple[str, str]]) -> None:
+def _show_facts(console: Console, heading: str, facts: Mapping[str, Any]) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for fact in facts:
-        table.add_row(*fact)
+    for name, value in facts.items():
+        table.add_row(name, _shown(value))
     console.print(heading, soft_wrap=True)  # an address is not folded
     console.print(Padding(table, _INDENTED, expand=False))
 
 
-def _kafka_facts(found: BrokerCapabilities) -> list[tuple[str, str]]:
-    limit = found.transaction_max_timeout_ms
-    return [
-        ("cluster.id", found.cluster_id or _UNSEEN),
-        ("brokers", str(found.brokers)),
-        ("transaction.version", str(found.transaction_version)),
-        ("metadata.version", f"{found.metadata_level}, up to {found.metadata_version}"),
-        ("EndTxn v5", _yes_or_no(found.end_txn_v5)),
-        ("InitProducerId v6", _yes_or_no(found.init_producer_id_v6)),
-        ("Produce v12", _yes_or_no(found.produce_v12)),
-        ("native producer", _yes_or_no(found.native)),
-        ("two-phase commit", _yes_or_no(found.two_phase)),
-        ("keepPreparedTxn", _yes_or_no(found.keep_prepared_txn)),
-        ("transaction.max.timeout.ms", _UNSEEN if limit is None else str(limit)),
-    ]
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _UNSEEN if value is None else str(value)
 
 
-def _topic_table(topics: Iterable[TopicFacts], width: int) -> RenderableType:
-    headings = ("", "partitions", "replicas", "in sync", "min.insync.replicas", "max.message.bytes", "unclean election")
-    rows: list[tuple[Any, ...]] = []
-    for topic in topics:
-        if not topic.exists:
-            rows.append((topic.name, topic.error or "missing", *[None] * 5))
-            continue
-        counts = (topic.partitions, topic.replicas, topic.in_sync)
-        unclean = None if topic.unclean_leader_election is None else _yes_or_no(topic.unclean_leader_election)
-        settings = (topic.min_insync_replicas, topic.max_message_bytes, unclean)
-        rows.append((topic.name, *counts, *(_UNSEEN if value is None else value for value in settings)))
-    return table_of(headings, rows, width)
+def _kafka_facts(found: BrokerCapabilities) -> dict[str, Any]:
+    return {
+        "cluster.id": found.cluster_id or None,
+        "brokers": found.brokers,
+        "transaction.version": found.transaction_version,
+        "metadata.version": f"{found.metadata_level}, up to {found.metadata_version}",
+        "EndTxn v5": found.end_txn_v5,
+        "InitProducerId v6": found.init_producer_id_v6,
+        "Produce v12": found.produce_v12,
+        "native producer": found.native,
+        "two-phase commit": found.two_phase,
+        "keepPreparedTxn": found.keep_prepared_txn,
+        "transaction.max.timeout.ms": found.transaction_max_timeout_ms,
+    }
 
 
-def _database_facts(found: DatabaseFacts) -> list[tuple[str, str]]:
+_TOPICS: Final[Mapping[str, str]] = {
+    "": "name",
+    "partitions": "partitions",
+    "replicas": "replicas",
+    "in sync": "in_sync",
+    "min.insync.replicas": "min_insync_replicas",
+    "max.message.bytes": "max_message_bytes",
+    "unclean election": "unclean_leader_election",
+}
+
+
+def _topic_row(topic: TopicFacts) -> list[str | None]:
+    if topic.exists:
+        return [_shown(getattr(topic, name)) for name in _TOPICS.values()]
+    return [topic.name, topic.error or "missing", *[None] * (len(_TOPICS) - 2)]
+
+
+def _database_facts(found: DatabaseFacts) -> Mapping[str, str]:
     if found.newest_revision is None:
-        return list(found.settings.items())
+        return found.settings
     table = "missing or too old" if found.table_error else f"revision {found.revision or 'not set by dualwrite'}"
-    return [("table", f"{table} (newest: {found.newest_revision})"), *found.settings.items()]
-
-
-def _yes_or_no(value: bool) -> str:
-    return "yes" if value else "no"
+    return {"table": f"{table} (newest: {found.newest_revision})", **found.settings}
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

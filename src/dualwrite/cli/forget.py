@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import Schema, Url, Yes, confirm, say, settings_for, store_for
+from dualwrite.cli.options import Database, Yes, confirm, grouped, say, store_for
 from dualwrite.recovery import recoverer
 
 app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
+@grouped
 def forget(
     *,
     ids: Annotated[list[str], typer.Option("--id", help="A transactional id, with all its lanes; repeatable.")],
-    url: Url = None,
-    schema: Schema = None,
+    database: Database,
     yes: Yes = False,
 ) -> None:
     """Remove transactional ids that are no longer used. Refuses ids with a transaction to recover or to acknowledge."""
     confirm(f"Forget {', '.join(ids)}? A writer that still uses one of them gets FencedError.", yes=yes)
-    with store_for(settings_for(url, schema=schema)) as store:
+    with store_for(database.settings()) as store:
         for transactional_id in dict.fromkeys(ids):
             dropped = recoverer.forget(store, transactional_id)
             if len(dropped) == 1:

@@ -7,34 +7,18 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import (
-    Ids,
-    Kafka,
-    KafkaSettings,
-    Prefix,
-    Schema,
-    Url,
-    Yes,
-    chosen_ids,
-    confirm,
-    counted,
-    settings_for,
-    store_for,
-)
+from dualwrite.cli.options import Database, Ids, Prefix, Target, Yes, chosen_ids, confirm, counted, grouped, store_for
 from dualwrite.cli.output import show_table
-from dualwrite.cli.texts import state_words
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import keep_store_id, move_to_cluster, new_store_id
 from dualwrite.stores.base import TxnStateStore
 
 
+@grouped
 def move_cluster(
     *,
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
+    target: Target,
     ids: Ids = None,
     prefix: Prefix = "",
     give_up_prepared: Annotated[
@@ -48,7 +32,7 @@ def move_cluster(
     First stop the writers, and run `dualwrite recover` with the old cluster's address: prepared transactions can be committed
     only there. With --give-up-prepared they are recorded as UNVERIFIED instead, and stay open on the old cluster.
     """
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = target.settings()
     limits = settings.timeouts
     with (
         store_for(settings) as store,
@@ -69,20 +53,21 @@ def move_cluster(
                 one.transactional_id,
                 one.from_cluster_id or "unknown",
                 one.to_cluster_id,
-                one.given_up and state_words(one.given_up.state),
+                one.given_up and one.given_up.state,
             )
             for one in moves
         ],
     )
 
 
-def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
+@grouped
+def new_id(*, database: Database, yes: Yes = False) -> None:
     """Give a copied database a store id, and thus Kafka ids, of its own. Prepared transactions stay with the original.
 
     For a restored backup, dump, template or file whose original is still in use. Stop the writers on the copy first; one that
     is still running gets FencedError at its next step. Does not contact Kafka.
     """
-    settings = settings_for(url, schema=schema)
+    settings = database.settings()
     with store_for(settings) as store:
         question = f"Give {store.description} a new store id, and leave its prepared transactions to the original?"
         confirm(f"{_how_it_looks(store)} {question}", yes=yes)
@@ -92,20 +77,18 @@ def new_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
         typer.echo("Left to the original database, which resolves them, and cleared here:")
         show_table(
             ("transactional id", "prepared", "lost or unverified"),
-            [
-                (one.transactional_id, state_words(one.prepared), tuple(state_words(entry.state) for entry in one.lost))
-                for one in left
-            ],
+            [(one.transactional_id, one.prepared, tuple(entry.state for entry in one.lost)) for one in left],
         )
 
 
-def keep_id(*, url: Url = None, schema: Schema = None, yes: Yes = False) -> None:
+@grouped
+def keep_id(*, database: Database, yes: Yes = False) -> None:
     """Let a database that has moved keep its Kafka ids: it is the original, in another place.
 
     For a database that was restored from a backup in place of the original, was moved to a new server by an upgrade, or has
     become the primary. Never for a copy whose original is still in use: the two would end each other's Kafka transactions.
     """
-    settings = settings_for(url, schema=schema)
+    settings = database.settings()
     with store_for(settings) as store:
         confirm(f"Is {store.description} the only database in use with this store id?", yes=yes)
         identity = keep_store_id(store)

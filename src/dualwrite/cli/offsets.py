@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count, groupby
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from dualwrite.admin import PartitionEnd, TransactionAdmin
-from dualwrite.cli.options import (
-    AsJson,
-    JsonGroup,
-    Kafka,
-    KafkaSettings,
-    Schema,
-    Url,
-    Yes,
-    confirm,
-    counted,
-    not_empty,
-    refuse,
-    settings_for,
-    store_for,
-)
-from dualwrite.cli.output import error_json, print_json, show_table, versioned
-from dualwrite.cli.texts import in_natural_order, time_text
+from dualwrite.cli.options import AsJson, JsonGroup, Target, Yes, confirm, counted, grouped, not_empty, refuse, store_for
+from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
+from dualwrite.cli.texts import in_natural_order
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect import topic_ids
 from dualwrite.kafka.librdkafka.group_offsets import IdleGroup
@@ -41,14 +27,7 @@ TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True)
 class Shown:
-    """A position, and the state of its partition at Kafka.
-
-    Args:
-        group: The consumer group.
-        position: What is stored.
-        end: Where the partition ends, if Kafka was queried.
-        replaced: Whether the topic was deleted and created again since.
-    """
+    """A group's position, and if Kafka was queried, where its partition ends, and whether its topic was created again since."""
 
     group: str
     position: Position
@@ -69,22 +48,34 @@ class Shown:
             return None
         return self.end.records_behind
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        position = self.position
+    def record(self) -> Record:
+        """Its fields."""
+        position, end = self.position, self.end
         return {
             "group": self.group,
             "topic": position.topic,
             "partition": position.partition,
             "offset": position.offset,
             "topic_id": position.topic_id or None,
-            "updated_at": None if position.updated_at is None else position.updated_at.isoformat(),
-            "last_stable_offset": None if self.end is None else self.end.last_stable_offset,
-            "high_watermark": None if self.end is None else self.end.high_watermark,
+            "updated_at": position.updated_at,
+            "last_stable_offset": None if end is None else end.last_stable_offset,
+            "high_watermark": None if end is None else end.high_watermark,
             "behind": self.behind,
             "held_back": self.held_back,
             "replaced": self.replaced,
         }
+
+
+_POSITIONS: Final[Columns] = {
+    "group": "group",
+    "topic": "topic",
+    "partition": "partition",
+    "position": "offset",
+    "behind": "behind",
+    "held back": "held_back",
+    "updated": "updated_at",
+    "": lambda one: "the topic was recreated: see on_new_topic" if one["replaced"] else None,
+}
 
 
 def read_shown(positions: Positions, groups: Iterable[str]) -> list[Shown]:
@@ -102,15 +93,7 @@ def with_kafka(found: list[Shown], settings: Settings) -> list[Shown]:
     with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
         ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
     ids = topic_ids(settings.kafka, topics, timeout=TIMEOUT)
-    return [
-        Shown(
-            one.group,
-            one.position,
-            ends.get(one.position.key),
-            replaced=_is_replaced(one.position, ids),
-        )
-        for one in found
-    ]
+    return [replace(one, end=ends.get(one.position.key), replaced=_is_replaced(one.position, ids)) for one in found]
 
 
 def _is_replaced(position: Position, ids: Mapping[str, str]) -> bool:
@@ -155,48 +138,45 @@ def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
     return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
 
 
-def show_groups(found: Iterable[Shown]) -> None:
-    """Print a row for each group."""
-    rows = [
-        (name, ", ".join(_topics(ones)), len(ones), _sum(ones, "behind"), _sum(ones, "held_back"), time_text(_updated(ones)))
-        for name, ones in _by_group(found)
-    ]
-    show_table(("consumer group", "topics", "partitions", "behind", "held back", "updated"), rows)
-
-
-def groups_json(found: Iterable[Shown]) -> list[dict[str, Any]]:
-    """The groups, as JSON values."""
+def group_records(found: Iterable[Shown]) -> list[Record]:
+    """The fields of each group, sorted."""
+    groups = [(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
     return [
         {
             "group": name,
-            "topics": _topics(ones),
+            "topics": sorted({one.position.topic for one in ones}),
             "partitions": len(ones),
-            "behind": _sum(ones, "behind"),
-            "held_back": _sum(ones, "held_back"),
-            "updated_at": None if (at := _updated(ones)) is None else at.isoformat(timespec="seconds"),
+            "behind": _sum(one.behind for one in ones),
+            "held_back": _sum(one.held_back for one in ones),
+            "updated_at": _updated(ones),
         }
-        for name, ones in _by_group(found)
+        for name, ones in sorted(groups, key=lambda group: in_natural_order(group[0]))
     ]
 
 
-def _by_group(found: Iterable[Shown]) -> list[tuple[str, list[Shown]]]:
-    groups = [(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
-    return sorted(groups, key=lambda group: in_natural_order(group[0]))
+GROUPS: Final[Columns] = {
+    "consumer group": "group",
+    "topics": lambda one: ", ".join(one["topics"]),
+    "partitions": "partitions",
+    "behind": "behind",
+    "held back": "held_back",
+    "updated": "updated_at",
+}
 
 
-def _topics(found: list[Shown]) -> list[str]:
-    return sorted({one.position.topic for one in found})
-
-
-def _sum(found: list[Shown], name: str) -> int | None:
+def _sum(found: Iterable[int | None]) -> int | None:
     """The sum over all partitions; None if it is not known for one of them."""
-    numbers = [getattr(one, name) for one in found]
-    return None if None in numbers else sum(numbers)
+    numbers = list(found)
+    return None if None in numbers else sum(filter(None, numbers))
 
 
-def _updated(found: list[Shown]) -> datetime | None:
-    return max((at for one in found if (at := one.position.updated_at) is not None), default=None)
+def _updated(found: Iterable[Shown]) -> datetime | None:
+    """When a position was last updated, in whole seconds."""
+    latest = max((at for one in found if (at := one.position.updated_at) is not None), default=None)
+    return None if latest is None else latest.replace(microsecond=0)
 
+
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 _EDGES: Final = ("earliest", "latest")
 _ATTEMPTS: Final = 20
@@ -207,20 +187,18 @@ Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
 
 @app.command("list")
+@grouped
 def list_command(
     *,
     group: Annotated[str | None, typer.Option("--group", help="Only this consumer group.", show_default="all")] = None,
     prefix: Annotated[str, typer.Option("--prefix", help="Only groups that start with this prefix.", callback=not_empty)] = "",
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
+    target: Target,
     as_json: AsJson = False,
 ) -> None:
     """Show the positions in the database; with Kafka's address also how far each partition is written."""
     if group is not None and prefix:
         raise typer.BadParameter("give either a group or a prefix, not both.", param_hint="--prefix")
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = target.settings()
     with store_for(settings) as store:
         positions = _positions_of(store)
         groups = [group] if group is not None else positions.groups(prefix)
@@ -231,11 +209,11 @@ def list_command(
             found = with_kafka(found, settings)
         except BrokerError as error:
             failure = error
+    records = [one.record() for one in found]
     if as_json:
-        failed = None if failure is None else error_json(failure)
-        print_json(versioned("offsets list", {"positions": [one.to_json() for one in found], "error": failed}))
+        print_json(versioned("offsets list", {"positions": records, "error": failure}))
     elif found:
-        _show(found)
+        show_records(_POSITIONS, records)
     else:
         typer.echo("No consumer group has positions here.")
     if failure is not None:
@@ -243,6 +221,7 @@ def list_command(
 
 
 @app.command("reset")
+@grouped
 def reset_command(
     *,
     group: Group,
@@ -251,10 +230,7 @@ def reset_command(
         list[int] | None, typer.Option("--partition", min=0, help="A partition; repeatable.", show_default="all")
     ] = None,
     to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET", help="The new position.")],
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
+    target: Target,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -263,7 +239,7 @@ def reset_command(
     A running consumer can't commit what it began before the move; it continues at the new position. Messages in between are
     processed again, or skipped.
     """
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = target.settings()
     if "bootstrap.servers" not in settings.kafka:
         refuse("Kafka's address is needed to check the offsets: use --kafka, or DUALWRITE_KAFKA_BOOTSTRAP_SERVERS.")
     with store_for(settings) as store:
@@ -276,12 +252,13 @@ def reset_command(
         confirm(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
-        print_json(versioned("offsets reset", {"positions": [Shown(group, one.after).to_json() for one in moves]}))
+        print_json(versioned("offsets reset", {"positions": [Shown(group, one.after).record() for one in moves]}))
     else:
         typer.echo("Moved.")
 
 
 @app.command("forget")
+@grouped
 def forget_command(
     *,
     group: Group,
@@ -291,17 +268,14 @@ def forget_command(
             "--force", help="Don't contact Kafka: forget them even if the group is consuming, and leave its offsets unchanged."
         ),
     ] = False,
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
+    target: Target,
     yes: Yes = False,
 ) -> None:
     """Set the offsets at Kafka of a stopped group to its positions, then remove the positions from the database.
 
     All of its processors must have stopped. If the group consumes again, it starts at its offsets at Kafka.
     """
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = target.settings()
     with store_for(settings) as store:
         positions = _positions_of(store)
         stored = positions.read(group)
@@ -365,12 +339,3 @@ def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str)
                 raise typer.BadParameter(f"{key[0]}-{key[1]} has the offsets {least} to {most}.", param_hint="--to")
         found.append(Position(*key, offset, identity))
     return found
-
-
-def _show(found: Iterable[Shown]) -> None:
-    rows: list[tuple[Any, ...]] = []
-    for one in found:
-        note = "the topic was recreated: see on_new_topic" if one.replaced else None
-        updated = time_text(one.position.updated_at)
-        rows.append((one.group, *one.position.key, one.position.offset, one.behind, one.held_back, updated, note))
-    show_table(("group", "topic", "partition", "position", "behind", "held back", "updated", ""), rows)

@@ -1,22 +1,23 @@
-"""What several commands share: the options for database and Kafka, and confirmation."""
+"""What several commands share: the options for database and Kafka in groups, confirmation, and errors as documents."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, NoReturn
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, Final, NoReturn, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from dualwrite.admin.decisions import Decided
-from dualwrite.admin.decisions import Decisions as StoredDecisions
+from dualwrite.admin.decisions import Decisions
 from dualwrite.api import open_recoverer
-from dualwrite.cli.output import error_json, json_errors, print_error_document, usage_error
+from dualwrite.cli.output import json_errors, print_error_document, usage_error
 from dualwrite.cli.texts import printable
-from dualwrite.errors import DualWriteError, shell_word
+from dualwrite.errors import shell_word
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -61,24 +62,104 @@ LONGER: Final = 10.0
 
 USAGE_ERROR: Final = 2
 
+_PASSWORD: Final = re.compile(r"(?<=://)([^/?#]*):([^/?#]*)@")
+_SECRET: Final = re.compile("password|secret|jaas|private", re.IGNORECASE)
+_HIDDEN: Final = "***"
 
-def settings_for(
-    url: str | None,
-    kafka: str | None = None,
-    kafka_settings: Iterable[str] | None = None,
-    schema: str | None = None,
-) -> Settings:
-    """The settings of the environment, overridden by the command line."""
-    environment = Settings.from_environment()
-    given = dict(environment.kafka)
-    if kafka:
-        given["bootstrap.servers"] = kafka
-    for text in kafka_settings or ():
+
+class Given:
+    """What the user typed for database and Kafka; None if it comes from the environment, where the next command finds it too.
+
+    A subclass is a dataclass whose fields are the options that its commands have. `grouped` makes a command take them.
+    """
+
+    url: str | None = None
+    schema: str | None = None
+    kafka: str | None = None
+    kafka_config: list[str] | None = None
+
+    def settings(self) -> Settings:
+        """The settings of the environment, overridden by the options."""
+        environment = Settings.from_environment()
+        given = dict(environment.kafka)
+        if self.kafka:
+            given["bootstrap.servers"] = self.kafka
+        given |= pairs(self.kafka_config, "--kafka-config")
+        return environment.with_changes(database_url=self.url, kafka=given, schema=self.schema)
+
+    def command(self, *words: str, with_database: bool = True) -> str:
+        """`dualwrite` with these words and the options, without those of the database if it does not look into one."""
+        return " ".join(("dualwrite", *map(shell_word, words), *self._options(with_database=with_database)))
+
+    def _options(self, *, with_database: bool) -> Iterable[str]:
+        """The options, without passwords."""
+        url = None if self.url is None else _PASSWORD.sub(rf"\1:{_HIDDEN}@", self.url)
+        database = (("--url", url), ("--schema", self.schema)) if with_database else ()
+        for option, value in (*database, ("--kafka", self.kafka)):
+            if value is not None:
+                yield from (option, shell_word(value))
+        for setting in self.kafka_config or ():
+            name, _, _ = setting.partition("=")
+            yield from ("--kafka-config", shell_word(f"{name}={_HIDDEN}" if _SECRET.search(name) else setting))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database(Given):
+    """The options of a command that needs only the database."""
+
+    url: Url = None
+    schema: Schema = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(Database):
+    """The options for database and Kafka."""
+
+    kafka: Kafka = None
+    kafka_config: KafkaSettings = None
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of each group in its signature: a parameter whose type is a dataclass is a group."""
+    signature = inspect.signature(command, eval_str=True)
+    types = {name: each.annotation for name, each in signature.parameters.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    options: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        options += _options_of(groups[name]) if name in groups else [parameter]
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        made = {name: group(**{each.name: given.pop(each.name) for each in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    flat.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # typer reads it
+    flat.__annotations__ = {each.name: each.annotation for each in options}
+    return flat
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=hints[each.name],
+        )
+        for each in fields(group)
+    ]
+
+
+def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """The settings of an option of the form `key=value`."""
+    found = {}
+    for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
-            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint="--kafka-config")
-        given[name.strip()] = value.strip()
-    return environment.with_changes(database_url=url, kafka=given, schema=schema)
+            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint=option)
+        found[name.strip()] = value.strip()
+    return found
 
 
 def store_for(settings: Settings) -> TxnStateStore:
@@ -86,6 +167,12 @@ def store_for(settings: Settings) -> TxnStateStore:
     if settings.database_url is None:
         refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
     return store_from_url(settings.database_url, schema=settings.schema)
+
+
+def decisions_for(settings: Settings) -> Decisions:
+    """What the database decided about ids; use it in a `with` statement."""
+    store = store_for(settings)
+    return Decisions(store, open_recoverer(store, settings=settings))
 
 
 def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list[str]:
@@ -126,9 +213,6 @@ def refuse(reason: str) -> NoReturn:
 
 
 JSON: Final = "--json"
-_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)
 
 
 class JsonGroup(TyperGroup):
@@ -140,71 +224,9 @@ class JsonGroup(TyperGroup):
         """Parse the group's arguments, or all of a command without subcommands."""
         self._as_json = JSON in args
         with json_errors(enabled=self._as_json):
-            try:
-                return super().make_context(info_name, args, parent, **extra)
-            except _USAGE as error:
-                print_error_document(usage_error(error.format_message()))
-                raise
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         with json_errors(enabled=self._as_json):
-            try:
-                return super().invoke(ctx)
-            except _USAGE as error:
-                print_error_document(usage_error(error.format_message()))
-                raise
-            except typer.Abort:
-                print_error_document({"kind": "Aborted", "code": None, "message": "The user did not confirm."})
-                raise
-            except DualWriteError as error:
-                print_error_document(error_json(error))
-                raise
-
-
-_PASSWORD: Final = re.compile(r"(?<=://)([^/?#]*):([^/?#]*)@")
-_SECRET: Final = re.compile("password|secret|jaas|private", re.IGNORECASE)
-_HIDDEN: Final = "***"
-
-
-@dataclass(frozen=True)
-class GivenOptions:
-    """What the user typed; None or empty if it comes from the environment, from which the next command gets it, too."""
-
-    url: str | None = None
-    schema: str | None = None
-    kafka: str | None = None
-    kafka_config: tuple[str, ...] = ()
-
-    def command(self, *words: str) -> str:
-        """`dualwrite` with these words and the options. Passwords are hidden."""
-        return " ".join(("dualwrite", *map(shell_word, words), *self._options()))
-
-    def _options(self) -> Iterable[str]:
-        url = None if self.url is None else _PASSWORD.sub(rf"\1:{_HIDDEN}@", self.url)
-        for option, value in (("--url", url), ("--schema", self.schema), ("--kafka", self.kafka)):
-            if value is not None:
-                yield from (option, shell_word(value))
-        for setting in self.kafka_config:
-            name, _, _ = setting.partition("=")
-            yield from ("--kafka-config", shell_word(f"{name}={_HIDDEN}" if _SECRET.search(name) else setting))
-
-    @property
-    def of_kafka(self) -> GivenOptions:
-        """Those of Kafka alone, for a command that does not look into a database."""
-        return replace(self, url=None, schema=None)
-
-
-__all__ = ["Decided", "Decisions"]
-
-
-class Decisions(StoredDecisions):
-    """Looks up ids in the database that the settings name. Use it in a `with` statement, which closes the connections.
-
-    Args:
-        settings: The database and Kafka.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        store = store_for(settings)
-        super().__init__(store, open_recoverer(store, settings=settings))
+            return super().invoke(ctx)

@@ -1,12 +1,19 @@
-"""Tables that can be read at any width: no word is broken, and a table that does not fit becomes a list of its rows."""
+"""What commands print: a record's fields as JSON, and the same fields as a table, which can be read at any width.
+
+A record is the mapping that `--json` prints; its values may be times, states, errors and enums. The columns of a table name
+fields of it. No word of a table is broken, and a table that does not fit the terminal becomes a list of its rows.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime
+from enum import Enum
+from functools import reduce
 from typing import Any, Final
 
 import typer
@@ -15,12 +22,31 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.texts import error_text, printable
+from dualwrite.cli.texts import error_text, printable, state_words, time_text
 from dualwrite.errors import BrokerError, DualWriteError
+from dualwrite.state import Delivery, PreparedTxnState
 
 _FILE_WIDTH: Final = 100_000
 _GAP: Final = 2
 _FOLDS: Final = re.compile(r"(?<=[,#])")  # where a word may be folded that is longer than a line: lists, ids at Kafka
+
+Record = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Any], Any]]
+"""By heading: a field of the record, with dots for one of a nested record; or a function of the record."""
+
+
+def show_records(columns: Columns, records: Iterable[Record]) -> None:
+    """Print a table of records."""
+    show_table(columns, cells(columns, records))
+
+
+def cells(columns: Columns, records: Iterable[Record]) -> list[list[Any]]:
+    """What a table shows of each record."""
+    return [[each(one) if callable(each) else _field(one, each) for each in columns.values()] for one in records]
+
+
+def _field(record: Record, path: str) -> Any:
+    return reduce(lambda found, name: None if found is None else found[name], path.split("."), record)
 
 
 def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -63,8 +89,17 @@ def table_of(headings: Iterable[str], rows: Iterable[Iterable[Any]], width: int 
 
 
 def _lines(cell: Any) -> tuple[str, ...]:
-    texts = cell if isinstance(cell, tuple) else ("" if cell is None else cell,)
-    return tuple(printable(str(text)) for text in texts)
+    return tuple(printable(_text(each)) for each in (cell if isinstance(cell, tuple) else (cell,)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        value = time_text(value)
+    elif isinstance(value, PreparedTxnState):
+        value = state_words(value)
+    elif isinstance(value, Enum):
+        value = value.value
+    return "" if value is None else str(value)
 
 
 def _below_each_other(names: Sequence[str], row: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
@@ -98,6 +133,10 @@ def folded(text: str, width: int) -> list[str]:
 VERSION: Final = 1
 """Version of the schema of all commands."""
 
+_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
 _is_due: ContextVar[bool] = ContextVar("is_due", default=False)
 """Whether a document must still be printed if the command fails."""
 
@@ -110,7 +149,18 @@ def versioned(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print the command's document."""
     _is_due.set(False)
-    typer.echo(json.dumps(document, indent=2))
+    typer.echo(json.dumps(document, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a record that is not one of JSON's own."""
+    if isinstance(value, DualWriteError):
+        return error_json(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Delivery):
+        return json.loads(value.text())
+    return value.value if isinstance(value, Enum) else str(value)
 
 
 def error_json(error: DualWriteError) -> dict[str, Any]:
@@ -141,9 +191,18 @@ def usage_error(message: str) -> dict[str, Any]:
 
 @contextmanager
 def json_errors(*, enabled: bool) -> Iterator[None]:
-    """While the block runs, errors are also printed as documents if `enabled`."""
+    """While the block runs, an error that ends the command is also printed as a document if `enabled`."""
     before = _is_due.set(enabled)
     try:
         yield
+    except _USAGE as error:
+        print_error_document(usage_error(error.format_message()))
+        raise
+    except typer.Abort:
+        print_error_document({"kind": "Aborted", "code": None, "message": "The user did not confirm."})
+        raise
+    except DualWriteError as error:
+        print_error_document(error_json(error))
+        raise
     finally:
         _is_due.reset(before)

@@ -20,22 +20,19 @@ from dualwrite.cli.options import (
     AsJson,
     Ids,
     JsonGroup,
-    Kafka,
-    KafkaSettings,
     Prefix,
-    Schema,
-    Url,
+    Target,
     Wide,
     Yes,
     chosen_ids,
     confirm,
     counted,
-    settings_for,
+    grouped,
     store_for,
 )
-from dualwrite.cli.output import error_json, print_json, versioned
-from dualwrite.cli.recover_jobs import job_json, jobs_to_recover
-from dualwrite.cli.recovery_output import Entries, lost_json, show_lost, show_plan, show_report
+from dualwrite.cli.output import print_json, versioned
+from dualwrite.cli.recover_jobs import job_record, jobs_to_recover
+from dualwrite.cli.recovery_output import Entries, lost_records, show_lost, show_plan, show_report
 from dualwrite.cli.texts import printable
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.rules import JobRow
@@ -52,12 +49,10 @@ app = typer.Typer(cls=JsonGroup)
 
 
 @app.callback(invoke_without_command=True)
+@grouped
 def recover(
     *,
-    url: Url = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
-    schema: Schema = None,
+    target: Target,
     ids: Ids = None,
     prefix: Prefix = "",
     acknowledge: Annotated[
@@ -79,7 +74,7 @@ def recover(
     Jobs (Spark): a prefix names the job that owns exactly this prefix. Its open run is ended, the transactions of its ids are
     resolved, its staged rows deleted. Without a prefix, a running job is left alone.
     """
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = target.settings()
     store = store_for(settings)
     if dry_run:
         _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json, wide=wide)
@@ -141,19 +136,12 @@ def _show_plan(
 def _shown_on_errors(
     report: RecoveryReport, skipped: Iterable[JobRow], *, as_json: bool, if_text: bool = True
 ) -> Iterator[None]:
-    """If the block ends with an error or is not confirmed, first print what was recovered before.
-
-    Args:
-        report: What was recovered.
-        skipped: The jobs that are skipped.
-        as_json: Whether to print JSON.
-        if_text: Whether to print it if the output is text; False if it was printed already.
-    """
+    """If the block ends with an error or is not confirmed, first print what was recovered before; as text only `if_text`."""
     try:
         yield
     except Exception as failed:
         if as_json:
-            error = error_json(failed) if isinstance(failed, DualWriteError) else None
+            error = failed if isinstance(failed, DualWriteError) else None
             print_json(_to_json(report, [], list(report.unacknowledged), skipped, error))
         elif if_text and report.ids:
             show_report(report)
@@ -238,21 +226,16 @@ def _to_json(
             {
                 "transactional_id": one.transactional_id,
                 "outcomes": [
-                    {
-                        "generation": found.generation,
-                        "outcome": found.outcome.value,
-                        "state": None if found.state is None else str(found.state),
-                    }
-                    for found in one.outcomes
+                    {"generation": found.generation, "outcome": found.outcome, "state": found.state} for found in one.outcomes
                 ],
                 "taken_over_by": one.taken_over_by,
                 "error": None if one.error is None else str(one.error),
             }
             for one in report.ids
         ],
-        "unacknowledged": [lost_json(*entry) for entry in left],
-        "acknowledged": [lost_json(*entry) for entry in removed],
-        "skipped_jobs": [job_json(row) for row in skipped],
+        "unacknowledged": lost_records(left),
+        "acknowledged": lost_records(removed),
+        "skipped_jobs": [job_record(row) for row in skipped],
         "error": error,
     }
     return versioned("recover", fields)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import typer
 
 from dualwrite.cli.options import confirm, refuse, say
-from dualwrite.cli.output import show_table
+from dualwrite.cli.output import Columns, Record
 from dualwrite.cli.texts import time_text
 from dualwrite.errors import DualWriteError, shell_word
 from dualwrite.jobs.job_context import JobSite, OpenSite
@@ -43,27 +43,8 @@ def open_job_of(store: TxnStateStore, transactional_ids: Iterable[str]) -> tuple
     return None
 
 
-def show_jobs(rows: Iterable[JobRow]) -> None:
-    """Print the rows of the jobs as a table."""
-    show_table(
-        ("prefix", "job", "batch", "", "owned", "owner", "updated"),
-        [
-            (
-                row.prefix,
-                row.job_id,
-                row.batch_id,
-                "open" if row.is_open else "ended",
-                "by this job" if row.keeps_lease or row.is_open else "no",
-                row.owner,
-                time_text(row.updated_at),
-            )
-            for row in rows
-        ],
-    )
-
-
-def job_json(row: JobRow) -> dict[str, Any]:
-    """The row of a job, as JSON values."""
+def job_record(row: JobRow) -> Record:
+    """The row of a job."""
     return {
         "prefix": row.prefix,
         "job_id": row.job_id,
@@ -71,28 +52,36 @@ def job_json(row: JobRow) -> dict[str, Any]:
         "is_open": row.is_open,
         "is_held": row.keeps_lease or row.is_open,
         "owner": row.owner,
-        "updated_at": row.updated_at.isoformat(),
+        "updated_at": row.updated_at,
     }
+
+
+JOBS: Final[Columns] = {
+    "prefix": "prefix",
+    "job": "job_id",
+    "batch": "batch_id",
+    "": lambda row: "open" if row["is_open"] else "ended",
+    "owned": lambda row: "by this job" if row["is_held"] else "no",
+    "owner": "owner",
+    "updated": "updated_at",
+}
 
 
 @dataclass(frozen=True)
 class JobsToRecover:
-    """The jobs that one call of `recover` covers.
-
-    Args:
-        site: Their database and Kafka cluster, opened.
-        rows: Their rows.
-        attempts: The ids of the tasks of all jobs, which must not be recovered individually.
-        named: Whether the jobs were named, so that an open batch is ended, too.
-        skipped: Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks
-            have left something on the requested ids. `recover` adds those that have opened their batch since.
-    """
+    """The jobs that one call of `recover` covers."""
 
     site: OpenSite
     rows: tuple[JobRow, ...]
     attempts: frozenset[str]
+    """The ids of the tasks of all jobs, which must not be recovered individually."""
+
     named: bool
+    """Whether the jobs were named, so that an open batch is ended, too."""
+
     skipped: list[JobRow]
+    """Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks have left
+    something on the requested ids. `recover` adds those that have opened their batch since."""
 
     def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
         """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
@@ -134,35 +123,20 @@ class JobsToRecover:
     def name_skipped(self) -> None:
         """Print on stderr which jobs are skipped, and the command that recovers each."""
         for row in self.skipped:
+            command = f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
             if row.is_open:
-                _name_open(row)
+                left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
+                say(f"Skipped: {left}; {command} ends it.", err=True)
             else:
                 left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
-                say(f"Skipped: {left}; {_command(row)} resolves them.", err=True)
-
-
-def _name_open(row: JobRow) -> None:
-    left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
-    say(f"Skipped: {left}; {_command(row)} ends it.", err=True)
-
-
-def _command(row: JobRow) -> str:
-    return f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
+                say(f"Skipped: {left}; {command} resolves them.", err=True)
 
 
 @contextmanager
 def jobs_to_recover(
     settings: Settings, chosen: list[str], prefix: str, *, named: bool, release: bool
 ) -> Iterator[JobsToRecover | None]:
-    """The jobs that `recover` covers; None if the database has no job tables, or individual ids were named.
-
-    Args:
-        settings: Database and Kafka.
-        chosen: The requested ids.
-        prefix: The prefix that was given, or an empty string.
-        named: Whether ids were named.
-        release: Whether the prefix is to be released.
-    """
+    """The jobs that `recover` covers for the chosen ids; None if the database has no job tables, or ids were `named`."""
     if release and not prefix:
         raise typer.BadParameter("also give --prefix: the prefix to release.", param_hint="--release")
     if named or settings.database_url is None or not keeps_a_table(settings.database_url):

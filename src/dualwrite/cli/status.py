@@ -6,82 +6,96 @@ done: a transaction waits for recovery, or a lost one for acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import groupby
 from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.cli.offsets import Shown, groups_json, show_groups, shown_of, with_kafka
-from dualwrite.cli.options import (
-    LONGER,
-    AsJson,
-    GivenOptions,
-    JsonGroup,
-    Kafka,
-    KafkaSettings,
-    Longer,
-    Prefix,
-    Schema,
-    Url,
-    Wide,
-    counted,
-    say,
-    settings_for,
-    store_for,
-)
-from dualwrite.cli.output import error_json, print_json, show_table, versioned
-from dualwrite.cli.recover_jobs import job_json, jobs_of, show_jobs
-from dualwrite.cli.recovery_output import lost_json
-from dualwrite.cli.texts import description_words, in_natural_order, now_ms, state_words, time_text
+from dualwrite.cli.needs import Seen, needed, verdict_lines
+from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
+from dualwrite.cli.options import LONGER, AsJson, JsonGroup, Longer, Prefix, Target, Wide, counted, grouped, say, store_for
+from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
+from dualwrite.cli.recover_jobs import JOBS, job_record, jobs_of
+from dualwrite.cli.recovery_output import lost_record
+from dualwrite.cli.texts import description_words, in_natural_order, now_ms, time_text
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
-from dualwrite.state import TransactionDescription, TransactionStatus, state_text
-from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.state import TransactionDescription, TransactionStatus
+from dualwrite.stores.base import StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
+TO_DO: Final = 3
 
-def leases_of(store: TxnStateStore, prefix: str = "") -> list[Lease]:
-    """The leases of the ids that start with `prefix`; empty if the store has no leases."""
-    return [] if store.leases is None else store.leases.entries(prefix)
-
-
-def show_leases(leases: Iterable[Lease]) -> None:
-    """Print the leases as a table."""
-    show_table(("leased id", "by", "lease"), [(each.transactional_id, each.owner, time_left(each)) for each in leases])
+app = typer.Typer(cls=JsonGroup)
 
 
-def lease_json(lease: Lease) -> dict[str, Any]:
-    """A lease, as JSON values."""
-    seconds = lease.seconds_left
-    return {
-        "transactional_id": lease.transactional_id,
-        "owner": lease.owner,
-        "seconds_left": None if seconds is None else round(seconds, 3),
-        "is_expired": lease.has_ended,
-    }
+@app.callback(invoke_without_command=True)
+@grouped
+def status(
+    *,
+    target: Target,
+    prefix: Prefix = "",
+    problems: Annotated[bool, typer.Option("--problems", help="Show only ids for which something is to be done.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show resolved ids that nobody uses.")] = False,
+    longer: Longer = LONGER,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show whether all is well or what to run next, and the transactional ids with their owners. Changes nothing.
+
+    The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
+    that is not resolved, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix,
+    consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
+
+    The exit code is 3 if something is to be done: for a transaction that has been open for longer than `--longer-than` on an id
+    that no pool has leased, for an id whose pool is gone, or for a lost transaction that is not acknowledged.
+    """
+    settings = target.settings()
+    found = in_database(settings, prefix)
+    failure = read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
+    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer)
+    shown = found.only({each.transactional_id for each in to_do}) if problems else found
+    if as_json:
+        needs = [each.record(target) for each in to_do]
+        print_json(versioned("status", {"to_do": needs, **shown.fields(), "error": failure}))
+    else:
+        for line in verdict_lines(to_do, target) or [_all_is_well(found, prefix)]:
+            say(line)
+        show_status(shown, wide=wide, everything=everything or problems)
+    if failure is not None:
+        typer.echo(f"Could not be read from Kafka: {', '.join(found.unread or ())}.", err=True)
+        raise failure
+    if found.elsewhere:
+        names = ", ".join(row.transactional_id for row in found.elsewhere)
+        say(f"Not on this Kafka cluster ({found.cluster_id}): {names}. Give the address of their cluster.", err=True)
+        raise typer.Exit(1)
+    if to_do:
+        raise typer.Exit(TO_DO)
 
 
-def time_left(lease: Lease) -> str:
-    """How long the lease lasts."""
-    if lease.seconds_left is None:
-        return "until its session ends"
-    if lease.has_ended:
-        return f"expired {-lease.seconds_left:.0f} s ago"
-    return f"{lease.seconds_left:.0f} s left"
+def _all_is_well(found: StatusData, prefix: str) -> str:
+    """The first line if nothing is to be done, as far as that could be seen."""
+    if not found.rows and not found.leases:
+        begins = f" that begins with {prefix!r}" if prefix else ""
+        others = f", but {counted(found.other_ids, 'other id')}" if found.other_ids else ""
+        return f"There is no transactional id{begins} in {found.description}{others}."
+    used = f"{counted(len(found.used), 'id')} in use"
+    if found.unread is None:
+        return f"{used}, nothing known to recover. Kafka was not asked for open transactions: use --kafka."
+    if found.unread or found.elsewhere:
+        return f"{used}. Whether there is something to recover could not be read completely."
+    return f"{used}, nothing to recover."
 
 
-Seen = Mapping[str, Mapping[int, TransactionDescription | None]]
-"""What the coordinators report, by the row's id and generation; None for an id that they do not know."""
+# --- what was read ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -139,13 +153,13 @@ class StatusData:
         leases = {name: each for name, each in self.leases.items() if name in ids}
         return replace(self, rows=rows, leases=leases, jobs=[], positions=[])
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+    def fields(self) -> Record:
+        """The fields of the document."""
         return {
-            "ids": [_id_to_json(lanes, self.seen) for lanes in self.by_id.values()],
-            "leases": [lease_json(each) for each in self.leases.values()],
-            "jobs": [job_json(row) for row in self.jobs],
-            "groups": groups_json(self.positions),
+            "ids": [_id_record(lanes, self.seen) for lanes in self.by_id.values()],
+            "leases": list(map(lease_record, self.leases.values())),
+            "jobs": list(map(job_record, self.jobs)),
+            "groups": group_records(self.positions),
             "of_other_databases": self.of_other_databases,
         }
 
@@ -160,7 +174,8 @@ def in_database(settings: Settings, prefix: str) -> StatusData:
     with store_for(settings) as store:
         rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
         rows.sort(key=lambda row: (in_natural_order(logical(row)), TransactionalId.of_row(row.transactional_id).lane))
-        leases = sorted(leases_of(store, prefix), key=lambda lease: in_natural_order(lease.transactional_id))
+        leases = [] if store.leases is None else store.leases.entries(prefix)
+        leases.sort(key=lambda lease: in_natural_order(lease.transactional_id))
         others = 0 if rows or not prefix else len({TransactionalId.of_row(name).logical for name in store.list()})
         return StatusData(
             store.description,
@@ -210,12 +225,12 @@ def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
     ]
 
 
-def _id_to_json(lanes: list[StateRow], seen: Seen) -> dict[str, Any]:
-    first, *others = (_to_json(row, seen.get(row.transactional_id)) for row in lanes)
+def _id_record(lanes: list[StateRow], seen: Seen) -> dict[str, Any]:
+    first, *others = (_row_record(row, seen.get(row.transactional_id)) for row in lanes)
     return {**first, "lanes": others}
 
 
-def _to_json(row: StateRow, seen: Mapping[int, TransactionDescription | None] | None) -> dict[str, Any]:
+def _row_record(row: StateRow, seen: Mapping[int, TransactionDescription | None] | None) -> dict[str, Any]:
     return {
         "transactional_id": row.transactional_id,
         "fence": row.fence,
@@ -223,23 +238,48 @@ def _to_json(row: StateRow, seen: Mapping[int, TransactionDescription | None] | 
         "kafka_transactional_id": row.kafka_id(row.generation),
         "generation": row.generation,
         "resolved_generation": row.resolved_generation,
-        "prepared_state": state_text(row.prepared_state) or None,
+        "prepared_state": row.prepared_state,
         "prepared_generation": row.prepared_generation,
-        "lost": [lost_json(row.transactional_id, entry) for entry in row.lost],
+        "lost": [lost_record(row.transactional_id, entry) for entry in row.lost],
         "owner": row.owner,
-        "updated_at": row.updated_at.isoformat(),
-        "kafka": None if seen is None else [_seen_to_json(row.kafka_id(at), found) for at, found in seen.items()],
+        "updated_at": row.updated_at,
+        "kafka": None if seen is None else [_seen_record(row.kafka_id(at), found) for at, found in seen.items()],
     }
 
 
-def _seen_to_json(kafka_id: str, found: TransactionDescription | None) -> dict[str, Any]:
+def _seen_record(kafka_id: str, found: TransactionDescription | None) -> dict[str, Any]:
     return {
         "kafka_transactional_id": kafka_id,
-        "status": None if found is None else found.status.value,
+        "status": None if found is None else found.status,
         "producer_id": None if found is None else found.producer_id,
         "epoch": None if found is None else found.epoch,
         "start_time_ms": None if found is None else found.start_time_ms,
     }
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def lease_record(lease: Lease) -> Record:
+    """A lease."""
+    seconds = lease.seconds_left
+    return {
+        "transactional_id": lease.transactional_id,
+        "owner": lease.owner,
+        "seconds_left": None if seconds is None else round(seconds, 3),
+        "is_expired": lease.has_ended,
+    }
+
+
+def time_left(lease: Record) -> str:
+    """How long the lease lasts."""
+    seconds = lease["seconds_left"]
+    if seconds is None:
+        return "until its session ends"
+    return f"expired {-seconds:.0f} s ago" if lease["is_expired"] else f"{seconds:.0f} s left"
+
+
+_LEASES: Final[Columns] = {"leased id": "transactional_id", "by": "owner", "lease": time_left}
 
 
 _FEW: Final = ("transactional id", "transaction", "used by")
@@ -252,13 +292,7 @@ _WORDS: Final = {
 
 
 def show_status(found: StatusData, *, wide: bool, everything: bool) -> None:
-    """Print the tables.
-
-    Args:
-        found: What was read.
-        wide: Whether to show all columns and lanes.
-        everything: Whether to show also the ids that are resolved and that nobody uses.
-    """
+    """Print the tables, `wide` with all columns and lanes, and `everything` with the ids that are resolved and unused."""
     ids = found.by_id
     shown = {name: rows for name, rows in ids.items() if everything or not _is_idle(found, name, rows)}
     rows = [_row(found, row, is_first=row is lanes[0], wide=wide) for lanes in shown.values() for row in lanes]
@@ -269,11 +303,11 @@ def show_status(found: StatusData, *, wide: bool, everything: bool) -> None:
     if found.of_other_databases:
         say(f"Open at Kafka with the same ids, from other databases: {', '.join(found.of_other_databases)}.")
     if leases := [lease for name, lease in found.leases.items() if wide or (name not in shown and not lease.has_ended)]:
-        show_leases(leases)
+        show_records(_LEASES, map(lease_record, leases))
     if found.jobs:
-        show_jobs(found.jobs)
+        show_records(JOBS, map(job_record, found.jobs))
     if found.positions:
-        show_groups(found.positions)
+        show_records(GROUPS, group_records(found.positions))
 
 
 def _is_idle(found: StatusData, name: str, rows: list[StateRow]) -> bool:
@@ -292,8 +326,7 @@ def _row(found: StatusData, row: StateRow, *, is_first: bool, wide: bool) -> tup
         return few
     seen = found.seen.get(row.transactional_id, {})
     kafka = tuple(f"{row.kafka_id(at)}: {description_words(one)}" for at, one in seen.items())
-    state, updated = state_words(row.prepared_state), time_text(row.updated_at)
-    return (*few, row.fence, row.generation, row.resolved_generation, state, updated, kafka or None)
+    return (*few, row.fence, row.generation, row.resolved_generation, row.prepared_state, row.updated_at, kafka or None)
 
 
 def _transactions(found: StatusData, row: StateRow) -> tuple[str, ...]:
@@ -312,191 +345,5 @@ def _transactions(found: StatusData, row: StateRow) -> tuple[str, ...]:
 def _user(found: StatusData, row: StateRow, is_first: bool) -> str | None:
     lease = found.leases.get(logical(row))
     if lease is not None and is_first:
-        return f"{lease.owner} ({time_left(lease)})"
+        return f"{lease.owner} ({time_left(lease_record(lease))})"
     return row.owner if lease is None and row.unresolved_generations else None
-
-
-_EXPIRED: Final = 60.0
-"""Seconds after which the other pools of a prefix should have recovered the ids of a lease that has ended."""
-
-
-class Need(Enum):
-    """What somebody must do."""
-
-    RECOVER = "recover"
-    """A transaction waits for recovery, or the pool of an id is gone and no other recovers it."""
-
-    ACKNOWLEDGE = "acknowledge"
-    """A transaction is lost or unverified, and its messages must be dealt with."""
-
-    MARKERS = "markers"
-    """A decided transaction is not being ended: probably a partition has no leader."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One transaction that needs somebody.
-
-    Args:
-        need: What must be done.
-        transactional_id: The logical id.
-        kafka_id: The id as Kafka sees it.
-    """
-
-    need: Need
-    transactional_id: str
-    kafka_id: str
-
-    def to_json(self, given: GivenOptions) -> dict[str, Any]:
-        """As JSON values."""
-        names = {"need": self.need.value, "transactional_id": self.transactional_id, "kafka_transactional_id": self.kafka_id}
-        return {**names, "next_command": command_for(self.need, [self], given)}
-
-
-def needed(
-    rows: Iterable[StateRow],
-    leases: Mapping[str, Lease],
-    seen: Mapping[str, Mapping[int, TransactionDescription | None]],
-    now_ms: int,
-    *,
-    longer_than: float,
-) -> list[Attention]:
-    """What needs somebody.
-
-    Args:
-        rows: The rows of the ids.
-        leases: The leases of pools, by logical id.
-        seen: What the coordinators report, by the row's id and generation; without ids that were not asked about.
-        now_ms: Milliseconds since 1970.
-        longer_than: Seconds for which a transaction must be open; younger ones are probably somebody's work.
-    """
-    found: list[Attention] = []
-    for row in rows:
-        name = TransactionalId.of_row(row.transactional_id).logical
-        lease = leases.get(name)
-        is_leased = lease is not None and not lease.has_ended
-        found += [Attention(Need.ACKNOWLEDGE, name, row.kafka_id(entry.generation)) for entry in row.lost]
-        described = seen.get(row.transactional_id, {})
-        open_ones = [
-            Attention(need, name, row.kafka_id(generation))
-            for generation, description in described.items()
-            if (need := _need(row, generation, description, now_ms - longer_than * 1000, is_leased=is_leased)) is not None
-        ]
-        if not open_ones and row.unresolved_generations and _is_abandoned(lease):
-            open_ones.append(Attention(Need.RECOVER, name, row.kafka_id(row.generation)))
-        found += open_ones
-    return found
-
-
-def _need(
-    row: StateRow, generation: int, found: TransactionDescription | None, begun_before: float, *, is_leased: bool
-) -> Need | None:
-    if generation not in row.unresolved_generations:
-        return None
-    decision = decide(row.prepared_state if row.prepared_generation == generation else None, found)
-    if decision is Decision.LOST or (decision is Decision.UNVERIFIED and not is_leased):
-        return Need.RECOVER
-    if found is None or not 0 <= found.start_time_ms < begun_before:
-        return None
-    if found.status.is_ending:
-        return Need.MARKERS
-    return Need.RECOVER if found.status is TransactionStatus.ONGOING and not is_leased else None
-
-
-def _is_abandoned(lease: Lease | None) -> bool:
-    return lease is not None and lease.seconds_left is not None and lease.seconds_left < -_EXPIRED
-
-
-def verdict_lines(found: Iterable[Attention], given: GivenOptions) -> list[str]:
-    """One line for each kind of need, with the command to run next; empty if there is none."""
-    entries = list(found)
-    lines = []
-    for need, text in _TEXTS.items():
-        ones = [each for each in entries if each.need is need]
-        if ones:
-            lines.append(f"{text(len(ones))}: {command_for(need, ones, given)}")
-    return lines
-
-
-def command_for(need: Need, entries: Iterable[Attention], given: GivenOptions) -> str:
-    """The command that does what is needed."""
-    ones = list(entries)
-    if need is Need.MARKERS:
-        return given.command("transactions", "describe", *dict.fromkeys(each.kafka_id for each in ones))
-    ids = [word for name in dict.fromkeys(each.transactional_id for each in ones) for word in ("--id", name)]
-    return given.command("recover", *ids, *(["--acknowledge"] if need is Need.ACKNOWLEDGE else []))
-
-
-_TEXTS: Final[Mapping[Need, Callable[[int], str]]] = {
-    Need.RECOVER: lambda count: f"{counted(count, 'transaction')} wait{'s' if count == 1 else ''}",
-    Need.MARKERS: lambda count: f"{counted(count, 'transaction')} {'is' if count == 1 else 'are'} not being ended",
-    Need.ACKNOWLEDGE: lambda count: (
-        f"{counted(count, 'transaction')} lost or unverified, to acknowledge when the messages are dealt with"
-    ),
-}
-
-
-TO_DO: Final = 3
-
-app = typer.Typer(cls=JsonGroup)
-
-
-@app.callback(invoke_without_command=True)
-def status(
-    *,
-    url: Url = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
-    schema: Schema = None,
-    prefix: Prefix = "",
-    problems: Annotated[bool, typer.Option("--problems", help="Show only ids for which something is to be done.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also show resolved ids that nobody uses.")] = False,
-    longer: Longer = LONGER,
-    wide: Wide = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show whether all is well or what to run next, and the transactional ids with their owners. Changes nothing.
-
-    The lanes of an id are shown below it. With Kafka's address it also shows what the coordinator reports for each generation
-    that is not resolved, or else for the newest. Leases show which ids pools use now. Jobs (Spark) are listed by their prefix,
-    consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
-
-    The exit code is 3 if something is to be done: for a transaction that has been open for longer than `--longer-than` on an id
-    that no pool has leased, for an id whose pool is gone, or for a lost transaction that is not acknowledged.
-    """
-    settings = settings_for(url, kafka, kafka_config, schema)
-    given = GivenOptions(url, schema, kafka, tuple(kafka_config or ()))
-    found = in_database(settings, prefix)
-    failure = read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
-    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer)
-    shown = found.only({each.transactional_id for each in to_do}) if problems else found
-    if as_json:
-        failed = None if failure is None else error_json(failure)
-        print_json(versioned("status", {"to_do": [each.to_json(given) for each in to_do], **shown.to_json(), "error": failed}))
-    else:
-        for line in verdict_lines(to_do, given) or [_all_is_well(found, prefix)]:
-            say(line)
-        show_status(shown, wide=wide, everything=everything or problems)
-    if failure is not None:
-        typer.echo(f"Could not be read from Kafka: {', '.join(found.unread or ())}.", err=True)
-        raise failure
-    if found.elsewhere:
-        names = ", ".join(row.transactional_id for row in found.elsewhere)
-        say(f"Not on this Kafka cluster ({found.cluster_id}): {names}. Give the address of their cluster.", err=True)
-        raise typer.Exit(1)
-    if to_do:
-        raise typer.Exit(TO_DO)
-
-
-def _all_is_well(found: StatusData, prefix: str) -> str:
-    """The first line if nothing is to be done, as far as that could be seen."""
-    if not found.rows and not found.leases:
-        begins = f" that begins with {prefix!r}" if prefix else ""
-        others = f", but {counted(found.other_ids, 'other id')}" if found.other_ids else ""
-        return f"There is no transactional id{begins} in {found.description}{others}."
-    used = f"{counted(len(found.used), 'id')} in use"
-    if found.unread is None:
-        return f"{used}, nothing known to recover. Kafka was not asked for open transactions: use --kafka."
-    if found.unread or found.elsewhere:
-        return f"{used}. Whether there is something to recover could not be read completely."
-    return f"{used}, nothing to recover."

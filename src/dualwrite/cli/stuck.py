@@ -5,160 +5,33 @@ Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import RenderableType
 
-from dualwrite.admin import Holder, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
-from dualwrite.admin.decisions import is_made_by_dualwrite
-from dualwrite.cli.options import (
-    LONGER,
-    AsJson,
-    Decided,
-    Decisions,
-    GivenOptions,
-    KafkaSettings,
-    Longer,
-    Schema,
-    Url,
-    Wide,
-    counted,
-    say,
-    settings_for,
-)
-from dualwrite.cli.output import print_json, show, table_of, terminal_width
+from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin
+from dualwrite.admin.decisions import Decided, Decisions, is_made_by_dualwrite
+from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, counted, decisions_for, grouped, say
+from dualwrite.cli.output import Columns, Record, cells, show, table_of, terminal_width
 from dualwrite.cli.texts import error_text, now_ms, seconds_text
-from dualwrite.cli.tool_options import TIMEOUT, Kafka, Timeout, ToolGroup, admin_tools, end
-from dualwrite.cli.transactions_output import decision_text, document, show_problems, show_unreadable, stuck_json
+from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup, end
+from dualwrite.cli.transactions_output import (
+    decision_text,
+    print_document,
+    show_problems,
+    show_unreadable,
+    stuck_record,
+    unreadable_record,
+)
 from dualwrite.errors import StoreError, UnknownGroupError
 from dualwrite.stores.positions import Partition
-
-_HEADINGS: Final = (
-    "Topic",
-    "Partition",
-    "LastStableOffset",
-    "HighWatermark",
-    "Records",
-    "Duration(s)",
-    "TransactionalId",
-    "ProducerId",
-    "ProducerEpoch",
-    "State",
-    "Groups",
-)
-_FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
-_FEW: Final = 3
-
-Order = Callable[[StuckPartition, int], Any]
-
-ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
-    {
-        "duration": lambda one, now: -(now if (age := one.holder.age_ms(now)) is None else age),
-        "records": lambda one, _: -one.end.records_behind,
-        "topic": lambda one, _: (one.end.topic, one.end.partition),
-        "id": lambda one, _: one.holder.transactional_id or "",
-        "groups": lambda one, _: -len(one.groups),
-    }
-)
-"""The orders of the table, by name; the largest durations and numbers come first, and unknown durations before them."""
-
-
-def stuck_table(
-    found: StuckSearch,
-    decided: Mapping[str, Decided],
-    now_ms: int,
-    *,
-    order: str = "duration",
-    backwards: bool = False,
-    every_group: bool = True,
-    wide: bool = False,
-    width: int | None = None,
-    rows: int | None = None,
-) -> RenderableType:
-    """The table.
-
-    Args:
-        found: What is stuck.
-        decided: What the database decided, by transactional id; empty without a database.
-        now_ms: Milliseconds since 1970.
-        order: A key of ORDERS.
-        backwards: Whether the order is reversed.
-        every_group: Whether all groups are named, not only the first.
-        wide: Whether to show all columns, not only the most important ones.
-        width: The width of the terminal; None means unlimited.
-        rows: The maximum number of rows; None for all.
-    """
-    shown = [name for name in _HEADINGS if wide or name not in _FOR_WIDE]
-    by = ORDERS[order]
-    lines = []
-    for one in sorted(found.partitions, key=lambda each: by(each, now_ms), reverse=backwards)[:rows]:
-        end, holder = one.end, one.holder
-        values = (
-            end.topic,
-            end.partition,
-            end.last_stable_offset,
-            end.high_watermark,
-            end.records_behind,
-            seconds_text(holder.age_ms(now_ms)),
-            holder.transactional_id,
-            holder.opened.producer.producer_id,
-            holder.opened.producer.epoch,
-            _state(holder),
-            _groups(one.groups, every=every_group),
-        )
-        cells: list[Any] = [value for name, value in zip(_HEADINGS, values, strict=True) if name in shown]
-        if decided:
-            database = decided.get(holder.transactional_id or "")
-            cells.append(None if database is None else decision_text(database))
-        lines.append(cells)
-    return table_of((*shown, "Database") if decided else shown, lines, width)
-
-
-def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: GivenOptions) -> str:
-    """The command that ends the transaction, or shows more about it if what is known is not enough."""
-    end, holder = one.end, one.holder
-    place = ("--topic", end.topic, "--partition", str(end.partition))
-    if holder.hanging is not None and holder.hanging.is_conclusive:
-        start = str(holder.opened.producer.transaction_start_offset)
-        return given.command("transactions", "abort", *place, "--start-offset", start)
-    if holder.hanging is not None:
-        return given.of_kafka.command("transactions", "find-hanging", *place)
-    if holder.transactional_id is None:
-        return given.of_kafka.command("transactions", "describe-producers", *place)
-    database = decided.get(holder.transactional_id)
-    if database is None and is_made_by_dualwrite(holder.transactional_id):
-        return f"{given.command('stuck')} --url URL"  # of the database that decides
-    does = "describe" if database is None or database.plan is None or database.error is not None else "complete"
-    return given.command("transactions", does, holder.transactional_id)
-
-
-def _state(holder: Holder) -> str:
-    if holder.hanging is not None:
-        return f"{'hangs' if holder.hanging.is_conclusive else 'may hang'}: {holder.hanging.value}"
-    return "" if holder.description is None else holder.description.status.value
-
-
-def _groups(groups: tuple[WaitingGroup, ...], *, every: bool) -> str:
-    shown = groups if every else groups[:_FEW]
-    texts = [f"{one.group_id} ({_place(one)})" for one in shown]
-    if len(groups) > len(shown):
-        texts.append(f"{len(groups) - len(shown)} more")
-    return ", ".join(texts)
-
-
-def _place(group: WaitingGroup) -> str:
-    if group.has_no_position:
-        return "no position at Kafka"
-    if group.offset is None:
-        return "its offsets are pending"
-    return f"at {group.offset}{' in the database' if group.is_stored else ''}"
-
 
 UNREAD: Final = "The positions of groups in the database are missing"
 
@@ -168,47 +41,47 @@ Group = Annotated[str | None, typer.Option("--group", help="Only where this cons
 app = typer.Typer(cls=ToolGroup)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which transactions to look for."""
+
+    topic: Topic = None
+    group: Group = None
+    longer: Longer = LONGER
+
+
 @app.callback(invoke_without_command=True)
-def stuck(
-    *,
-    topic: Topic = None,
-    group: Group = None,
-    longer: Longer = LONGER,
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
-    timeout: Timeout = TIMEOUT,
-    wide: Wide = False,
-    as_json: AsJson = False,
-) -> None:
+@grouped
+def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_json: AsJson = False) -> None:
     """Show where `read_committed` consumers wait for an open transaction: since when, who owns it, and which groups wait.
 
     With a database, also show what it decided about the transaction, and the positions that groups keep there. The last lines
     are the commands to run next: `dualwrite transactions complete` ends a transaction as the database decided, `dualwrite
     transactions abort` one that hangs. Short transactions are left out: see `--longer-than`.
     """
-    settings = settings_for(url, kafka, kafka_config, schema)
-    with admin_tools(kafka, kafka_config, timeout) as admin, ExitStack() as opened:
-        decisions = cache(lambda: opened.enter_context(Decisions(settings)))  # opened on first use
-        seen = look(admin, None if settings.database_url is None else decisions, topic=topic, group=group, longer_than=longer)
+    settings = cluster.settings()
+    with cluster.admin() as admin, ExitStack() as opened:
+        decisions = cache(lambda: opened.enter_context(decisions_for(settings)))  # opened on first use
+        seen = look(admin, None if settings.database_url is None else decisions, where)
     found = seen.found
-    now = now_ms()
-    given = GivenOptions(url, schema, kafka, tuple(kafka_config or ()))
-    commands = [next_command(one, seen.decided, given) for one in found.partitions]
+    commands = [next_command(one, seen.decided, cluster) for one in found.partitions]
+    records = seen.records(now_ms())
     if as_json:
-        fields = stuck_json(found, seen.decided, commands, now)
-        print_json(document("stuck", fields, complete=seen.complete, problems=found.problems, hidden=found.hidden))
+        fields = {
+            "searched_partitions": found.searched,
+            "stuck": [{**one, "next_command": command} for one, command in zip(records, commands, strict=True)],
+            "unreadable": [unreadable_record(one) for one in found.unreadable],
+        }
+        print_document("stuck", fields, complete=seen.complete, problems=found.problems, hidden=found.hidden)
     else:
         if found.partitions:
-            show(stuck_table(found, seen.decided, now, wide=wide, width=terminal_width()))
+            show(stuck_table(records, wide=wide, width=terminal_width()))
             for command in dict.fromkeys(commands):
                 completes = command.startswith("dualwrite transactions complete")
                 say(f"Next{', if its writer is gone' if completes else ''}: {command}")
         else:
-            typer.echo(
-                f"No consumer waits in {counted(found.searched, 'partition')} for a transaction older than {longer:g} s."
-            )
+            partitions = counted(found.searched, "partition")
+            typer.echo(f"No consumer waits in {partitions} for a transaction older than {where.longer:g} s.")
         show_unreadable(found.unreadable)
         show_problems(found.problems, found.hidden)
     if seen.unread is not None:
@@ -216,49 +89,57 @@ def stuck(
     end(found=bool(found.partitions or found.problems) or not seen.complete)
 
 
+def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Given) -> str:
+    """The command that ends the transaction, or shows more about it if what is known is not enough."""
+    end, holder = one.end, one.holder
+    place = ("--topic", end.topic, "--partition", str(end.partition))
+    if holder.hanging is not None and holder.hanging.is_conclusive:
+        start = str(holder.opened.producer.transaction_start_offset)
+        return given.command("transactions", "abort", *place, "--start-offset", start)
+    if holder.hanging is not None:
+        return given.command("transactions", "find-hanging", *place, with_database=False)
+    if holder.transactional_id is None:
+        return given.command("transactions", "describe-producers", *place, with_database=False)
+    database = decided.get(holder.transactional_id)
+    if database is None and is_made_by_dualwrite(holder.transactional_id):
+        return f"{given.command('stuck')} --url URL"  # of the database that decides
+    does = "describe" if database is None or database.plan is None or database.error is not None else "complete"
+    return given.command("transactions", does, holder.transactional_id)
+
+
+# --- one search, for `watch` too --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Look:
-    """The result of one search, with what the database knows about it.
-
-    Args:
-        found: What is stuck.
-        decided: What the database decided, by transactional id; empty without a database.
-        unread: The error that prevented reading the groups' positions in the database, if there was one.
-    """
+    """The result of one search, with what the database knows about it."""
 
     found: StuckSearch
     decided: Mapping[str, Decided]
+    """What the database decided, by transactional id; empty without a database."""
+
     unread: StoreError | None = None
+    """The error that prevented reading the groups' positions in the database, if there was one."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
         return self.found.complete and self.unread is None and all(one.error is None for one in self.decided.values())
 
+    def records(self, now_ms: int) -> list[Record]:
+        """The fields of each stuck partition."""
+        return [stuck_record(one, self.decided, now_ms) for one in self.found.partitions]
 
-def look(
-    admin: TransactionAdmin,
-    decisions: Callable[[], Decisions] | None,
-    *,
-    topic: str | None,
-    group: str | None,
-    longer_than: float,
-) -> Look:
-    """Search once.
 
-    Args:
-        admin: The tools.
-        decisions: Opens the database when it is needed; None if no database was given.
-        topic: As for `TransactionAdmin.stuck`, like the others.
-        group: The consumer group.
-        longer_than: In seconds.
+def look(admin: TransactionAdmin, decisions: Callable[[], Decisions] | None, where: Where) -> Look:
+    """Search once. `decisions` opens the database when it is needed; None if no database was given.
 
     Raises:
         StoreError: The group is unknown to Kafka, and its positions in the database can't be read.
         DualWriteError: As for `TransactionAdmin.stuck`.
     """
     if decisions is None:
-        return Look(admin.stuck(topic=topic, group=group, longer_than=longer_than), {})
+        return Look(admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer), {})
     unread: StoreError | None = None
 
     def stored(name: str) -> Mapping[Partition, int]:
@@ -270,8 +151,80 @@ def look(
             return {}
 
     try:
-        found = admin.stuck(topic=topic, group=group, longer_than=longer_than, stored=stored)
+        found = admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer, stored=stored)
     except UnknownGroupError as error:
         raise unread or error from None
     names = dict.fromkeys(name for one in found.partitions if (name := one.holder.transactional_id) is not None)
     return Look(found, decisions().of_each(names) if names else {}, unread)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_FEW: Final = 3
+
+
+def _state(record: Record) -> Any:
+    if record["reason"] is None:
+        return record["state"]
+    return f"{'hangs' if Reason[record['reason']].is_conclusive else 'may hang'}: {record['why']}"
+
+
+def _groups(record: Record, shown: int | None = None) -> str:
+    texts = [f"{one['group_id']} ({_place(one)})" for one in record["groups"][:shown]]
+    more = len(record["groups"]) - len(texts)
+    return ", ".join([*texts, f"{more} more"] if more else texts)
+
+
+def _place(group: Record) -> str:
+    if group["has_no_position"]:
+        return "no position at Kafka"
+    if group["offset"] is None:
+        return "its offsets are pending"
+    return f"at {group['offset']}{' in the database' if group['is_stored'] else ''}"
+
+
+_COLUMNS: Final[Columns] = {
+    "Topic": "topic",
+    "Partition": "partition",
+    "LastStableOffset": "last_stable_offset",
+    "HighWatermark": "high_watermark",
+    "Records": "records_behind",
+    "Duration(s)": lambda one: seconds_text(one["age_ms"]),
+    "TransactionalId": "transactional_id",
+    "ProducerId": "producer_id",
+    "ProducerEpoch": "producer_epoch",
+    "State": _state,
+    "Groups": _groups,
+}
+_FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
+
+ORDERS: Final[Mapping[str, Callable[[Record], Any]]] = MappingProxyType(
+    {
+        "duration": lambda one: -inf if one["age_ms"] is None else -one["age_ms"],
+        "records": lambda one: -one["records_behind"],
+        "topic": lambda one: (one["topic"], one["partition"]),
+        "id": lambda one: one["transactional_id"] or "",
+        "groups": lambda one: -len(one["groups"]),
+    }
+)
+"""The orders of the table, by name; the largest durations and numbers come first, and unknown durations before them."""
+
+
+def stuck_table(
+    records: Iterable[Record],
+    *,
+    order: str = "duration",
+    backwards: bool = False,
+    every_group: bool = True,
+    wide: bool = False,
+    width: int | None = None,
+    rows: int | None = None,
+) -> RenderableType:
+    """The table: with all columns or only the most important ones, all groups or only the first, and at most so many rows."""
+    columns = {name: column for name, column in _COLUMNS.items() if wide or name not in _FOR_WIDE}
+    if not every_group:
+        columns["Groups"] = lambda one: _groups(one, _FEW)
+    shown = sorted(records, key=ORDERS[order], reverse=backwards)
+    if any(one["database"] is not None for one in shown):
+        columns["Database"] = lambda one: one["database"] and decision_text(one["database"])
+    return table_of(columns, cells(columns, shown[:rows]), width)

@@ -22,11 +22,10 @@ from rich.live import Live
 from rich.text import Text
 
 from dualwrite.admin import StuckSearch
-from dualwrite.cli.options import LONGER, Decisions, KafkaSettings, Longer, Schema, Url, counted, refuse, settings_for
-from dualwrite.cli.stuck import ORDERS, UNREAD, Look, Topic, look, stuck_table
-from dualwrite.cli.stuck import Group as GroupOption
+from dualwrite.cli.options import counted, decisions_for, grouped, refuse
+from dualwrite.cli.stuck import ORDERS, UNREAD, Look, Where, look, stuck_table
 from dualwrite.cli.texts import now_ms, printable
-from dualwrite.cli.tool_options import TIMEOUT, Kafka, Timeout, ToolGroup, admin_tools
+from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup
 from dualwrite.errors import DualWriteError
 
 try:
@@ -72,34 +71,14 @@ _MAX_ROW_HEIGHT: Final = 8  # lines; an estimate for how many rows to leave out
 app = typer.Typer(cls=ToolGroup)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The latest result.
-
-    Args:
-        look: What is stuck.
-        at: When it was found, as `time.time`.
-        error: The error of the last search, if it failed.
-    """
-
-    look: Look
-    at: float
-    error: Exception | None = None
-
-
 @app.callback(invoke_without_command=True)
+@grouped
 def watch(
     *,
-    topic: Topic = None,
-    group: GroupOption = None,
-    longer: Longer = LONGER,
+    where: Where,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="The refresh interval in seconds.")] = 2.0,
     sort: Annotated[str, typer.Option("--sort", help=f"The initial order: {', '.join(ORDERS)}.")] = next(iter(ORDERS)),
-    url: Url = None,
-    schema: Schema = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaSettings = None,
-    timeout: Timeout = TIMEOUT,
+    cluster: ClusterAndDatabase,
 ) -> None:
     """Show what `dualwrite stuck` shows, live, until `q` or Ctrl-C.
 
@@ -110,16 +89,16 @@ def watch(
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()):
         refuse("`dualwrite watch` needs a terminal. In a program, use `dualwrite stuck --json`.")
-    settings = settings_for(url, kafka, kafka_config, schema)
+    settings = cluster.settings()
     with ExitStack() as opened:
-        admin = opened.enter_context(admin_tools(kafka, kafka_config, timeout))
-        decisions = None if settings.database_url is None else opened.enter_context(Decisions(settings))
+        admin = opened.enter_context(cluster.admin())
+        decisions = None if settings.database_url is None else opened.enter_context(decisions_for(settings))
 
         def look_once() -> _Seen:
-            if decisions is not None:
-                decisions.try_again()
-            opener = None if decisions is None else lambda: decisions
-            return _Seen(look(admin, opener, topic=topic, group=group, longer_than=longer), time.time())
+            if decisions is None:
+                return _Seen(look(admin, None, where), time.time())
+            decisions.try_again()
+            return _Seen(look(admin, lambda: decisions, where), time.time())
 
         poller = _Poller(look_once, interval)
         try:
@@ -127,6 +106,15 @@ def watch(
         finally:
             if poller.is_busy:
                 poller.own(opened.pop_all())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The latest result, when it was found (as `time.time`), and the error of the last search, if it failed."""
+
+    look: Look
+    at: float
+    error: Exception | None = None
 
 
 class _Poller:
@@ -220,9 +208,7 @@ class _Screen:
         shown = total = len(seen.found.partitions)
         while True:
             table = stuck_table(
-                seen.found,
-                seen.decided,
-                now_ms(),
+                seen.records(now_ms()),
                 order=self._order,
                 backwards=self._backwards,
                 every_group=False,

@@ -4,10 +4,76 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from dualwrite.diagnosis.findings import CRASH, LOST_COMMIT, DatabaseFacts, Finding, Severity, about_database
-from dualwrite.diagnosis.findings import about_database as _database
+from dualwrite.diagnosis.findings import CRASH, LOST_COMMIT, DatabaseFacts, Finding, Severity
+
+_broken = partial(Finding, Severity.BROKEN, "database")
+_weak = partial(Finding, Severity.WEAK, "database")
+_unknown = partial(Finding, Severity.UNKNOWN, "database")
+_note = partial(Finding, Severity.NOTE, "database")
+
+
+def judge_database(database: DatabaseFacts) -> list[Finding]:
+    """The findings about the database: its table, and the durability of acknowledged commits."""
+    found = []
+    if database.table_error is not None:
+        what, step = database.table_error
+        found.append(_broken(what, step))
+    elif database.newest_revision is None:
+        pass
+    elif database.revision is None:
+        what = "The table is complete, but was not created by `dualwrite db upgrade`: keep it up to date yourself."
+        found.append(_note(what, None))
+    elif database.revision != database.newest_revision:
+        what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
+        found.append(_weak(what, "dualwrite db upgrade"))
+    if database.copied is not None:
+        what, is_sure = database.copied
+        step = "`dualwrite db new-store-id` if the original is still in use, else `dualwrite db keep-store-id`"
+        found.append((_broken if is_sure else _weak)(what, step))
+    if database.why_no_marks is not None:
+        what = f"A copy of this database could not be recognised: {database.why_no_marks}."
+        step = "run `dualwrite db new-store-id` on each copy before its first writer starts; PostgreSQL: let the user execute "
+        found.append(_note(what, f"{step}pg_control_system()"))
+    if database.elsewhere:
+        found.append(_on_other_clusters(database.elsewhere))
+    return [*found, *_durability(database.settings)]
+
+
+def _durability(settings: Mapping[str, str]) -> list[Finding]:
+    """The findings about the durability of commits; the database's kind shows in the names of its settings."""
+    if "synchronous_commit" in settings:
+        return _postgresql(settings)
+    if "innodb_flush_log_at_trx_commit" in settings:
+        return _mysql(settings)
+    if "journal_mode" in settings:
+        return _sqlite(settings)
+    if "disable_wal" in settings:
+        return _rocksdb(settings)
+    if "forceSync" in settings:
+        return _zookeeper(settings)
+    what = "The database does not show whether an acknowledged commit is durable, and on how many disks."
+    return [_unknown(what, "how it writes and replicates a commit before it acknowledges it")]
+
+
+_NAMED: Final = 5
+
+
+def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
+    named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+    what = f"Transactional ids of another Kafka cluster, which can't be used with this one: {named}."
+    step = "connect to their cluster; or, if they have moved to this one for good, run `dualwrite db move-cluster`"
+    return _broken(what, step)
+
+
+def _managed(product: str, server: str) -> Finding:
+    what = f"This is {product}: where an acknowledged commit is stored, and what a failover keeps, is not decided by "
+    return _unknown(f"{what}{server}'s settings.", "the provider's documentation of durability and failover")
+
+
+# --- MySQL and MariaDB ------------------------------------------------------------------------------------------------
 
 _READ_ONLY: Final = ("super_read_only", "read_only", "tx_read_only", "transaction_read_only", "innodb_read_only")
 _ON: Final = ("ON", "1")
@@ -20,34 +86,28 @@ _ROLES: Final = (("master", "slave"), ("source", "replica"))
 _SAFE_CONSISTENCY: Final = ("BEFORE_ON_PRIMARY_FAILOVER", "BEFORE", "AFTER", "BEFORE_AND_AFTER")
 
 
-def judge_mysql(settings: Mapping[str, str]) -> list[Finding]:
-    """The findings about the settings of `SqlStateStore.durability`, which has the names of the server's variables."""
+def _mysql(settings: Mapping[str, str]) -> list[Finding]:
     if settings.get("engine", "InnoDB") != "InnoDB":
         what = f"The table's engine is {settings['engine']}: without transactions there is no guarantee."
-        return [about_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
+        return [_broken(what, "ALTER TABLE kafka_transaction_state ENGINE=InnoDB")]
     read_only = [name for name in _READ_ONLY if settings.get(name) in _ON]
     if read_only:
         what = f"The database is read-only ({', '.join(read_only)}): a replica, or a read-only user."
-        return [about_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
+        return [_broken(what, "connect to the primary, as a user that may write")]
     found = _disk(settings)
     if "product" in settings:
-        what = (
-            f"This is {settings['product']}: where an acknowledged commit is stored, and what a failover keeps, is not decided "
-        )
-        what += "by MySQL's settings."
-        return [*found, about_database(Severity.UNKNOWN, what, "the provider's documentation of durability and failover")]
-    if is_galera(settings):
+        return [*found, _managed(settings["product"], "MySQL")]
+    if _is_galera(settings):
         found.append(_GALERA)
     return [*found, *_group_replication(settings), *_binary_log(settings)]
 
 
-def is_galera(settings: Mapping[str, str]) -> bool:
+def _is_galera(settings: Mapping[str, str]) -> bool:
     """Whether the server belongs to a Galera cluster: `wsrep_on` alone may be on without a provider."""
     return settings.get("wsrep_on") in _ON and settings.get("wsrep_provider", "none").lower() not in ("", "none")
 
 
-_GALERA: Final = about_database(
-    Severity.WEAK,
+_GALERA: Final = _weak(
     "This is a Galera cluster. Jepsen (2026, versions 12.1.2 to 12.2.2) found that it loses committed transactions when nodes "
     "crash or are cut off, allows lost updates between nodes without any failure, and reads old rows. Their messages are then "
     "visible without their rows, and two writers of an id on two nodes may both pass the check of the fencing token.",
@@ -62,21 +122,21 @@ def _disk(settings: Mapping[str, str]) -> list[Finding]:
     flush = settings["innodb_flush_log_at_trx_commit"]
     if flush not in _DURABLE:
         what = f"innodb_flush_log_at_trx_commit is {flush}: {CRASH} {LOST_COMMIT}."
-        found.append(about_database(Severity.WEAK, what, "innodb_flush_log_at_trx_commit=1"))
+        found.append(_weak(what, "innodb_flush_log_at_trx_commit=1"))
     if settings.get("Innodb_redo_log_enabled") == "OFF":
         what = f"InnoDB's redo log is disabled: {CRASH} may lose the whole database."
-        found.append(about_database(Severity.WEAK, what, "ALTER INSTANCE ENABLE INNODB REDO_LOG"))
+        found.append(_weak(what, "ALTER INSTANCE ENABLE INNODB REDO_LOG"))
     if (method := settings.get("innodb_flush_method", "")).lower() in _NO_FLUSH:
         what = f"innodb_flush_method is {method}: a power failure may lose acknowledged commits, and corrupt the database."
-        found.append(about_database(Severity.WEAK, what, "innodb_flush_method=O_DIRECT"))
+        found.append(_weak(what, "innodb_flush_method=O_DIRECT"))
     doublewrite = settings.get("innodb_doublewrite", "ON")
     if doublewrite in _NO_DOUBLEWRITE:
         state = "off" if doublewrite != "DETECT_ONLY" else doublewrite
         what = f"innodb_doublewrite is {state}: a power failure may corrupt committed pages."
-        found.append(about_database(Severity.WEAK, what, "innodb_doublewrite=ON"))
+        found.append(_weak(what, "innodb_doublewrite=ON"))
     elif doublewrite not in _DOUBLEWRITE:
         what = f"innodb_doublewrite is {doublewrite}: whether a power failure may corrupt committed pages is not known."
-        found.append(about_database(Severity.UNKNOWN, what, "the server's documentation; ON is safe"))
+        found.append(_unknown(what, "the server's documentation; ON is safe"))
     return found
 
 
@@ -85,20 +145,15 @@ def _group_replication(settings: Mapping[str, str]) -> list[Finding]:
         return []
     if settings.get("group_replication_single_primary_mode") == "OFF":
         what = "Group replication has several primaries: a read on one may be older than a commit on another."
-        return [about_database(Severity.WEAK, what, "group_replication_single_primary_mode=ON")]
+        return [_weak(what, "group_replication_single_primary_mode=ON")]
     consistency = settings.get("group_replication_consistency")
     if consistency not in _SAFE_CONSISTENCY:
         what = (
             f"group_replication_consistency is {consistency}: a new primary may be read before it has applied the last commits."
         )
-        change = "group_replication_consistency=BEFORE_ON_PRIMARY_FAILOVER"
-        return [about_database(Severity.WEAK, what, change)]
+        return [_weak(what, "group_replication_consistency=BEFORE_ON_PRIMARY_FAILOVER")]
     what = "This is group replication: a commit is in the memory of a majority, and on the disk of this server only."
-    return [
-        about_database(
-            Severity.UNKNOWN, what, "whether several members can lose power at once; dualwrite is not tested with it"
-        )
-    ]
+    return [_unknown(what, "whether several members can lose power at once; dualwrite is not tested with it")]
 
 
 def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
@@ -106,14 +161,12 @@ def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
         return []
     found = []
     if settings.get("sync_binlog") != "1":
-        what = (
-            f"sync_binlog is {settings.get('sync_binlog')}: a power failure {LOST_COMMIT}, and replicas may have other commits "
-        )
-        found.append(about_database(Severity.WEAK, f"{what}than this server.", "sync_binlog=1"))
+        what = f"sync_binlog is {settings.get('sync_binlog')}: a power failure {LOST_COMMIT}, and replicas may have other "
+        found.append(_weak(f"{what}commits than this server.", "sync_binlog=1"))
     if settings.get("sql_log_bin") == "OFF":
         what = "sql_log_bin is off on this connection: its commits never reach a replica."
-        found.append(about_database(Severity.WEAK, what, "sql_log_bin=ON"))
-    if is_galera(settings) or settings.get("group_replication_group_name"):
+        found.append(_weak(what, "sql_log_bin=ON"))
+    if _is_galera(settings) or settings.get("group_replication_group_name"):
         return found
     role = next((pair for pair in _ROLES if settings.get(f"rpl_semi_sync_{pair[0]}_enabled") in _ON), None)
     return [*found, *(_asynchronous(settings) if role is None else _semi_synchronous(settings, *role))]
@@ -122,37 +175,35 @@ def _binary_log(settings: Mapping[str, str]) -> list[Finding]:
 def _asynchronous(settings: Mapping[str, str]) -> list[Finding]:
     if (attached := settings.get("Slaves_connected", "0")) != "0":
         what = f"A commit does not wait for an attached replica ({attached}): one that is promoted may lack the last commits."
-        return [about_database(Severity.WEAK, what, "semi-synchronous replication, with a timeout that never falls back")]
+        return [_weak(what, "semi-synchronous replication, with a timeout that never falls back")]
     what = "A commit waits for no replica: one that is promoted after a failure may lack the last commits."
-    return [about_database(Severity.NOTE, what, "enable semi-synchronous replication, if there are replicas")]
+    return [_note(what, "enable semi-synchronous replication, if there are replicas")]
 
 
 def _semi_synchronous(settings: Mapping[str, str], role: str, other: str) -> list[Finding]:
     name = f"rpl_semi_sync_{role}"
     found = []
     if settings.get(f"{name.capitalize()}_status") == "OFF":
-        what = (
-            f"Semi-synchronous replication is enabled, but off at present ({name.capitalize()}_status): a commit waits for no "
-        )
-        found.append(
-            about_database(Severity.WEAK, f"{what}replica.", "see whether the replicas are connected and enabled for it")
-        )
+        what = f"Semi-synchronous replication is enabled, but off at present ({name.capitalize()}_status): a commit waits for "
+        found.append(_weak(f"{what}no replica.", "see whether the replicas are connected and enabled for it"))
     limit = settings.get(f"{name}_timeout", "")
     if not limit.isdecimal():
         what = f"{name}_timeout can't be read: whether commits stop waiting for a replica is not known."
-        found.append(about_database(Severity.UNKNOWN, what, f"SHOW GLOBAL VARIABLES LIKE '{name}_timeout'"))
+        found.append(_unknown(what, f"SHOW GLOBAL VARIABLES LIKE '{name}_timeout'"))
     elif int(limit) < _FOREVER:
         what = f"A commit that no replica acknowledges within {int(limit) / 1000:g} s ({name}_timeout) is acknowledged all the "
         what += "same, and so are the next ones: a replica that is promoted then lacks them."
-        found.append(about_database(Severity.WEAK, what, f"{name}_timeout={_FOREVER}"))
+        found.append(_weak(what, f"{name}_timeout={_FOREVER}"))
     if settings.get(f"{name}_wait_no_{other}") == "OFF":
         what = f"{name}_wait_no_{other} is off: as soon as too few replicas are connected, a commit waits for none."
-        found.append(about_database(Severity.WEAK, what, f"{name}_wait_no_{other}=ON"))
+        found.append(_weak(what, f"{name}_wait_no_{other}=ON"))
     if (point := settings.get(f"{name}_wait_point")) != "AFTER_SYNC":
         what = f"{name}_wait_point is {point}: others, such as recovery, see a commit before a replica has it, and may act on "
-        found.append(about_database(Severity.WEAK, f"{what}what a failover then undoes.", f"{name}_wait_point=AFTER_SYNC"))
+        found.append(_weak(f"{what}what a failover then undoes.", f"{name}_wait_point=AFTER_SYNC"))
     return found
 
+
+# --- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 _WEAK_VALUES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("synchronous_commit", "off"): (f"{CRASH} {LOST_COMMIT}", "synchronous_commit=on"),
@@ -165,29 +216,21 @@ _WAITS: Final = ("on", "remote_apply", "remote_write", "local", "off")
 _STANDBYS: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(\d+)\s*\((.*)\)\s*", re.IGNORECASE)
 
 
-def judge_postgresql(settings: Mapping[str, str]) -> list[Finding]:
-    """The findings about the settings of `SqlStateStore.durability`."""
+def _postgresql(settings: Mapping[str, str]) -> list[Finding]:
     if settings.get("transaction_read_only") == "on":
         what = "The database is read-only (transaction_read_only): a standby, or a read-only user."
-        return [about_database(Severity.BROKEN, what, "connect to the primary, as a user that may write")]
+        return [_broken(what, "connect to the primary, as a user that may write")]
     found = []
     if settings.get("persistence") == "u":
-        what = (
-            "The table kafka_transaction_state is UNLOGGED: after a crash of the server it is empty, and so is every record of "
-        )
-        what += "what was committed."
-        found.append(about_database(Severity.BROKEN, what, "ALTER TABLE kafka_transaction_state SET LOGGED"))
+        what = "The table kafka_transaction_state is UNLOGGED: after a crash of the server it is empty, and so is every record "
+        found.append(_broken(f"{what}of what was committed.", "ALTER TABLE kafka_transaction_state SET LOGGED"))
     found += [
-        about_database(Severity.WEAK, f"{name} is {value}: {consequence}.", change)
+        _weak(f"{name} is {value}: {consequence}.", change)
         for (name, value), (consequence, change) in _WEAK_VALUES.items()
         if settings.get(name) == value
     ]
     if "product" in settings:
-        what = (
-            f"This is {settings['product']}: where an acknowledged commit is stored, and what a failover keeps, is not decided "
-        )
-        what += "by PostgreSQL's settings."
-        return [*found, about_database(Severity.UNKNOWN, what, "the provider's documentation of durability and failover")]
+        return [*found, _managed(settings["product"], "PostgreSQL")]
     return found if settings["synchronous_commit"] == "off" else [*found, *_standbys(settings)]
 
 
@@ -196,28 +239,26 @@ def _standbys(settings: Mapping[str, str]) -> list[Finding]:
     attached = int(settings["attached standbys"]) if "attached standbys" in settings else None
     if names is None or waits not in _WAITS:
         what = f"synchronous_standby_names is {names}, synchronous_commit is {waits}: whether a commit waits for a standby is "
-        return [about_database(Severity.UNKNOWN, f"{what}not known.", "PostgreSQL's documentation of both settings")]
+        return [_unknown(f"{what}not known.", "PostgreSQL's documentation of both settings")]
     if not names:
         return [_waits_for_none(attached)]
     if waits == "local":
         what = f"synchronous_commit is local: promoting a standby {LOST_COMMIT}."
-        return [about_database(Severity.WEAK, what, "synchronous_commit=on")]
+        return [_weak(what, "synchronous_commit=on")]
     if waits == "remote_write":
-        what = (
-            "synchronous_commit is remote_write: a commit waits until a standby has it in memory. If that machine fails too, "
-        )
-        return [about_database(Severity.WEAK, f"{what}promoting it {LOST_COMMIT}.", "synchronous_commit=on")]
+        what = "synchronous_commit is remote_write: a commit waits until a standby has it in memory. If that machine fails "
+        return [_weak(f"{what}too, promoting it {LOST_COMMIT}.", "synchronous_commit=on")]
     return _synchronous(settings, names, attached)
 
 
 def _waits_for_none(attached: int | None) -> Finding:
     if attached:
         what = f"A commit does not wait for an attached standby ({attached}): one that is promoted may lack the last commits."
-        return about_database(Severity.WEAK, what, "synchronous_standby_names, with the standbys that may be promoted")
+        return _weak(what, "synchronous_standby_names, with the standbys that may be promoted")
     what = "A commit waits for no standby: one that is promoted after a failure may lack the last commits."
     if attached == 0:
         what += " None is attached at present."
-    return about_database(Severity.NOTE, what, "set synchronous_standby_names, if there are standbys")
+    return _note(what, "set synchronous_standby_names, if there are standbys")
 
 
 def _synchronous(settings: Mapping[str, str], names: str, attached: int | None) -> list[Finding]:
@@ -227,67 +268,16 @@ def _synchronous(settings: Mapping[str, str], names: str, attached: int | None) 
     there = settings.get("synchronous standbys")
     if there is not None and int(there) < wanted:
         what = f"A commit waits for {wanted} of {names!r}, and {there} of them are attached: every COMMIT hangs now."
-        return [about_database(Severity.BROKEN, what, "start the standbys, or change synchronous_standby_names")]
+        return [_broken(what, "start the standbys, or change synchronous_standby_names")]
     everyone = len(members) if attached is None else max(len(members), attached)
     if everyone <= wanted and "*" not in names:
         return []
     what = f"A commit waits for {wanted} of the standbys {names!r}. If another one is promoted, it may lack the last commits."
     step = "whether your failover tool promotes only a standby that has every acknowledged commit (Patroni: synchronous_mode)"
-    return [about_database(Severity.UNKNOWN, what, step)]
+    return [_unknown(what, step)]
 
 
-def judge_database(database: DatabaseFacts) -> list[Finding]:
-    """The findings about the database: its table, and the durability of acknowledged commits."""
-    found = []
-    if database.table_error is not None:
-        what, step = database.table_error
-        found.append(_database(Severity.BROKEN, what, step))
-    elif database.newest_revision is None:
-        pass
-    elif database.revision is None:
-        what = "The table is complete, but was not created by `dualwrite db upgrade`: keep it up to date yourself."
-        found.append(_database(Severity.NOTE, what, None))
-    elif database.revision != database.newest_revision:
-        what = f"The table is at revision {database.revision}; the newest of this release is {database.newest_revision}."
-        found.append(_database(Severity.WEAK, what, "dualwrite db upgrade"))
-    if database.copied is not None:
-        what, is_sure = database.copied
-        step = "`dualwrite db new-store-id` if the original is still in use, else `dualwrite db keep-store-id`"
-        found.append(_database(Severity.BROKEN if is_sure else Severity.WEAK, what, step))
-    if database.why_no_marks is not None:
-        what = f"A copy of this database could not be recognised: {database.why_no_marks}."
-        step = "run `dualwrite db new-store-id` on each copy before its first writer starts; PostgreSQL: let the user execute "
-        found.append(_database(Severity.NOTE, what, f"{step}pg_control_system()"))
-    if database.elsewhere:
-        found.append(_on_other_clusters(database.elsewhere))
-    return [*found, *_durability(database.settings)]
-
-
-def _durability(settings: Mapping[str, str]) -> list[Finding]:
-    """The findings about the durability of commits; the database's kind shows in the names of its settings."""
-    if "synchronous_commit" in settings:
-        return judge_postgresql(settings)
-    if "innodb_flush_log_at_trx_commit" in settings:
-        return judge_mysql(settings)
-    if "journal_mode" in settings:
-        return _sqlite(settings)
-    if "disable_wal" in settings:
-        return _rocksdb(settings)
-    if "forceSync" in settings:
-        return _zookeeper(settings)
-    what = "The database does not show whether an acknowledged commit is durable, and on how many disks."
-    return [_database(Severity.UNKNOWN, what, "how it writes and replicates a commit before it acknowledges it")]
-
-
-_NAMED: Final = 5
-
-
-def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
-    named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-    what = f"Transactional ids of another Kafka cluster, which can't be used with this one: {named}."
-    step = "connect to their cluster; or, if they have moved to this one for good, run `dualwrite db move-cluster`"
-    return _database(Severity.BROKEN, what, step)
-
+# --- SQLite, RocksDB, ZooKeeper ---------------------------------------------------------------------------------------
 
 _SQLITE_LEVELS: Final = ("off", "normal", "full", "extra")
 _SQLITE_MODES: Final = ("delete", "truncate", "persist", "memory", "wal", "off")
@@ -297,14 +287,14 @@ def _sqlite(settings: Mapping[str, str]) -> list[Finding]:
     mode, level = settings["journal_mode"], settings.get("synchronous")
     if mode not in _SQLITE_MODES or level not in _SQLITE_LEVELS:
         what = f"journal_mode is {mode} and synchronous is {level}: this release of dualwrite does not know what that means."
-        return [_database(Severity.UNKNOWN, what, "SQLite's documentation of both; safe are WAL and FULL")]
+        return [_unknown(what, "SQLite's documentation of both; safe are WAL and FULL")]
     weak = _sqlite_weakness(mode, level)
     if weak is None and settings.get("fullfsync") == "off":  # macOS only
         weak = (
             f"fullfsync is off: fsync of macOS leaves data in the disk's cache, so a power failure {LOST_COMMIT}.",
             "fullfsync = ON",
         )
-    return [] if weak is None else [_database(Severity.WEAK, weak[0], f"PRAGMA {weak[1]}")]
+    return [] if weak is None else [_weak(weak[0], f"PRAGMA {weak[1]}")]
 
 
 def _sqlite_weakness(mode: str, level: str) -> tuple[str, str] | None:
@@ -332,21 +322,21 @@ def _rocksdb(settings: Mapping[str, str]) -> list[Finding]:
     found = []
     if "env" in settings:
         what = "The database's files are not where its path says: it may be in memory, and gone with the process."
-        found.append(_database(Severity.UNKNOWN, what, "the Env with which the Rdict was opened"))
+        found.append(_unknown(what, "the Env with which the Rdict was opened"))
     if settings.get("wal_recovery_mode") in _TOLERANT:
         what = f"wal_recovery_mode skips damaged records: after a power failure it {LOST_COMMIT}, and keeps later commits."
-        found.append(_database(Severity.WEAK, what, "DBRecoveryMode.point_in_time(), the default"))
+        found.append(_weak(what, "DBRecoveryMode.point_in_time(), the default"))
     return found
 
 
 def _zookeeper(settings: Mapping[str, str]) -> list[Finding]:
     what = "A client can't see whether the servers write a commit to disk before they acknowledge it (forceSync)."
-    found = [_database(Severity.UNKNOWN, what, "zookeeper.forceSync in the servers' configuration: yes, the default")]
+    found = [_unknown(what, "zookeeper.forceSync in the servers' configuration: yes, the default")]
     mode = settings.get("mode")
     if mode == "standalone":
         what = "One server, no ensemble: acknowledged commits are lost with its disk, and nothing works while it is down."
-        found.append(_database(Severity.WEAK, what, "an ensemble of three or five servers"))
+        found.append(_weak(what, "an ensemble of three or five servers"))
     elif mode is None:
         what = "The server does not say whether it belongs to an ensemble."
-        found.append(_database(Severity.UNKNOWN, what, "4lw.commands.whitelist, which must contain srvr; or the servers"))
+        found.append(_unknown(what, "4lw.commands.whitelist, which must contain srvr; or the servers"))
     return found

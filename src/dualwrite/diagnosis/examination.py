@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dualwrite.admin.listing import two_phase_by_broker
+from dualwrite.admin.requests import Brokers
+from dualwrite.deadline import Deadline
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
+from dualwrite.kafka.client.broker_connection import Connection
+from dualwrite.kafka.client.brokers import MakeRequest, Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.inspect import PROBE_ID, TRANSACTION_STATE_TOPIC, BrokerCapabilities, TopicFacts, describe_topics, probe
+from dualwrite.kafka.client.messages_generated import DescribeConfigsRequest, DescribeConfigsResponse, InitProducerIdRequest
+from dualwrite.kafka.inspect import (
+    BROKER_RESOURCE,
+    INIT_PRODUCER_ID,
+    PROBE_ID,
+    TRANSACTION_STATE_TOPIC,
+    TWO_PHASE_SETTING,
+    BrokerCapabilities,
+    TopicFacts,
+    describe_topics,
+    probe,
+    settings_in,
+    settings_request,
+)
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import copied, moved
@@ -20,6 +37,7 @@ from dualwrite.stores.registry import keeps_a_table, store_from_url
 from dualwrite.transactional_id import validate_transactional_id
 
 DEFAULT_TIMEOUT: Final = 15.0
+_BROKER_TIMEOUT: Final = 5.0
 _SERVERS: Final = "bootstrap.servers"
 _ORDER: Final = list(Severity)
 
@@ -163,6 +181,33 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
     except DualWriteError as error:
         return None, [_broken("database", error)]
     return facts, judge_database(facts)
+
+
+def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, bool | None]:
+    """Whether each live broker has two-phase commit switched on, by node id; None if that is not known."""
+    has_version: dict[int, bool] = {}
+
+    def request(node: int) -> MakeRequest:
+        def made(connection: Connection) -> DescribeConfigsRequest:
+            has_version[node] = connection.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
+            return settings_request(BROKER_RESOURCE, [str(node)], [TWO_PHASE_SETTING])
+
+        return made
+
+    def setting(node: int, response: DescribeConfigsResponse) -> str | None:
+        return settings_in(response).get(str(node), {}).get(TWO_PHASE_SETTING)
+
+    with closing(Network(config)) as network:
+        brokers = Brokers(network, Deadline.after(timeout), _BROKER_TIMEOUT)
+        live = brokers.view([]).brokers
+        settings = brokers.request(live, {node: request(node) for node in live}, setting)
+    return {node: _is_on(settings.get(node), has_version=has_version.get(node)) for node in sorted(live)}
+
+
+def _is_on(setting: str | None, *, has_version: bool | None) -> bool | None:
+    if has_version is False:
+        return False
+    return None if setting is None else setting == "true"
 
 
 def _copied(store: TxnStateStore) -> tuple[str, bool] | None:

@@ -71,11 +71,6 @@ class DatabaseFacts:
     elsewhere: tuple[str, ...] = ()
 
 
-def about_database(severity: Severity, what: str, change: str | None) -> Finding:
-    """A finding about the database."""
-    return Finding(severity, "database", what, change)
-
-
 NATIVE: Final = "native"
 LIBRDKAFKA: Final = "librdkafka"
 
