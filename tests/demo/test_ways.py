@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sqlalchemy import Engine, func, select, text
 
 import dualwrite
-from dualwrite.demo.flights import Flight, read_flights
-from dualwrite.demo.job import Job, StalePositionError
-from dualwrite.demo.places import Places, prepared
+from dualwrite.demo.flights import Flight, StalePositionError, read_flights
+from dualwrite.demo.run import Options, Places, job_of, prepared
+from dualwrite.demo.screen import Screen
 from dualwrite.demo.supervisor import Report, WorkerProcess
-from dualwrite.demo.verdict import compare, read_evidence
-from dualwrite.demo.worker import WINDOW, Transaction, encoded, opened
+from dualwrite.demo.verdict import Evidence, compare, read_evidence
+from dualwrite.demo.worker import WINDOW, Pipeline, Transaction, encoded, opened
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DeliveryError, FencedError, InDoubtTransactionError
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 
-WAYS = ("writer", "naive", "pool")
+
+@dataclass
+class Scene:
+    """The places of a run with one worker, and how many commits its flights had."""
+
+    options: Options
+    places: Places
+    commits: list[int] = field(default_factory=list)
+
+    def write(self, tx: Transaction, flight: Flight, after: int) -> None:
+        departure = self.places.tables.record(tx.db, flight, 0, after=after)
+        if departure is not None:
+            tx.send(self.places.topic, encoded(departure), key=flight.aircraft)
+
+    def pipeline(self) -> AbstractContextManager[Pipeline]:
+        job = job_of(self.options, self.places, 0)
+        return opened(job, self.places.store, self.write, lambda _, commits: self.commits.append(commits))
+
+    def position(self) -> tuple[int, int]:
+        return self.places.tables.position(self.places.store.engine, 0)
+
+    def evidence(self) -> Evidence:
+        places = self.places
+        return read_evidence(places.store.engine, places.tables, places.kafka, places.topic, self.options.departures)
+
+
+Begin = Callable[..., AbstractContextManager[Scene]]
 
 
 @pytest.fixture
-def kafka(broker: DevCluster) -> dict[str, Any]:
-    return {"bootstrap.servers": broker.bootstrap_servers}
+def begin(broker: DevCluster, tmp_path: Path) -> Begin:
+    @contextmanager
+    def scene(run: str, departures: int, **options: Any) -> Iterator[Scene]:
+        kafka = {"bootstrap.servers": broker.bootstrap_servers}
+        chosen = Options(departures=departures, workers=1, kafka=kafka, data_dir=tmp_path, **options)
+        with prepared(chosen, run, Screen(Console(quiet=True))) as places:
+            yield Scene(chosen, places)
 
-
-@contextmanager
-def places_of(run: str, url: str | None, kafka: dict[str, Any], folder: Path) -> Iterator[Places]:
-    with prepared(run, workers=1, url=url, kafka=kafka, data_dir=folder, keep=False, say=print, remind=print) as places:
-        yield places
-
-
-def job_of(places: Places, way: str, departures: int) -> Job:
-    return Job(
-        run=places.run,
-        worker=0,
-        workers=1,
-        departures=departures,
-        url=places.url,
-        kafka=dict(places.kafka),
-        topic=places.topic,
-        producer="auto",
-        naive=way == "naive",
-        pool=way == "pool",
-        report_every=1,
-    )
-
-
-def write(places: Places, tx: Transaction, flight: Flight, after: int) -> None:
-    departure = places.tables.record(tx.db, flight, 0, after=after)
-    if departure is not None:
-        tx.send(places.topic, encoded(departure), key=flight.aircraft)
+    return scene
 
 
 def waits_for_a_lock(engine: Engine) -> bool:
@@ -66,10 +73,10 @@ def waits_for_a_lock(engine: Engine) -> bool:
         return bool(connection.scalar(text(waiting)))
 
 
-def test_a_stale_position_writes_nothing(kafka: dict[str, Any], tmp_path: Path) -> None:
+def test_a_stale_position_writes_nothing(begin: Begin) -> None:
     first, second = list(read_flights(2))
-    with places_of("stale1", None, kafka, tmp_path) as places:
-        engine, tables = places.store.engine, places.tables
+    with begin("stale1", 2) as scene:
+        engine, tables = scene.places.store.engine, scene.places.tables
         with engine.begin() as connection:
             tables.record(connection, first, 0, after=0)
         with engine.begin() as connection:
@@ -77,75 +84,60 @@ def test_a_stale_position_writes_nothing(kafka: dict[str, Any], tmp_path: Path) 
                 tables.record(connection, first, 0, after=0)
             assert connection.scalar(select(func.count()).select_from(tables.departures)) == 1
             tables.record(connection, second, 0, after=1)
-        assert tables.position(engine, 0) == (2, 2)
+        assert scene.position() == (2, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", thinned(WAYS, kept=["writer", "naive"]))
-def test_the_commit_of_a_dead_process_arrives_late(kafka: dict[str, Any], postgres_url: str, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("way", thinned(("writer", "naive", "pool"), kept=["writer", "naive"]))
+def test_the_commit_of_a_dead_process_arrives_late(begin: Begin, postgres_url: str, tmp_path: Path, way: str) -> None:
     """The worker has read the position when a transaction with its next three flights is still open, and then commits."""
-    flights = list(read_flights(200))
+    log = tmp_path / "log"
     with (
-        places_of(f"late{way}", postgres_url, kafka, tmp_path) as places,
-        dualwrite.connect(postgres_url, kafka=kafka, transactional_id="dead") as dead,
+        begin(f"late{way}", 200, url=postgres_url, naive=way == "naive", pool=way == "pool") as scene,
+        dualwrite.connect(postgres_url, kafka=scene.places.kafka, transactional_id="dead") as dead,
     ):
         with dead.transaction() as tx:
-            for after, flight in enumerate(flights[:3]):
-                write(places, tx, flight, after)
+            for after, flight in enumerate(read_flights(3)):
+                scene.write(tx, flight, after)
             reports: Queue[Report] = Queue()
-            worker = WorkerProcess(job_of(places, way, 200), reports, tmp_path / "log")
+            worker = WorkerProcess(job_of(scene.options, scene.places, 0), reports, log)
             worker.release()
-            until(lambda: waits_for_a_lock(places.store.engine), (tmp_path / "log").read_text)
+            until(lambda: waits_for_a_lock(scene.places.store.engine), log.read_text)
         assert worker.wait(LIMIT)
         assert worker.exit_code == 0
-        assert "reading the position again: The position of worker 0 is no longer 0" in (tmp_path / "log").read_text()
-        evidence = read_evidence(places.store.engine, places.tables, kafka, places.topic, 200)
+        assert "reading the position again: The position of worker 0 is no longer 0" in log.read_text()
+        evidence = scene.evidence()
     assert compare(evidence).agree
     assert len(evidence.rows) == len(evidence.messages) == 200
 
 
-def test_flights_through_a_pool_keep_their_order_and_share_commits(kafka: dict[str, Any], tmp_path: Path) -> None:
+def test_flights_through_a_pool_keep_their_order_and_share_commits(begin: Begin) -> None:
     flights = list(read_flights(2 * WINDOW))
-    told: list[int] = []
-    with places_of("order1", None, kafka, tmp_path) as places:
-
-        def unit(tx: Transaction, flight: Flight, after: int) -> None:
-            write(places, tx, flight, after)
-
-        with opened(job_of(places, "pool", len(flights)), places.store, unit, lambda _, commits: told.append(commits)) as way:
-            way.write(flights[0], 0)
+    with begin("order1", 2 * WINDOW, pool=True) as scene:
+        with scene.pipeline() as pipeline:
+            pipeline.write(flights[0], 0)
             for before, flight in pairwise(flights):
-                way.write(flight, before.number)
-            way.finish()
-            assert places.tables.position(places.store.engine, 0) == (flights[-1].number, len(flights))
-        evidence = read_evidence(places.store.engine, places.tables, kafka, places.topic, len(flights))
-    assert compare(evidence).agree
-    assert len(told) == len(flights)
-    assert 1 <= sum(told) < len(flights)
+                pipeline.write(flight, before.number)
+            pipeline.finish()
+            assert scene.position() == (flights[-1].number, len(flights))
+        assert compare(scene.evidence()).agree
+    assert len(scene.commits) == len(flights)
+    assert 1 <= sum(scene.commits) < len(flights)
 
 
-def test_after_an_error_no_flight_is_in_progress_and_the_way_is_usable(kafka: dict[str, Any], tmp_path: Path) -> None:
+def test_after_an_error_no_flight_is_in_progress_and_the_pipeline_is_usable(begin: Begin) -> None:
     flights = list(read_flights(20))
-    told: list[int] = []
-    with places_of("error1", None, kafka, tmp_path) as places:
-
-        def unit(tx: Transaction, flight: Flight, after: int) -> None:
-            write(places, tx, flight, after)
-
-        with opened(job_of(places, "pool", 20), places.store, unit, lambda _, commits: told.append(commits)) as way:
-            for flight in flights[:10]:
-                way.write(flight, flight.number - 1)
-            for flight in flights[11:]:  # one is missing
-                way.write(flight, flight.number - 1)
+    with begin("error1", 20, pool=True) as scene:
+        with scene.pipeline() as pipeline:
+            for flight in [*flights[:10], *flights[11:]]:  # one is missing
+                pipeline.write(flight, flight.number - 1)
             with pytest.raises(StalePositionError, match="flight 12 was not written"):
-                way.finish()
-            assert places.tables.position(places.store.engine, 0) == (10, 10)
-            assert len(told) == 10
+                pipeline.finish()
+            assert scene.position() == (10, 10)
+            assert len(scene.commits) == 10
             for flight in flights[10:]:
-                way.write(flight, flight.number - 1)
-            way.finish()
-            assert way.can_continue(StalePositionError("x"))
-            assert way.can_continue(FencedError("x"))
-            assert way.can_continue(DeliveryError("x"))
-            assert not way.can_continue(InDoubtTransactionError("x"))
-        assert compare(read_evidence(places.store.engine, places.tables, kafka, places.topic, 20)).agree
+                pipeline.write(flight, flight.number - 1)
+            pipeline.finish()
+            assert all(pipeline.can_continue(error("x")) for error in (StalePositionError, FencedError, DeliveryError))
+            assert not pipeline.can_continue(InDoubtTransactionError("x"))
+        assert compare(scene.evidence()).agree
