@@ -1,13 +1,11 @@
-"""The files of a cluster and the start of its nodes: directories, properties, the Java command."""
+"""The files of a cluster, and the start of its brokers with them: properties, formatted storage, Java command, logs."""
 
 from __future__ import annotations
 
-import base64
 import re
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError
 from dualwrite.devcluster.ports import LOOPBACK
 from dualwrite.devcluster.programs import ClassArchive, classpath, find_java
 from dualwrite.devcluster.progress import Progress
-from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord, new_id
 
 COORDINATOR_PARTITIONS = 4
 """Partitions of each coordinator's topic: few, since each one costs files and time at startup."""
@@ -45,15 +43,7 @@ logger.kafkaconfig.level = warn
 def server_properties(
     settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
 ) -> dict[str, str]:
-    """The properties of one node; those that the user has set override the others.
-
-    Args:
-        settings: The cluster's settings.
-        nodes: All nodes of the cluster.
-        node: The node that the properties are for.
-        storage: Its directory for logs and metadata.
-        keystore: Its PEM key store, used if the security settings have TLS files.
-    """
+    """The properties of one of the nodes, with its directory and its PEM key store; those that the user has set come first."""
     replicas = min(3, settings.nodes)
     in_sync = 2 if replicas > 1 else 1  # one of three may be down
     names = (PLAINTEXT, *settings.listeners)
@@ -125,76 +115,6 @@ def _escape(text: str, *, also: str = "") -> str:
 
 _META = "meta.properties"
 _FORMAT_TIMEOUT = 120.0
-
-
-def new_id() -> str:
-    """A new id in Kafka's format: a UUID in URL-safe base64. None starts with a dash, which would look like an option."""
-    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
-        pass
-    return text
-
-
-def format_storage(
-    java_command: Sequence[str | Path], settings: ClusterSettings, cluster_id: str, *, properties: Path, storage: Path
-) -> None:
-    """Format one node's storage.
-
-    Args:
-        java_command: Java with options and class path, without the main class.
-        settings: The settings, whose feature levels and SCRAM users are written to the storage.
-        cluster_id: Id of the new cluster.
-        properties: The node's `server.properties`.
-        storage: Its storage directory; anything left by a failed attempt is removed.
-
-    Raises:
-        BrokerExitedError: Kafka refused, most often because of a property; the message has the end of its output.
-        DevClusterError: Formatting took too long.
-    """
-    shutil.rmtree(storage, ignore_errors=True)
-    features = [argument for name, level in settings.features.items() for argument in ("--feature", f"{name}={level}")]
-    scram = settings.security.scram_arguments if settings.security else []
-    command = [
-        *java_command,
-        "kafka.tools.StorageTool",
-        "format",
-        f"--cluster-id={cluster_id}",
-        f"--config={properties}",
-        *features,
-        *scram,
-    ]
-    try:
-        done = subprocess.run(  # noqa: S603  (dualwrite's own command)
-            command, capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DevClusterError(
-            f"Formatting the storage took longer than {_FORMAT_TIMEOUT:g} s.",
-            cause="the machine or its disk is very busy, or Java hangs",
-            next_step="try again",
-        ) from error
-    if done.returncode != 0:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if not re.match(r"\s+at |\S+ INFO", line)]
-        tail = "\n".join(lines[-8:])
-        raise BrokerExitedError(
-            f"Kafka {settings.kafka_version} refused to format the storage.\n{tail}\n",
-            next_step="correct the property, feature or user that Kafka reports",
-            log_file=None,
-            log_tail=tail,
-        )
-
-
-def clone_storage(source: Path, target: Path, node_id: int) -> None:
-    """Create another node's storage from a freshly formatted one: only two ids differ.
-
-    This saves a JVM per node, and gives all nodes the same SCRAM credentials.
-    """
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target)
-    meta = target / _META
-    text = re.sub(r"(?m)^node\.id=.*$", f"node.id={node_id}", meta.read_text(encoding="ascii"))
-    meta.write_text(re.sub(r"(?m)^directory\.id=.*$", f"directory.id={new_id()}", text), encoding="ascii")
-
-
 _POLL = 0.2
 
 
@@ -212,10 +132,7 @@ def tail(log_file: Path, lines: int | None) -> str:
 def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
     """The last lines of a log, then each new line as it is written; nothing if there is no log.
 
-    Args:
-        log_file: The log.
-        lines: How many of the existing lines.
-        until: Called before each read; after it returns True, the rest of the log is read and the iteration ends.
+    `until` is called before each read; after it returns True, the rest of the log is read and the iteration ends.
     """
     if not log_file.exists():
         return
@@ -265,11 +182,7 @@ class JavaCommand:
 
 
 class ClusterFiles:
-    """The files of one cluster: their paths and their content.
-
-    Args:
-        data_dir: The cluster's data directory.
-    """
+    """The files of one cluster, in its data directory: their paths and their content."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -307,14 +220,52 @@ class ClusterFiles:
             properties.write_text(render(values), encoding="ascii")
 
     def format(self, record: ClusterRecord, java: JavaCommand) -> None:
-        """Format the storage of all nodes. Raises BrokerExitedError if Kafka rejects the settings."""
-        first, *others = record.nodes
-        source = self.storage(first.node_id)
-        format_storage(
-            java.words, record.settings, record.cluster_id, properties=self.properties(first.node_id), storage=source
-        )
-        for node in others:
-            clone_storage(source, self.storage(node.node_id), node.node_id)
+        """Format the storage of all nodes, with feature levels and SCRAM users; what a failed attempt left is removed.
+
+        The other nodes get copies of the first one's storage: this saves a JVM per node, and gives all the same credentials.
+
+        Raises:
+            BrokerExitedError: Kafka refused, most often because of a property; the message has the end of its output.
+            DevClusterError: Formatting took too long.
+        """
+        first, *others = (node.node_id for node in record.nodes)
+        settings = record.settings
+        shutil.rmtree(self.storage(first), ignore_errors=True)
+        features = [argument for name, level in settings.features.items() for argument in ("--feature", f"{name}={level}")]
+        command = [
+            *java.words,
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={record.cluster_id}",
+            f"--config={self.properties(first)}",
+            *features,
+            *(settings.security.scram_arguments if settings.security else []),
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603  (dualwrite's own command)
+                command, capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DevClusterError(
+                f"Formatting the storage took longer than {_FORMAT_TIMEOUT:g} s.",
+                cause="the machine or its disk is very busy, or Java hangs",
+                next_step="try again",
+            ) from error
+        if done.returncode != 0:
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if not re.match(r"\s+at |\S+ INFO", line)]
+            tail = "\n".join(lines[-8:])
+            raise BrokerExitedError(
+                f"Kafka {settings.kafka_version} refused to format the storage.\n{tail}\n",
+                next_step="correct the property, feature or user that Kafka reports",
+                log_file=None,
+                log_tail=tail,
+            )
+        for node_id in others:
+            shutil.rmtree(self.storage(node_id), ignore_errors=True)
+            shutil.copytree(self.storage(first), self.storage(node_id))
+            meta = self.storage(node_id) / _META
+            text = re.sub(r"(?m)^node\.id=.*$", f"node.id={node_id}", meta.read_text(encoding="ascii"))
+            meta.write_text(re.sub(r"(?m)^directory\.id=.*$", f"directory.id={new_id()}", text), encoding="ascii")
 
     def java_command(
         self, settings: ClusterSettings, java: str | Path | None, progress: Progress, *, makes_archive: bool = False
