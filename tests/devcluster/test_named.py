@@ -22,8 +22,8 @@ from dualwrite.devcluster import (
     registry,
 )
 from dualwrite.devcluster.broker_process import BrokerProcess
+from dualwrite.devcluster.cluster_files import ClusterFiles
 from dualwrite.devcluster.locations import make_cache_directory
-from dualwrite.devcluster.node import ClusterFiles
 from dualwrite.devcluster.registry import ClusterRecord, plan
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dualwrite.devcluster import DevClusterError, Security, SettingsDifferError, TlsFiles
+from dualwrite.devcluster.cluster_files import render, server_properties
 from dualwrite.devcluster.cluster_settings import ClusterSettings
-from dualwrite.devcluster.node import render, server_properties
 from dualwrite.devcluster.registry import ClusterRecord, plan
 from fixtures.tables import table
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from dualwrite.devcluster import broker_process, ports, readiness, registry
 from dualwrite.devcluster.broker_process import BrokerProcess, Launcher
+from dualwrite.devcluster.cluster_files import ClusterFiles, JavaCommand, follow, tail
 from dualwrite.devcluster.cluster_settings import ClusterSettings
 from dualwrite.devcluster.locations import DevClusterError, make_directory
-from dualwrite.devcluster.node import ClusterFiles, JavaCommand, follow, tail
 from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.progress import Progress, SilentProgress
 from dualwrite.devcluster.registry import PLAINTEXT, ClusterRecord, NodeRecord

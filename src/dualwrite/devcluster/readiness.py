@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Self, TypeVar
 
+from dualwrite.devcluster.cluster_files import COORDINATOR_PARTITIONS, ClusterFiles
 from dualwrite.devcluster.locations import DevClusterError
-from dualwrite.devcluster.node import COORDINATOR_PARTITIONS, ClusterFiles
 from dualwrite.devcluster.ports import LOOPBACK
 from dualwrite.devcluster.registry import PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.kafka.client.broker_connection import Framing

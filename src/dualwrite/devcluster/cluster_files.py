@@ -40,115 +40,9 @@ logger.kafkaconfig.level = warn
 """
 
 
-def server_properties(
-    settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
-) -> dict[str, str]:
-    """The properties of one of the nodes, with its directory and its PEM key store; those that the user has set come first."""
-    replicas = min(3, settings.nodes)
-    in_sync = 2 if replicas > 1 else 1  # one of three may be down
-    names = (PLAINTEXT, *settings.listeners)
-    advertised = dict(node.ports)
-    if settings.proxy_port is not None:
-        advertised[PROXIED] = settings.proxy_port + node.node_id - 1
-    own = {
-        "process.roles": "broker,controller",
-        "node.id": str(node.node_id),
-        "controller.quorum.voters": ",".join(f"{each.node_id}@{LOOPBACK}:{each.ports[CONTROLLER]}" for each in nodes),
-        "controller.listener.names": CONTROLLER,
-        "listeners": _addresses((*names, CONTROLLER), node.ports),
-        "advertised.listeners": _addresses(names, advertised),
-        "listener.security.protocol.map": ",".join(
-            [f"{CONTROLLER}:PLAINTEXT", *(f"{name}:{PLAINTEXT if name == PROXIED else name}" for name in names)]
-        ),
-        "inter.broker.listener.name": PLAINTEXT,
-        "log.dirs": str(storage),
-        # two-phase commit (KIP-939); it needs InitProducerId v6, which is still an unstable version
-        "transaction.two.phase.commit.enable": "true",
-        "unstable.api.versions.enable": "true",
-        # a killed broker can rejoin after 2 s, not after the default session of 9 s
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "500",
-        # an idle node would write to its metadata log every half a second, a third of the CPU time that it takes
-        "metadata.max.idle.interval.ms": "0",
-        "group.initial.rebalance.delay.ms": "0",
-        "offsets.topic.num.partitions": str(COORDINATOR_PARTITIONS),
-        "transaction.state.log.num.partitions": str(COORDINATOR_PARTITIONS),
-        "share.coordinator.state.topic.num.partitions": str(COORDINATOR_PARTITIONS),
-        "default.replication.factor": str(replicas),
-        "offsets.topic.replication.factor": str(replicas),
-        "transaction.state.log.replication.factor": str(replicas),
-        "share.coordinator.state.topic.replication.factor": str(replicas),
-        "min.insync.replicas": str(in_sync),
-        "transaction.state.log.min.isr": str(in_sync),
-        "share.coordinator.state.topic.min.isr": str(in_sync),
-        # the default is 128 MB of heap, allocated at startup
-        "log.cleaner.dedupe.buffer.size": "16777216",
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-    }
-    secured = settings.security.properties(keystore) if settings.security else {}
-    return own | secured | dict(settings.config)
-
-
-def _addresses(names: Iterable[str], ports: Mapping[str, int]) -> str:
-    return ",".join(f"{name}://{LOOPBACK}:{ports[name]}" for name in names)
-
-
-def render(properties: Mapping[str, str]) -> str:
-    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with escapes for other characters."""
-    lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
-    return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
-
-
-def _escape(text: str, *, also: str = "") -> str:
-    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips leading blanks of a value
-    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's UTF-16 code units
-        character = chr(unit)
-        if character == "\\" or character in also:
-            out.append(f"\\{character}")
-        elif " " <= character <= "~":
-            out.append(character)
-        else:
-            out.append(f"\\u{unit:04x}")
-    return "".join(out)
-
-
 _META = "meta.properties"
 _FORMAT_TIMEOUT = 120.0
 _POLL = 0.2
-
-
-def tail(log_file: Path, lines: int | None) -> str:
-    """The last lines of a log, or all of it for None; empty if the file does not exist yet."""
-    try:
-        text = log_file.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    if lines is None:
-        return text
-    return "\n".join(text.splitlines()[-lines:] if lines else [])
-
-
-def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
-    """The last lines of a log, then each new line as it is written; nothing if there is no log.
-
-    `until` is called before each read; after it returns True, the rest of the log is read and the iteration ends.
-    """
-    if not log_file.exists():
-        return
-    with log_file.open(encoding="utf-8", errors="replace") as log:
-        yield from log.read().splitlines()[-lines:] if lines else []
-        rest = ""
-        while True:
-            ended = until()
-            rest += log.read()
-            *complete, rest = rest.split("\n")
-            yield from complete
-            if ended:
-                return
-            time.sleep(_POLL)
-
-
 _LOGGING = "log4j2.properties"
 _TAIL = 12
 _START_MARK = "--- started by dualwrite at"
@@ -348,3 +242,107 @@ class ClusterFiles:
                 cluster=name,
                 data_dir=self.data_dir,
             )
+
+
+def server_properties(
+    settings: ClusterSettings, nodes: Sequence[NodeRecord], node: NodeRecord, *, storage: Path, keystore: Path
+) -> dict[str, str]:
+    """The properties of one of the nodes, with its directory and its PEM key store; those that the user has set come first."""
+    replicas = min(3, settings.nodes)
+    in_sync = 2 if replicas > 1 else 1  # one of three may be down
+    names = (PLAINTEXT, *settings.listeners)
+    advertised = dict(node.ports)
+    if settings.proxy_port is not None:
+        advertised[PROXIED] = settings.proxy_port + node.node_id - 1
+    own = {
+        "process.roles": "broker,controller",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": ",".join(f"{each.node_id}@{LOOPBACK}:{each.ports[CONTROLLER]}" for each in nodes),
+        "controller.listener.names": CONTROLLER,
+        "listeners": _addresses((*names, CONTROLLER), node.ports),
+        "advertised.listeners": _addresses(names, advertised),
+        "listener.security.protocol.map": ",".join(
+            [f"{CONTROLLER}:PLAINTEXT", *(f"{name}:{PLAINTEXT if name == PROXIED else name}" for name in names)]
+        ),
+        "inter.broker.listener.name": PLAINTEXT,
+        "log.dirs": str(storage),
+        # two-phase commit (KIP-939); it needs InitProducerId v6, which is still an unstable version
+        "transaction.two.phase.commit.enable": "true",
+        "unstable.api.versions.enable": "true",
+        # a killed broker can rejoin after 2 s, not after the default session of 9 s
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+        # an idle node would write to its metadata log every half a second, a third of the CPU time that it takes
+        "metadata.max.idle.interval.ms": "0",
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "transaction.state.log.num.partitions": str(COORDINATOR_PARTITIONS),
+        "share.coordinator.state.topic.num.partitions": str(COORDINATOR_PARTITIONS),
+        "default.replication.factor": str(replicas),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "min.insync.replicas": str(in_sync),
+        "transaction.state.log.min.isr": str(in_sync),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        # the default is 128 MB of heap, allocated at startup
+        "log.cleaner.dedupe.buffer.size": "16777216",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+    }
+    secured = settings.security.properties(keystore) if settings.security else {}
+    return own | secured | dict(settings.config)
+
+
+def _addresses(names: Iterable[str], ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{LOOPBACK}:{ports[name]}" for name in names)
+
+
+def render(properties: Mapping[str, str]) -> str:
+    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with escapes for other characters."""
+    lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
+    return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
+
+
+def _escape(text: str, *, also: str = "") -> str:
+    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips leading blanks of a value
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's UTF-16 code units
+        character = chr(unit)
+        if character == "\\" or character in also:
+            out.append(f"\\{character}")
+        elif " " <= character <= "~":
+            out.append(character)
+        else:
+            out.append(f"\\u{unit:04x}")
+    return "".join(out)
+
+
+def tail(log_file: Path, lines: int | None) -> str:
+    """The last lines of a log, or all of it for None; empty if the file does not exist yet."""
+    try:
+        text = log_file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    if lines is None:
+        return text
+    return "\n".join(text.splitlines()[-lines:] if lines else [])
+
+
+def follow(log_file: Path, lines: int, *, until: Callable[[], bool]) -> Iterator[str]:
+    """The last lines of a log, then each new line as it is written; nothing if there is no log.
+
+    `until` is called before each read; after it returns True, the rest of the log is read and the iteration ends.
+    """
+    if not log_file.exists():
+        return
+    with log_file.open(encoding="utf-8", errors="replace") as log:
+        yield from log.read().splitlines()[-lines:] if lines else []
+        rest = ""
+        while True:
+            ended = until()
+            rest += log.read()
+            *complete, rest = rest.split("\n")
+            yield from complete
+            if ended:
+                return
+            time.sleep(_POLL)
