@@ -113,21 +113,17 @@ def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str
 
 
 @pytest.mark.slow
-def test_keep_leaves_cluster_and_database(kafka: dict[str, Any], tmp_path: Path) -> None:
-    verdict = run_demo(Options(departures=10, kills=1, kafka=kafka, data_dir=tmp_path / "data", keep=True))
-    assert verdict.all_agree
-    assert verdict.places["topic"] in topics(kafka)
-    assert set(inspect(create_engine(verdict.places["database"])).get_table_names()) > set(verdict.places["tables"].split(", "))
-    assert Path(verdict.places["logs"]).is_relative_to(tmp_path / "data")
-
-
-@pytest.mark.slow
-def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--departures", "30", "--kills", "1", "--kafka", kafka["bootstrap.servers"]]
-    assert main(["demo", *arguments]) == 0
+def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    servers = ["--kafka", kafka["bootstrap.servers"]]
+    assert main(["demo", "--departures=30", "--kills=1", *servers]) == 0
     assert "All agree: each of 30 departures" in capsys.readouterr().out
-    assert main(["demo", "--departures", "3", "--kills", "0", "--kafka", kafka["bootstrap.servers"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["all_agree"] is True
+    assert main(["demo", "--departures=10", "--kills=0", *servers, "--json", "--keep", f"--data-dir={tmp_path / 'data'}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["all_agree"] is True
+    places = found["places"]
+    assert places["topic"] in topics(kafka)
+    assert set(inspect(create_engine(places["database"])).get_table_names()) > set(places["tables"].split(", "))
+    assert Path(places["logs"]).is_relative_to(tmp_path / "data")
 
 
 @pytest.mark.slow

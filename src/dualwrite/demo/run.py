@@ -42,21 +42,10 @@ _ADMIN_TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to run the demo.
+    """How to run the demo; the options of `dualwrite demo` say what each is. Kafka's settings are named as in librdkafka.
 
-    Args:
-        departures: Number of departures, from the start of the year.
-        kills: Number of times that a worker is killed.
-        seed: Seed for the random times of the kills.
-        workers: Number of processes that share the flights; None for 2, or 1 on SQLite, where a second process would spend
-            most of its time waiting for the file's only write lock, and would be killed there.
-        producer: `producer` of `dualwrite.connect`.
-        naive: Write without dualwrite, alternating commit before produce and produce before commit.
-        pool: Write through a pool, many flights at once.
-        url: The database; None for a SQLite file of the run.
-        kafka: The Kafka settings, named as in librdkafka; None for a local broker.
-        data_dir: Directory for files; None for the user's state directory.
-        keep: Keep broker, topic, database and logs at the end.
+    By default, the database is a SQLite file of the run, the broker a local one, and there are two workers, or one on SQLite: a
+    second process would spend most of its time waiting for the file's only write lock, and would be killed there.
 
     Raises:
         ConfigurationError: A number is out of range, the producer is unknown, or `naive` and `pool` are both set.
@@ -94,10 +83,6 @@ class Options:
 def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
     """Run the demo. Resources created for the run are removed, unless `keep` is set, something disagrees, or it fails.
 
-    Args:
-        options: How to run it.
-        screen: Shows the progress; None shows nothing.
-
     Raises:
         DualWriteError: Something is missing or can't be reached, or the demo can't continue.
         KeyboardInterrupt: Ctrl-C; the workers are stopped, and the resources removed.
@@ -115,15 +100,7 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
 class Places:
     """The resources of a run: given by the user, or created for the run and removed after it.
 
-    Attributes:
-        run: The run's name.
-        folder: The directory of the logs, and of the SQLite file if there is one.
-        url: The database.
-        kafka: The Kafka settings.
-        topic: The topic.
-        store: The store of the database, opened.
-        tables: The demo's tables in it.
-        keep: Whether to keep everything at the end. Set if the result should be inspected.
+    The folder has the logs, and the SQLite file if there is one. `keep` is set if the result should be inspected.
     """
 
     run: str

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -329,11 +329,14 @@ class DevCluster:
     def _locked(self) -> Iterator[None]:
         """For what changes the cluster: one process at a time, and errors of its files as DevClusterError."""
         try:
-            with registry.lock(self.name, timeout=DEFAULT_TIMEOUT) if self._registered else nullcontext():
+            if not self._registered:
+                yield
+                return
+            with registry.lock(self.name, timeout=DEFAULT_TIMEOUT):
                 try:
                     yield
                 finally:
-                    if self._registered and not ClusterRecord.exists(registry.data_dir(self.name)):
+                    if not ClusterRecord.exists(registry.data_dir(self.name)):
                         registry.forget(self.name)
         except OSError as error:
             raise DevClusterError(
