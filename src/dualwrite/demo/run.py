@@ -89,15 +89,15 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
     """
     screen = screen or Screen(Console(quiet=True))
     shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
-    with prepared(options, secrets.token_hex(3), screen) as places:
+    with prepared(options, secrets.token_hex(3), screen) as resources:
         with screen:
-            verdict = _run(options, places, shares, screen)
-        places.keep = places.keep or not (options.naive or verdict.all_agree)
+            verdict = _run(options, resources, shares, screen)
+        resources.keep = resources.keep or not (options.naive or verdict.all_agree)
     return verdict
 
 
 @dataclass
-class Places:
+class Resources:
     """The resources of a run: given by the user, or created for the run and removed after it.
 
     The folder has the logs, and the SQLite file if there is one. `keep` is set if the result should be inspected.
@@ -127,26 +127,26 @@ class Places:
         }
 
 
-def _run(options: Options, places: Places, shares: Counter[int], screen: Screen) -> Verdict:
+def _run(options: Options, resources: Resources, shares: Counter[int], screen: Screen) -> Verdict:
     transactions = shares.total()
     max_delay = MAX_POOL_DELAY if options.pool else MAX_DELAY
     plan = plan_kills(options.kills, transactions - len(shares), options.seed, max_delay=max_delay)
-    jobs = [job_of(options, places, worker) for worker in range(options.number_of_workers)]
-    supervisor = Supervisor(jobs, plan, places.folder, lambda tally: screen.show(tally, transactions))
+    jobs = [job_of(options, resources, worker) for worker in range(options.number_of_workers)]
+    supervisor = Supervisor(jobs, plan, resources.folder, lambda tally: screen.show(tally, transactions))
     tally = supervisor.tally
     try:
         supervisor.run()
         # A process that was killed near the end may have left an id that no live pool has recovered yet.
-        report = places.recover()
+        report = resources.recover()
         tally.outcomes.update(found.outcome.value for found in report)
         tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
-        evidence = read_evidence(places.store.engine, places.tables, places.kafka, places.topic, options.departures)
-        rows = [places.store.read(name) for name in places.store.list(id_prefix(places.run))]
+        evidence = read_evidence(resources.store.engine, resources.tables, resources.kafka, resources.topic, options.departures)
+        rows = [resources.store.read(name) for name in resources.store.list(id_prefix(resources.run))]
     except KeyboardInterrupt:
         screen.say(f"Interrupted after {tally.transactions:,} of {transactions:,} flights and {tally.kills} kills.")
         raise
     except Exception:
-        places.keep = True
+        resources.keep = True
         raise
     return Verdict(
         naive=options.naive,
@@ -157,21 +157,21 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
         tally=tally,
         findings=compare(evidence),
         unresolved=tuple(row.transactional_id for row in rows if row is not None and row.unresolved_generations),
-        places=places.names(),
+        places=resources.names(),
         pool=options.pool,
     )
 
 
-def job_of(options: Options, places: Places, worker: int) -> Job:
+def job_of(options: Options, resources: Resources, worker: int) -> Job:
     """The job of one of the workers."""
     return Job(
-        run=places.run,
+        run=resources.run,
         worker=worker,
         workers=options.number_of_workers,
         departures=options.departures,
-        url=places.url,
-        kafka=dict(places.kafka),
-        topic=places.topic,
+        url=resources.url,
+        kafka=dict(resources.kafka),
+        topic=resources.topic,
         producer=options.producer,
         naive=options.naive,
         pool=options.pool,
@@ -180,8 +180,8 @@ def job_of(options: Options, places: Places, worker: int) -> Job:
 
 
 @contextmanager
-def prepared(options: Options, run: str, screen: Screen) -> Iterator[Places]:
-    """Prepare the resources of a run; afterwards those created for it are removed, unless `Places.keep` is set.
+def prepared(options: Options, run: str, screen: Screen) -> Iterator[Resources]:
+    """Prepare the resources of a run; afterwards those created for it are removed, unless `Resources.keep` is set.
 
     Raises:
         DualWriteError: Something can't be reached or created; what was already created is removed.
@@ -190,44 +190,44 @@ def prepared(options: Options, run: str, screen: Screen) -> Iterator[Places]:
     url = options.url or f"sqlite:///{folder / 'demo.db'}"
     with SqlStateStore.from_url(url) as store:
         tables = Tables(run, store.engine.dialect.name)
-        places = Places(run, folder, url, options.kafka or {}, f"departures-{run}", store, tables, options.keep)
+        resources = Resources(run, folder, url, options.kafka or {}, f"departures-{run}", store, tables, options.keep)
         make_directory(folder)
         try:
-            with _broker(options, places, screen), _database(options, places), _topic(places), _recovered(places):
-                yield places
+            with _broker(options, resources, screen), _database(options, resources), _topic(resources), _recovered(resources):
+                yield resources
         finally:
             store.close()
-            if not places.keep:
+            if not resources.keep:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):  # not empty: it has other runs
                     folder.parent.rmdir()
 
 
 @contextmanager
-def _broker(options: Options, places: Places, screen: Screen) -> Iterator[None]:
+def _broker(options: Options, resources: Resources, screen: Screen) -> Iterator[None]:
     """The given broker, or the cluster `default` if it runs, or a new one for the run."""
-    if places.kafka:
+    if resources.kafka:
         yield
         return
     running = _running("default")
     if running is not None:
-        places.kafka = {"bootstrap.servers": running}
+        resources.kafka = {"bootstrap.servers": running}
         screen.say(f"Using the running broker on {running}.")
         yield
         return
-    name = f"demo-{places.run}"
+    name = f"demo-{resources.run}"
     progress = TerminalProgress()
-    cluster = DevCluster(name, data_dir=places.folder / "kafka" if options.data_dir else None, progress=progress)
+    cluster = DevCluster(name, data_dir=resources.folder / "kafka" if options.data_dir else None, progress=progress)
     is_up = False
     try:
         with progress:
             status = cluster.up()
         is_up = True
-        places.kafka = {"bootstrap.servers": status.bootstrap_servers}
+        resources.kafka = {"bootstrap.servers": status.bootstrap_servers}
         screen.say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
         yield
     finally:
-        if places.keep and is_up:
+        if resources.keep and is_up:
             screen.remind(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
         else:
             cluster.down(purge=True)
@@ -243,47 +243,47 @@ def _running(name: str) -> str | None:
 
 
 @contextmanager
-def _database(options: Options, places: Places) -> Iterator[None]:
+def _database(options: Options, resources: Resources) -> Iterator[None]:
     """Create dualwrite's table and the run's tables. At the end, drop the latter and forget the ids in a user's database."""
-    migration.upgrade(places.url)
-    places.tables.create(places.store.engine, options.number_of_workers)
+    migration.upgrade(resources.url)
+    resources.tables.create(resources.store.engine, options.number_of_workers)
     try:
         yield
     finally:
-        if options.url is not None and not places.keep:
-            places.tables.drop(places.store.engine)
-            prefix = id_prefix(places.run)
-            for name in {TransactionalId.of_row(row).logical for row in places.store.list(prefix)}:
+        if options.url is not None and not resources.keep:
+            resources.tables.drop(resources.store.engine)
+            prefix = id_prefix(resources.run)
+            for name in {TransactionalId.of_row(row).logical for row in resources.store.list(prefix)}:
                 with suppress(NotResolvedError):
-                    forget(places.store, name)
-            for lease in places.store.leases.entries(prefix):  # of killed workers: they may not have expired yet
-                places.store.leases.release([lease.transactional_id], lease.owner)
+                    forget(resources.store, name)
+            for lease in resources.store.leases.entries(prefix):  # of killed workers: they may not have expired yet
+                resources.store.leases.release([lease.transactional_id], lease.owner)
 
 
 @contextmanager
-def _topic(places: Places) -> Iterator[None]:
+def _topic(resources: Resources) -> Iterator[None]:
     try:
-        create_topic(places.kafka, places.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
+        create_topic(resources.kafka, resources.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
     except BrokerError as error:
         raise BrokerError(
-            f"The topic {places.topic!r} can't be created on {KafkaConfig.of(places.kafka).servers}.",
+            f"The topic {resources.topic!r} can't be created on {KafkaConfig.of(resources.kafka).servers}.",
             cause=str(error),
             next_step="check --kafka, or omit it to use a local broker",
         ) from error
     try:
         yield
     finally:
-        if not places.keep:
+        if not resources.keep:
             with suppress(BrokerError):  # a leftover topic does no harm
-                delete_topic(places.kafka, places.topic, timeout=_ADMIN_TIMEOUT)
+                delete_topic(resources.kafka, resources.topic, timeout=_ADMIN_TIMEOUT)
 
 
 @contextmanager
-def _recovered(places: Places) -> Iterator[None]:
+def _recovered(resources: Resources) -> Iterator[None]:
     """Leave nothing in doubt, even if the run was interrupted just after a kill, before the topic is deleted."""
     try:
         yield
     finally:
-        if not places.keep:
+        if not resources.keep:
             with suppress(DualWriteError):  # then the ids remain, and the error that ended the run is reported
-                places.recover()
+                resources.recover()

@@ -88,7 +88,7 @@ def id_prefix(run: str) -> str:
     return f"demo-{run}"
 
 
-# --- ways to write ------------------------------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------------------------------------
 
 WINDOW: Final = 64
 """The maximum number of flights in progress in a pool: as many as a group may have."""

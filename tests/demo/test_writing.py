@@ -1,4 +1,4 @@
-"""The ways of writing flights, and the position, which keeps them right when a dead process's COMMIT arrives late."""
+"""Writing flights, and the position, which keeps them right when a dead process's COMMIT arrives late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy import Engine, func, select, text
 
 import dualwrite
 from dualwrite.demo.flights import Flight, StalePositionError, read_flights
-from dualwrite.demo.run import Options, Places, job_of, prepared
+from dualwrite.demo.run import Options, Resources, job_of, prepared
 from dualwrite.demo.screen import Screen
 from dualwrite.demo.supervisor import Report, WorkerProcess
 from dualwrite.demo.verdict import Evidence, compare, read_evidence
@@ -29,27 +29,29 @@ from fixtures.tiers import thinned
 
 @dataclass
 class Scene:
-    """The places of a run with one worker, and how many commits its flights had."""
+    """The resources of a run with one worker, and how many commits its flights had."""
 
     options: Options
-    places: Places
+    resources: Resources
     commits: list[int] = field(default_factory=list)
 
     def write(self, tx: Transaction, flight: Flight, after: int) -> None:
-        departure = self.places.tables.record(tx.db, flight, 0, after=after)
+        departure = self.resources.tables.record(tx.db, flight, 0, after=after)
         if departure is not None:
-            tx.send(self.places.topic, encoded(departure), key=flight.aircraft)
+            tx.send(self.resources.topic, encoded(departure), key=flight.aircraft)
 
     def pipeline(self) -> AbstractContextManager[Pipeline]:
-        job = job_of(self.options, self.places, 0)
-        return opened(job, self.places.store, self.write, lambda _, commits: self.commits.append(commits))
+        job = job_of(self.options, self.resources, 0)
+        return opened(job, self.resources.store, self.write, lambda _, commits: self.commits.append(commits))
 
     def position(self) -> tuple[int, int]:
-        return self.places.tables.position(self.places.store.engine, 0)
+        return self.resources.tables.position(self.resources.store.engine, 0)
 
     def evidence(self) -> Evidence:
-        places = self.places
-        return read_evidence(places.store.engine, places.tables, places.kafka, places.topic, self.options.departures)
+        resources = self.resources
+        return read_evidence(
+            resources.store.engine, resources.tables, resources.kafka, resources.topic, self.options.departures
+        )
 
 
 Begin = Callable[..., AbstractContextManager[Scene]]
@@ -61,8 +63,8 @@ def begin(broker: DevCluster, tmp_path: Path) -> Begin:
     def scene(run: str, departures: int, **options: Any) -> Iterator[Scene]:
         kafka = {"bootstrap.servers": broker.bootstrap_servers}
         chosen = Options(departures=departures, workers=1, kafka=kafka, data_dir=tmp_path, **options)
-        with prepared(chosen, run, Screen(Console(quiet=True))) as places:
-            yield Scene(chosen, places)
+        with prepared(chosen, run, Screen(Console(quiet=True))) as resources:
+            yield Scene(chosen, resources)
 
     return scene
 
@@ -76,7 +78,7 @@ def waits_for_a_lock(engine: Engine) -> bool:
 def test_a_stale_position_writes_nothing(begin: Begin) -> None:
     first, second = list(read_flights(2))
     with begin("stale1", 2) as scene:
-        engine, tables = scene.places.store.engine, scene.places.tables
+        engine, tables = scene.resources.store.engine, scene.resources.tables
         with engine.begin() as connection:
             tables.record(connection, first, 0, after=0)
         with engine.begin() as connection:
@@ -94,15 +96,15 @@ def test_the_commit_of_a_dead_process_arrives_late(begin: Begin, postgres_url: s
     log = tmp_path / "log"
     with (
         begin(f"late{way}", 200, url=postgres_url, naive=way == "naive", pool=way == "pool") as scene,
-        dualwrite.connect(postgres_url, kafka=scene.places.kafka, transactional_id="dead") as dead,
+        dualwrite.connect(postgres_url, kafka=scene.resources.kafka, transactional_id="dead") as dead,
     ):
         with dead.transaction() as tx:
             for after, flight in enumerate(read_flights(3)):
                 scene.write(tx, flight, after)
             reports: Queue[Report] = Queue()
-            worker = WorkerProcess(job_of(scene.options, scene.places, 0), reports, log)
+            worker = WorkerProcess(job_of(scene.options, scene.resources, 0), reports, log)
             worker.release()
-            until(lambda: waits_for_a_lock(scene.places.store.engine), log.read_text)
+            until(lambda: waits_for_a_lock(scene.resources.store.engine), log.read_text)
         assert worker.wait(LIMIT)
         assert worker.exit_code == 0
         assert "reading the position again: The position of worker 0 is no longer 0" in log.read_text()
