@@ -56,8 +56,7 @@ class Case:
     """One alternative under some conditions: callers of a kind, which write with a handle, in some processes.
 
     Each caller waits for the result before its next order. `round_trip` is the seconds of a round trip to the servers, or 0
-    without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account; `has_clocks`: the
-    phases of the pool's groups are recorded.
+    without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account.
     """
 
     alternative: str
@@ -68,7 +67,6 @@ class Case:
     processes: int = 1
     pool_size: int | None = None
     debits: bool = False
-    has_clocks: bool = False
 
     @property
     def point(self) -> tuple[float, str, str, int]:
@@ -108,10 +106,6 @@ class Target:
     def conninfo(self) -> str:
         """The database in libpq's form."""
         return make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-Watcher = Callable[[SqlStateStore], None]
-"""Watches a pool's store; see phases."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +171,8 @@ def _arguments(case: Case, target: Target) -> dict[str, Any]:
 
 
 @contextmanager
-def for_threads(case: Case, target: Target, callers: range, watch: Watcher | None) -> Iterator[Opened]:
-    """Open an alternative for these callers, which are threads; a pool's store is watched."""
+def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
+    """Open an alternative for these callers, which are threads."""
     topic, insert = target.topic, case.insert
     with ExitStack() as opened:
         if case.alternative == WRITERS:
@@ -197,8 +191,6 @@ def for_threads(case: Case, target: Target, callers: range, watch: Watcher | Non
             yield Opened(place)
         elif case.alternative in POOLS:
             store = opened.enter_context(closing(_store(case, target)))
-            if watch is not None:
-                watch(store)
             pool = opened.enter_context(dualwrite.create_pool(store, **_arguments(case, target)))
 
             def place_in_pool(caller: int, order: Order) -> None:
@@ -266,13 +258,11 @@ def _psycopg(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
 
 
 @asynccontextmanager
-async def for_tasks(case: Case, target: Target, watch: Watcher | None) -> AsyncIterator[Opened]:
+async def for_tasks(case: Case, target: Target) -> AsyncIterator[Opened]:
     """Open an alternative for callers that are tasks of the running event loop; the pool's units are plain functions."""
     async with AsyncExitStack() as opened:
         if case.alternative in POOLS:
             store = opened.enter_context(closing(_store(case, target)))
-            if watch is not None:
-                watch(store)
             pool = await opened.enter_async_context(await aio.create_pool(store, **_arguments(case, target)))
             yield Opened(lambda _, order: pool.run(_unit, case.insert, target.topic, order), pool)
             return

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from alternatives import THREADS, Case, Target, for_tasks, for_threads
 from orders import Order
-from phases import Recorder
 
 _MIN_WARM_UP: Final = 20
 _MIN_WARM_UP_OF_ALL: Final = 100
@@ -35,12 +34,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ran:
-    """What the callers of a process measured; its CPU seconds, how many writers its pool had in the end, `Recorder.means`."""
+    """What the callers of a process measured; its CPU seconds, and how many writers its pool had in the end."""
 
     samples: list[Samples]
     cpu: float
     writers: int | None
-    phases: dict[str, float] | None
 
 
 class Callers:
@@ -49,17 +47,13 @@ class Callers:
     def __init__(self, case: Case, target: Target, numbers: range) -> None:
         self._numbers = numbers
         self._warm_up = max(_MIN_WARM_UP, _MIN_WARM_UP_OF_ALL // case.callers)
-        self._recorder = Recorder() if case.has_clocks else None
-        watch = None if self._recorder is None else self._recorder.watch
         self._loop: asyncio.Runner | None = None
         with ExitStack() as closing:
-            if self._recorder is not None:
-                closing.callback(self._recorder.close)
             if case.kind == THREADS:
-                self._opened = closing.enter_context(for_threads(case, target, numbers, watch))
+                self._opened = closing.enter_context(for_threads(case, target, numbers))
             else:
                 loop, tasks = closing.enter_context(asyncio.Runner()), AsyncExitStack()
-                self._opened = loop.run(tasks.enter_async_context(for_tasks(case, target, watch)))
+                self._opened = loop.run(tasks.enter_async_context(for_tasks(case, target)))
                 closing.callback(lambda: loop.run(tasks.aclose()))
                 self._loop = loop
             self.close = closing.pop_all().close
@@ -68,14 +62,11 @@ class Callers:
     def run(self, begin_at: float, seconds: float) -> Ran:
         """Measure for some seconds, beginning at a time of `time.monotonic()`."""
         gc.collect()
-        if self._recorder is not None:
-            self._recorder.clear()
         cpu = time.process_time()
         samples = self._place(self._warm_up, self._warm_up + 1, begin_at, seconds)
         cpu = time.process_time() - cpu
-        pool, recorder = self._opened.pool, self._recorder
-        means = None if recorder is None else recorder.means()
-        return Ran(samples, cpu, None if pool is None else pool.size, means)
+        pool = self._opened.pool
+        return Ran(samples, cpu, None if pool is None else pool.size)
 
     def _place(self, first: int, least: int, begin_at: float, seconds: float) -> list[Samples]:
         """Every caller places orders, from a number up to another one and for some seconds, which begin late if it is late."""

@@ -8,16 +8,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from alternatives import OUTBOX, PLAIN, POOL, POOLS, TITLES, Case
-from delay import pings_table
+from alternatives import OUTBOX, PLAIN, POOLS, TITLES, Case
 from dualwrite import DualWriteError
 from figures import NONE, Spread, median, table, with_range
 from measurement import Bench, Figures
-from phases import PHASES
 from records import VerificationError
 from servers import servers
 from surroundings import heading, in_turns, show_progress, surroundings
@@ -50,7 +48,6 @@ def compare(points: Points, options: argparse.Namespace, *, warm_up: bool = True
     every = [case for point in points for case in point]
     has_network = any(case.round_trip for case in every)
     try:
-        network = [pings_table(sorted({case.round_trip for case in every}))] if has_network else []
         with servers(options.kafka, url=options.url, warm_up=options.broker_warm_up, has_network=has_network) as found:
             around = surroundings(found.cluster, found.url, producer=options.producer)
             with Bench(found, options.producer, max(case.processes for case in every)) as bench:
@@ -58,19 +55,14 @@ def compare(points: Points, options: argparse.Namespace, *, warm_up: bool = True
                     show_progress(f"warm-up: {case}")
                     bench.measure(case, min(options.seconds, _WARM_UP_SECONDS))
                 rounds = list(_rounds(bench, points, options.rounds, options.seconds))
-                clocked = [
-                    bench.measure(replace(case, has_clocks=True), options.seconds)
-                    for case in every
-                    if case.alternative == POOL and getattr(options, "phases", False)
-                ]
     except (VerificationError, DualWriteError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print("\n\n".join([heading(around), *_report(rounds, clocked), *network]))
+    print("\n\n".join([heading(around), *_report(rounds)]))
     if options.json is not None:
-        _write(options.json, around, rounds, clocked)
+        _write(options.json, around, rounds)
     return 0
 
 
@@ -96,11 +88,9 @@ def _rounds(bench: Bench, points: Points, number: int, seconds: float) -> Iterab
         yield found
 
 
-def _report(rounds: list[list[Figures]], clocked: list[Figures]) -> list[str]:
+def _report(rounds: list[list[Figures]]) -> list[str]:
     verified = sum(each.verified for found in rounds for each in found)
     parts = [_EXPLAINED.format(rounds=len(rounds)), rates(rounds)]
-    if clocked:
-        parts += ["A group's units and time in the mean, in a separate measurement with clocks:", _phases(clocked)]
     parts.append(f"Verified: {verified:,} messages against their rows, one by one.")
     return [*parts, *(["WARNING: fewer than 3 rounds: don't quote these figures."] if len(rounds) <= _FEW_ROUNDS else [])]
 
@@ -149,18 +139,8 @@ def _cells(rounds: Sequence[Sequence[Figures]], point: tuple[float, str, str, in
     ]
 
 
-def _phases(clocked: Iterable[Figures]) -> str:
-    lines = []
-    for figures in clocked:
-        round_trip, kind, handle, callers = figures.case.point
-        means = figures.phases or {}
-        times = (f"{means[name] * _MICRO:,.0f}" for name in PHASES)
-        lines.append([f"{round_trip * _MILLI:g}", kind, handle, str(callers), f"{means['units']:.1f}", *times])
-    return table([*_PLACE[:-1], "units", *(f"{name} µs" for name in PHASES)], lines, names=len(_PLACE) - 1)
-
-
-def _write(file: Path, around: dict[str, Any], rounds: list[list[Figures]], clocked: list[Figures]) -> None:
+def _write(file: Path, around: dict[str, Any], rounds: list[list[Figures]]) -> None:
     """Every figure as JSON."""
     found = [{"round": number, "rate": one.rate, **asdict(one)} for number, each in enumerate(rounds, 1) for one in each]
-    content = {"surroundings": around, "rounds": found, "clocked": [asdict(each) for each in clocked]}
+    content = {"surroundings": around, "rounds": found}
     file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,24 +1,21 @@
-"""A network between clients and servers: a proxy process that delays each direction by half a round trip; and what it adds.
+"""A network between clients and servers: a proxy process that delays each direction by half a round trip.
 
 `Network` puts it in front of a database and a broker. The proxy is `delay.c`, compiled by `cc` at its first use: Linux only. It
 counts from when the kernel received the bytes, keeps their order, limits no rate, and forwards ends and resets. A new
-connection takes a round trip before its client can send. `python benchmarks/delay.py --rtt 0,0.5,1` measures what is added.
+connection takes a round trip before its client can send.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shutil
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -26,18 +23,11 @@ from typing import Any, Final
 from sqlalchemy import make_url
 
 from dualwrite.devcluster.locations import cache_dir, make_cache_directory
-from figures import Latency, table
-from options import round_trips
 
 _SOURCE: Final = Path(__file__).with_name("delay.c")
 _BACKLOG: Final = 512
 _PATIENCE: Final = 10.0
 _NANO: Final = 1e9
-_MILLI: Final = 1e3
-_AT_ONCE: Final = 32
-_PINGS: Final = 1000
-_MOST_SECONDS: Final = 0.3
-_PING: Final = b"x" * 64
 
 
 @dataclass
@@ -60,11 +50,10 @@ class Counts:
 
 
 class DelayProxy:
-    """Forwards connections from ports on loopback to servers, in a process of its own; `description` is for reports."""
+    """Forwards connections from ports on loopback to servers, in a process of its own."""
 
     def __init__(self) -> None:
         self._program = _compiled()
-        self.description = "compiled"
         self._listeners: dict[int, socket.socket] = {}
         self._ports: list[int] = []
         self._process: subprocess.Popen[str] | None = None
@@ -94,8 +83,7 @@ class DelayProxy:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                if "first" in process.stdout.readline():
-                    self.description += ", before other processes (SCHED_FIFO)"
+                process.stdout.readline()  # it is ready
                 yield
             finally:
                 self._process = None
@@ -175,67 +163,3 @@ class Network:
         """By how many seconds the proxy wrote later than asked since then, in the mean."""
         both = [now.since(then) for now, then in zip(self.passed(), before, strict=True)]
         return sum(each.late for each in both) / _NANO / max(1, sum(each.delivered for each in both))
-
-
-# --- what it adds -------------------------------------------------------------------------------------------------------------
-
-
-class _Echo(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while received := self.request.recv(len(_PING)):
-            self.request.sendall(received)
-
-
-def pings_table(round_trips: Sequence[float]) -> str:
-    """How long pings take, without the proxy and at each round trip: a lone one, and 32 at once on as many connections."""
-    proxy = DelayProxy()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as echo:
-        echo.daemon_threads, address = True, ("127.0.0.1", int(echo.server_address[1]))
-        threading.Thread(target=echo.serve_forever, daemon=True).start()
-        lines, port = [_line("without the proxy", address, 0.0)], proxy.reserve()
-        with proxy.forwarding({port: address}):
-            for each in round_trips:
-                proxy.set_round_trip(each)
-                lines.append(_line(f"{each * _MILLI:g}", ("127.0.0.1", port), each))
-        echo.shutdown()
-    head = ["RTT ms", "lone ping p50 ms", "more than asked", "p99", f"{_AT_ONCE} at once p50 ms", "more than asked", "p99"]
-    return f"The proxy: {proxy.description}.\n\n{table(head, lines)}"
-
-
-def _line(title: str, address: tuple[str, int], asked: float) -> list[str]:
-    number = min(_PINGS, int(_MOST_SECONDS / (asked or 1e-4)))
-    line = [title]
-    with ExitStack() as opened:
-        ends = [opened.enter_context(socket.create_connection(address)) for _ in range(_AT_ONCE)]
-        for end in ends:
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _pings(ends, 3)
-        for some, times in ((ends[:1], number), (ends, max(1, number // 8))):
-            found = Latency.of(_pings(some, times))
-            line += [f"{(each or 0.0) * _MILLI:.3f}" for each in (found.p50, (found.p50 or 0.0) - asked, found.p99)]
-    return line
-
-
-def _pings(ends: Sequence[socket.socket], number: int) -> list[float]:
-    """Send a ping on every connection and wait for all answers, some times; the duration of each."""
-    found = []
-    for _ in range(number):
-        began = []
-        for end in ends:
-            began.append(time.perf_counter())
-            end.sendall(_PING)
-        for end, then in zip(ends, began, strict=True):
-            end.recv(len(_PING))
-            found.append(time.perf_counter() - then)
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What the delay proxy adds to a round trip, with an echo server.")
-    parser.add_argument("--rtt", type=round_trips, default=[0.0, 0.0002, 0.0005, 0.001, 0.002], help="in milliseconds")
-    print(pings_table(parser.parse_args().rtt))
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,6 @@ class Figures:
         client: CPU seconds of the callers' processes.
         verified: How many messages were compared with the rows and matched.
         writers: How many writers the pool had at the end.
-        phases: See `Recorder.means`.
         late: By how many seconds the delay proxy was late, in the mean.
     """
 
@@ -53,7 +52,6 @@ class Figures:
     load: Load
     verified: int
     writers: int | None
-    phases: dict[str, float] | None
     late: float | None
 
     @property
@@ -138,7 +136,6 @@ class Bench:
             load=load,
             verified=verified,
             writers=ran[0].writers,
-            phases=ran[0].phases,
             late=late,
         )
 

@@ -22,12 +22,6 @@ def seconds(given: str) -> float:
     return number
 
 
-def part(given: str) -> float:
-    if not 0 <= (number := float(given)) <= 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {given}")
-    return number
-
-
 def count(given: str) -> int:
     if (number := int(given)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {given}")

@@ -33,7 +33,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         default=32,
         help="measure a writer per caller up to this many callers; pool.transaction() has at most as many",
     )
-    add("--no-phases", dest="phases", action="store_false", help="skip the phases of the pool's groups")
     add("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add("--json", type=Path, metavar="FILE", help="write every figure to this file")
     add_servers(parser)

@@ -1,4 +1,4 @@
-"""Compares the native producer with confluent-kafka: one-message transactions, bulk, aborts. See README.md."""
+"""Compares the native producer with confluent-kafka: transactions of one message and of many. See README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.native_producer import NativeProducer
 from figures import Spread, percentile, table, with_range
-from options import add_servers, count, parser_of, part, positive
+from options import add_servers, count, parser_of, positive
 from processes import committed
 from records import SIZE, VerificationError, check_records, records
 from servers import Servers, servers
@@ -93,12 +93,6 @@ class Confluent:
             producer.poll(0)
         producer.commit_transaction(TIMEOUT)
 
-    def abort(self, topic: str, value: bytes) -> None:
-        self._producer.begin_transaction()
-        self._producer.produce(topic, value)
-        self._producer.flush(TIMEOUT)
-        self._producer.abort_transaction(TIMEOUT)
-
     def close(self) -> None:
         del self._producer
         gc.collect()
@@ -127,12 +121,6 @@ class Native:
         producer.prepare_transaction(timeout=TIMEOUT)
         producer.commit_transaction(timeout=TIMEOUT)
 
-    def abort(self, topic: str, value: bytes) -> None:
-        self._producer.begin_transaction()
-        self._producer.send(topic, value)
-        self._producer.prepare_transaction(timeout=TIMEOUT)
-        self._producer.abort_transaction(timeout=TIMEOUT)
-
     def close(self) -> None:
         self._producer.close()
 
@@ -153,9 +141,9 @@ class Place:
     def topic(self, partitions: int) -> str:
         return self._found.make_topic(f"bench-{uuid4().hex[:12]}", partitions)
 
-    def check(self, name: str, topic: str, written: int, padding: bytes = b"") -> None:
-        """Check that these records, with a padding, are what a `read_committed` consumer gets."""
-        values = ((message.value() or b"").removesuffix(padding) for message in committed(self._found.kafka, topic))
+    def check(self, name: str, topic: str, written: int) -> None:
+        """Check that these records are what a `read_committed` consumer gets."""
+        values = (message.value() or b"" for message in committed(self._found.kafka, topic))
         check_records(name, "messages", {0: written}, values)
 
 
@@ -175,27 +163,22 @@ class Latencies:
         return (percentile(self.each, share) or 0.0) * 1000
 
 
-def in_turn(place: Place, name: str, ids: int, duration: float, *, share: float = 0.0, size: int = SIZE) -> Latencies:
-    """One caller that uses the ids in turn; a share of the transactions is aborted, evenly, and must not be visible."""
-    topic, values, aborted, padding = place.topic(1), records(0), records(1), b"y" * (size - SIZE)
+def in_turn(place: Place, name: str, ids: int, duration: float) -> Latencies:
+    """One caller that uses the ids in turn."""
+    topic, values = place.topic(1), records(0)
     each: list[float] = []
-    commits = max(WARM_UP, ids)
+    first = max(WARM_UP, ids)
     with ExitStack() as opened:
         made = [place.client(opened, name) for _ in range(ids)]
-        for number in range(commits):
-            made[number % ids].transaction(topic, [next(values) + padding])
+        for number in range(first):
+            made[number % ids].transaction(topic, [next(values)])
         began = last = time.perf_counter()
         while last - began < duration:
-            client = made[len(each) % ids]
-            if int((len(each) + 1) * share) > int(len(each) * share):
-                client.abort(topic, next(aborted) + padding)
-            else:
-                client.transaction(topic, [next(values) + padding])
-                commits += 1
+            made[len(each) % ids].transaction(topic, [next(values)])
             now = time.perf_counter()
             each.append(now - last)
             last = now
-    place.check(name, topic, commits, padding)
+    place.check(name, topic, first + len(each))
     return Latencies(each, last - began)
 
 
@@ -268,31 +251,22 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ids", type=count, default=8, help="transactional ids in measurements with several ids")
     add("--bulk", type=count, default=100_000, help="messages per large transaction")
     add("--bulk-transactions", type=count, default=5, help="large transactions per measurement")
-    add("--aborts", type=part, metavar="SHARE", help="measure only transactions of one message of which a share is aborted")
-    add("--size", type=count, default=1000, help=f"bytes of a message with --aborts, at least {SIZE}")
-    add("--nodes", type=count, default=1, help="brokers of the cluster that is started")
     add_servers(parser, is_writer=False)
-    chosen = parser.parse_args(given)
-    if chosen.size < SIZE:
-        parser.error(f"--size must be at least {SIZE}")
-    return chosen
+    return parser.parse_args(given)
 
 
 def main() -> None:
     chosen = arguments()
-    with servers(chosen.kafka, has_database=False, warm_up=chosen.broker_warm_up, nodes=chosen.nodes) as found:
+    with servers(chosen.kafka, has_database=False, warm_up=chosen.broker_warm_up) as found:
         print(heading(surroundings(found.cluster)), flush=True)
-        place, ids, share = Place(found), chosen.ids, chosen.aborts
+        place, ids = Place(found), chosen.ids
         measures: dict[str, Callable[[str, float], Latencies]] = {
             "One message, one id": lambda name, duration: in_turn(place, name, 1, duration),
             f"One message, {ids} ids in turn, one caller": lambda name, duration: in_turn(place, name, ids, duration),
         }
-        if share is not None:
-            title = f"One message of {chosen.size:,} bytes, {share:.0%} aborted"
-            measures = {title: lambda name, duration: in_turn(place, name, 1, duration, share=share, size=chosen.size)}
         for title, measure in measures.items():
             latency_table(title, measure, chosen.seconds, chosen.rounds)
-        for kind in KINDS if share is None else ():
+        for kind in KINDS:
             bulk_table(place, kind, chosen.bulk, chosen.bulk_transactions, chosen.rounds)
 
 

@@ -65,7 +65,6 @@ def servers(
     url: str | None = None,
     has_database: bool = True,
     warm_up: float = 0.0,
-    nodes: int = 1,
     config: Mapping[str, str] | None = None,
     has_network: bool = False,
 ) -> Iterator[Servers]:
@@ -81,11 +80,11 @@ def servers(
         if kafka is None:
             java = SERVER_JAVA_OPTIONS if warm_up else None
             port = None if network is None else network.kafka_port
-            cluster = opened.enter_context(DevCluster.temporary(nodes=nodes, config=config, java_options=java, proxy_port=port))
+            cluster = opened.enter_context(DevCluster.temporary(config=config, java_options=java, proxy_port=port))
             bootstrap, proxied = cluster.bootstrap_servers, cluster.listeners.get("PROXIED", "")
             _warm_up(bootstrap, warm_up)
             state = "JVM options of a server, warm" if warm_up else "starts fast"
-            described = f"{cluster.status().kafka_version}, our own, {nodes} node{'s' if nodes > 1 else ''}, {state}"
+            described = f"{cluster.status().kafka_version}, our own, {state}"
         else:
             described = f"{bootstrap}, which ran before"
         if has_database:

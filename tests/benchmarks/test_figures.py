@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import StaticPool, create_engine, text
 
+from fixtures.tables import table
+
 Import = Callable[[str], ModuleType]
 
 WRITTEN = {0: 5, 7: 3}
@@ -63,7 +65,7 @@ def test_the_table_has_the_ratios_of_each_point_and_round(benchmark_module: Impo
 
     def figures(name: str, callers: int, rate: int) -> Any:
         made = case(name, callers)
-        return measurement.Figures(made, rate, 1.0, latency, latency, 0.5, 1.0, 0.0, load, 1, None, None, None)
+        return measurement.Figures(made, rate, 1.0, latency, latency, 0.5, 1.0, 0.0, load, 1, None, None)
 
     rounds = [
         [figures("pool", 8, 30), figures("plain", 8, 10), figures("pool", 9, 7)],
@@ -97,8 +99,8 @@ def test_alternatives_are_measured_where_they_can_be(benchmark_module: Import) -
 # --- what is written ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
-@pytest.mark.parametrize("altered", ["in its padding", "unknown writer", "never reached", "another size", "text"])
+@table("damage", DAMAGES.values(), ids=list(DAMAGES))
+@table("altered", ["in its padding", "unknown writer", "never reached", "another size", "text"])
 def test_damaged_records_are_noticed(records: ModuleType, contents: list[bytes], damage: Any, altered: str) -> None:
     content = {
         "in its padding": records.record(0, 3)[:-1] + b"y",
@@ -114,7 +116,7 @@ def test_damaged_records_are_noticed(records: ModuleType, contents: list[bytes],
         records.check_records("x", "rows", WRITTEN, damage(contents, content))
 
 
-@pytest.mark.parametrize("damage", ["row", "message", "balance", "outbox", None])
+@table("damage", ["row", "message", "balance", "outbox", None])
 def test_damaged_orders_are_noticed(benchmark_module: Import, records: ModuleType, contents: list[bytes], damage: str) -> None:
     orders = benchmark_module("orders")
     database = create_engine("sqlite://", poolclass=StaticPool)
@@ -145,9 +147,9 @@ def test_damaged_orders_are_noticed(benchmark_module: Import, records: ModuleTyp
     database.dispose()
 
 
-@pytest.mark.parametrize("name", ["OURS", "DATABASE", "KAFKA"])
-@pytest.mark.parametrize("damage", ["lost", "last one lost", "doubled", "altered"])
-@pytest.mark.parametrize("what", ["rows", "messages"])
+@table("name", ["OURS", "DATABASE", "KAFKA"])
+@table("damage", ["lost", "last one lost", "doubled", "altered"])
+@table("what", ["rows", "messages"])
 def test_what_a_consumer_has_damaged_is_noticed(
     benchmark_module: Import, records: ModuleType, contents: list[bytes], name: str, damage: str, what: str
 ) -> None:

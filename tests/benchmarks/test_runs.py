@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -46,19 +46,14 @@ def test_the_pool_and_its_alternatives_with_a_network_in_between(postgres_url: s
         assert (figures["writers"] is not None) == (name in {"own", "pool", "pool-decided"})
         assert figures["call"]["p50"] >= ROUND_TRIPS[name] * ROUND_TRIP, name
         assert figures["late"] >= 0
-    (clocked,) = json.loads(file.read_text())["clocked"]
-    assert 1 <= clocked["phases"].pop("units") <= 2
-    assert len(clocked["phases"]) == 5
-    assert all(seconds > 0 for seconds in clocked["phases"].values())
     assert done.stdout.count("| plain commit ") == 1
-    assert re.search(r"^\| 1 +\|( +\d+\.\d+ \|){6}$", done.stdout, re.MULTILINE), "what the proxy adds"
 
 
 @pytest.mark.soak  # in CI: threads, above
 @pytest.mark.parametrize(("handle", "kind"), [("psycopg", "asyncio"), ("core", "threads")])
 def test_tasks_and_sqlalchemy(broker: DevCluster, postgres_url: str, handle: str, kind: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
-    short = ("--quick", "--seconds", 0.2, "--callers", 2, "--handles", handle, "--callers-kind", kind, "--no-phases")
+    short = ("--quick", "--seconds", 0.2, "--callers", 2, "--handles", handle, "--callers-kind", kind)
 
     done = run_benchmark("pool.py", *short, *servers)
 
@@ -82,18 +77,17 @@ def test_the_recipe_and_its_alternatives(broker: DevCluster, postgres_url: str, 
 
 
 @pytest.mark.soak  # in CI: the pool and the processor
-@pytest.mark.parametrize("aborts", [(), ("--aborts", "0.25")])
-def test_the_producers(broker: DevCluster, aborts: Sequence[str]) -> None:
+def test_the_producers(broker: DevCluster) -> None:
     short = ("--seconds", 0.1, "--rounds", 1, "--ids", 2, "--bulk", 1000, "--bulk-transactions", 2)
 
-    done = run_benchmark("producer.py", *short, *aborts, "--kafka", broker.bootstrap_servers)
+    done = run_benchmark("producer.py", *short, "--kafka", broker.bootstrap_servers)
 
     assert done.returncode == 0, done.stderr
     latencies, rates = rows_of(done.stdout, 6), rows_of(done.stdout, 3)
     assert set(latencies) == {"confluent-kafka", "native, plain", "native, 2PC"}
     assert all(number(cells[0]) > 0 for cells in (*latencies.values(), *rates.values()))
-    assert set(rates) == (set() if aborts else {*latencies, "native, 2PC, send_many", "confluent-kafka, produce_batch"})
-    assert done.stdout.count("### ") == (1 if aborts else 6)
+    assert set(rates) == {*latencies, "native, 2PC, send_many", "confluent-kafka, produce_batch"}
+    assert done.stdout.count("### ") == 6
 
 
 @pytest.mark.slow
@@ -166,7 +160,6 @@ def test_the_spark_sinks(broker: DevCluster, postgres_url: str, spark_environmen
         ("pool", ("--rtt", "0,-1"), "must be at least 0"),
         ("pool", ("--rtt", "0,1", "--kafka", "127.0.0.1:9092"), "a broker of our own"),
         ("pool", ("--callers-kind", "asyncio", "--alternatives", "own"), "nothing to measure"),
-        ("producer", ("--size", "10"), "must be at least 200"),
         ("spark", ("--sinks", "magic"), "magic: choose from"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dualwrite.demo.flights import Flight, share_of
 from dualwrite.demo.verdict import Evidence, Findings, Message, compare
+from fixtures.tables import table
 
 AIRCRAFT = ("N1", "N2", "N3")
 
@@ -35,24 +36,6 @@ def evidence(departed: list[bool], aircraft: list[str]) -> Evidence:
     messages = [Message(share_of(row["aircraft"], 3), row["aircraft"], dict(row)) for row in rows]
     messages.sort(key=lambda message: message.partition)
     return Evidence(flights, rows, messages, planes)
-
-
-@pytest.fixture
-def perfect() -> Evidence:
-    departed = [True, True, False, True, True, True, True, False]
-    return evidence(departed, ["N1", "N2", "N1", "N1", "N1", "N2", "N1", "N3"])
-
-
-def messages_of(found: Evidence, aircraft: str) -> list[int]:
-    return [place for place, message in enumerate(found.messages) if message.key == aircraft]
-
-
-def numbered(found: Evidence, number: int) -> int:
-    return next(p for p, m in enumerate(found.messages) if m.content is not None and m.content["number"] == number)
-
-
-def only(**expected: list[Any]) -> Findings:
-    return Findings(**expected)
 
 
 flights = st.lists(st.tuples(st.booleans(), st.sampled_from(AIRCRAFT)), max_size=40)
@@ -87,78 +70,73 @@ def test_every_change_of_the_order_of_an_aircraft_is_found(made: list[tuple[bool
     shuffled = data.draw(st.permutations(whole.messages))
     found = compare(replace(whole, messages=shuffled))
     assert bool(found.out_of_order) == (shuffled != whole.messages)
-    assert found == only(out_of_order=found.out_of_order)
+    assert found == Findings(out_of_order=found.out_of_order)
 
 
-def test_lost(perfect: Evidence) -> None:
-    del perfect.messages[numbered(perfect, 4)]  # type: ignore[attr-defined]
-    assert compare(perfect) == only(lost=[4])
+class Run:
+    """The state after a perfect run of eight flights, to change."""
+
+    def __init__(self) -> None:
+        departed = [True, True, False, True, True, True, True, False]
+        whole = evidence(departed, ["N1", "N2", "N1", "N1", "N1", "N2", "N1", "N3"])
+        self.flights = whole.flights
+        self.rows = list(whole.rows)
+        self.messages = list(whole.messages)
+        self.aircraft = {name: dict(row) for name, row in whole.aircraft.items()}
+
+    def place(self, number: int) -> int:
+        """The place of the flight's message."""
+        return next(place for place, each in enumerate(self.messages) if each.content and each.content["number"] == number)
+
+    def change(self, number: int, **changes: Any) -> None:
+        """Change the flight's message."""
+        self.messages[self.place(number)] = replace(self.messages[self.place(number)], **changes)
+
+    def write_again(self, messages: int = 0) -> None:
+        """Flight 1: its row, and so many messages."""
+        self.rows.append(self.rows[0])
+        self.messages += [self.messages[self.place(1)]] * messages
+
+    def swap(self, first: int, second: int) -> None:
+        one, other = self.place(first), self.place(second)
+        self.messages[one], self.messages[other] = self.messages[other], self.messages[one]
 
 
-def test_row_missing_is_a_phantom_and_not_done(perfect: Evidence) -> None:
-    rows = [row for row in perfect.rows if row["number"] != 2]
-    assert compare(replace(perfect, rows=rows)) == only(phantom=[2], not_done=[2], wrong_aircraft=["N2"])
+ROW = Run().rows[3]
+"""That of flight 5."""
+
+CASES: list[tuple[str, Callable[[Run], object], Findings]] = [
+    ("lost", lambda run: run.messages.pop(run.place(4)), Findings(lost=[4])),
+    ("row missing", lambda run: run.rows.pop(1), Findings(phantom=[2], not_done=[2], wrong_aircraft=["N2"])),
+    ("never departed", lambda run: run.messages.append(Message(0, "N1", {**ROW, "number": 3})), Findings(phantom=[3])),
+    (
+        "no departures",
+        lambda run: run.messages.extend([Message(0, "N1", None), Message(0, "N1", {"number": "1"})]),
+        Findings(phantom=[0, 0]),
+    ),
+    (
+        "twice on both sides",
+        lambda run: run.write_again(messages=1),
+        Findings(repeated=[1], wrong_aircraft=["N1"]),
+    ),
+    ("twice, with one message", Run.write_again, Findings(lost=[1], repeated=[1], wrong_aircraft=["N1"])),
+    ("another key", lambda run: run.change(5, key="N2"), Findings(unequal=[5])),
+    ("another value", lambda run: run.change(5, content={**ROW, "delay": 4}), Findings(unequal=[5])),
+    ("a value more", lambda run: run.change(5, content={**ROW, "more": 1}), Findings(unequal=[5])),
+    ("a value less", lambda run: run.change(5, content={k: ROW[k] for k in ROW if k != "delay"}), Findings(unequal=[5])),
+    ("out of order", lambda run: run.swap(1, 4), Findings(out_of_order=[1])),
+    ("in another partition", lambda run: run.change(7, partition=99), Findings(out_of_order=[7])),
+    ("wrong departures", lambda run: run.aircraft["N1"].update(departures=99), Findings(wrong_aircraft=["N1"])),
+    ("wrong cancelled", lambda run: run.aircraft["N1"].update(cancelled=99), Findings(wrong_aircraft=["N1"])),
+    ("wrong delay", lambda run: run.aircraft["N1"].update(delay=99), Findings(wrong_aircraft=["N1"])),
+    ("wrong last flight", lambda run: run.aircraft["N1"].update(last_flight=99), Findings(wrong_aircraft=["N1"])),
+    ("no aircraft", lambda run: run.aircraft.pop("N3"), Findings(wrong_aircraft=["N3"])),
+    ("unknown aircraft", lambda run: run.aircraft.update(N9=run.aircraft["N1"]), Findings(wrong_aircraft=["N9"])),
+]
 
 
-def test_message_of_a_flight_that_never_departed_is_a_phantom(perfect: Evidence) -> None:
-    phantom = Message(0, "N1", {**perfect.rows[0], "number": 3})
-    assert compare(replace(perfect, messages=[*perfect.messages, phantom])) == only(phantom=[3])
-
-
-def test_message_that_is_not_a_departure_is_a_phantom(perfect: Evidence) -> None:
-    messages = [*perfect.messages, Message(0, "N1", None), Message(0, "N1", {"number": "1"})]
-    assert compare(replace(perfect, messages=messages)) == only(phantom=[0, 0])
-
-
-def test_flight_written_twice_on_both_sides_is_found(perfect: Evidence) -> None:
-    rows = [*perfect.rows, perfect.rows[0]]
-    messages = [*perfect.messages, perfect.messages[0]]
-    twice = compare(replace(perfect, rows=rows, messages=messages))
-    assert twice == only(repeated=[1], wrong_aircraft=["N1"])
-
-
-def test_flight_twice_in_the_database_with_one_message_lost_one(perfect: Evidence) -> None:
-    found = compare(replace(perfect, rows=[*perfect.rows, perfect.rows[0]]))
-    assert found == only(lost=[1], repeated=[1], wrong_aircraft=["N1"])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda message: replace(message, key="N2"),
-        lambda message: replace(message, content={**message.content, "delay": 4}),
-        lambda message: replace(message, content={**message.content, "more": 1}),
-        lambda message: replace(message, content={k: v for k, v in message.content.items() if k != "delay"}),
-    ],
-    ids=["key", "value", "more", "less"],
-)
-def test_unequal_content(perfect: Evidence, change: Callable[[Message], Message]) -> None:
-    place = numbered(perfect, 5)
-    messages = [change(each) if p == place else each for p, each in enumerate(perfect.messages)]
-    assert compare(replace(perfect, messages=messages)) == only(unequal=[5])
-
-
-def test_out_of_order(perfect: Evidence) -> None:
-    messages = list(perfect.messages)
-    first, second = messages_of(perfect, "N1")[:2]
-    messages[first], messages[second] = messages[second], messages[first]
-    assert compare(replace(perfect, messages=messages)) == only(out_of_order=[1])
-
-
-def test_a_message_in_another_partition_is_out_of_order(perfect: Evidence) -> None:
-    place = numbered(perfect, 7)
-    messages = [replace(each, partition=99) if p == place else each for p, each in enumerate(perfect.messages)]
-    assert compare(replace(perfect, messages=messages)) == only(out_of_order=[7])
-
-
-@pytest.mark.parametrize("column", ["departures", "cancelled", "delay", "last_flight"])
-def test_wrong_aircraft(perfect: Evidence, column: str) -> None:
-    aircraft = {**perfect.aircraft, "N1": {**perfect.aircraft["N1"], column: 99}}
-    assert compare(replace(perfect, aircraft=aircraft)) == only(wrong_aircraft=["N1"])
-
-
-def test_missing_and_unknown_aircraft(perfect: Evidence) -> None:
-    aircraft = {name: row for name, row in perfect.aircraft.items() if name != "N3"}
-    assert compare(replace(perfect, aircraft=aircraft)) == only(wrong_aircraft=["N3"])
-    aircraft = {**perfect.aircraft, "N9": perfect.aircraft["N1"]}
-    assert compare(replace(perfect, aircraft=aircraft)) == only(wrong_aircraft=["N9"])
+@table("name, change, expected", CASES)
+def test_exactly_the_disagreement_is_found(name: str, change: Callable[[Run], object], expected: Findings) -> None:
+    run = Run()
+    change(run)
+    assert compare(Evidence(run.flights, run.rows, run.messages, run.aircraft)) == expected, name

@@ -15,11 +15,11 @@ from dualwrite.demo.supervisor import (
     MAX_OPENING_DELAY,
     MAX_POOL_DELAY,
     Kill,
-    Stage,
     Supervisor,
     WorkerProcess,
     plan_kills,
 )
+from dualwrite.demo.worker import Event
 
 
 @given(
@@ -48,8 +48,8 @@ def test_a_second_kill_of_a_worker_that_has_ended_hits_another_one(tmp_path: Pat
     """The demo waited in vain for the ended one, until it gave up: the others hold their last flights until all are killed."""
     kill = Kill(after=0, delay=0.0, choice=0.0, while_opening=True)
     supervisor = Supervisor([], [kill], tmp_path, lambda _: None)
-    ended = SimpleNamespace(stage=Stage.ENDED, killed=False, exit_code=0)
-    holding = SimpleNamespace(stage=Stage.HOLDING, killed=False, exit_code=None, kill=Mock())
+    ended = SimpleNamespace(stage=Event.CLOSED, ended=True, killed=False, exit_code=0)
+    holding = SimpleNamespace(stage=Event.HOLDING, ended=False, killed=False, exit_code=None, kill=Mock())
     supervisor._workers = cast("dict[int, WorkerProcess]", {0: ended, 1: holding})
     supervisor._last_killed = 0
     supervisor._kill_if_due()

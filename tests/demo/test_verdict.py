@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from dualwrite.demo.run import Bar, Lines, Quiet, Screen, screen_for, show_verdict
+from dualwrite.demo.screen import Screen, show_verdict
 from dualwrite.demo.supervisor import Tally
 from dualwrite.demo.verdict import Findings, Verdict
 
@@ -111,31 +111,28 @@ def test_figures_of_an_empty_run(good: Verdict) -> None:
     assert printed(nothing)
 
 
-def test_lines_are_shown_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
+def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     out = StringIO()
-    lines = Lines(Console(file=out, width=100))
-    for second in range(11):
-        now[0] = float(second)
-        lines.show(good.tally, 208)
+    with Screen(Console(file=out, width=100)) as lines:
+        for second in range(11):
+            now[0] = float(second)
+            lines.show(good.tally, 208)
     assert out.getvalue() == "104 of 208 flights, 3 killed, 3 recovered\n" * 2
 
 
-def test_the_screen_depends_on_the_terminal(good: Verdict) -> None:
-    terminal = Console(file=StringIO(), force_terminal=True)
-    kinds: list[tuple[Screen, type]] = [
-        (screen_for(Console(file=StringIO()), quiet=False), Lines),
-        (screen_for(Console(file=(quiet := StringIO())), quiet=True), Quiet),
-        (screen_for(terminal, quiet=False), Bar),
-    ]
-    for screen, kind in kinds:
-        assert isinstance(screen, kind)
-        with screen:
-            screen.say("hello")
-            screen.show(good.tally, 104)
-            screen.remind("the broker keeps running")
-    assert isinstance(terminal.file, StringIO)
-    assert "hello" in terminal.file.getvalue()
-    assert "keeps running" in terminal.file.getvalue()
-    assert quiet.getvalue() == "the broker keeps running\n"
+def shown(screen: Screen, out: StringIO, tally: Tally) -> str:
+    with screen:
+        screen.say("hello")
+        screen.show(tally, 104)
+        screen.remind("the broker keeps running")
+    return out.getvalue()
+
+
+def test_a_terminal_has_a_bar_and_a_quiet_screen_only_what_stays_behind(good: Verdict) -> None:
+    out = StringIO()
+    live = shown(Screen(Console(file=out, force_terminal=True, width=100)), out, good.tally)
+    assert all(part in live for part in ("hello", "3 killed", "keeps running"))
+    quiet = StringIO()
+    assert shown(Screen(Console(file=quiet), quiet=True), quiet, good.tally) == "the broker keeps running\n"

@@ -153,10 +153,3 @@ def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> N
     (expected,) = made.glob("*.jsa")
     with DevCluster.temporary(timeout=LIMIT) as cluster:
         assert archives(cluster) == {expected.name}
-
-
-@pytest.mark.soak  # in CI: tests on other releases
-def test_a_temporary_broker_of_another_version_creates_no_archive(cache: Path) -> None:
-    with DevCluster.temporary(kafka_version="3.9.1", timeout=LIMIT) as cluster:
-        assert cluster.status().ready
-        assert not cache.exists()

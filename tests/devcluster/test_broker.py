@@ -11,17 +11,17 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.devcluster import DevCluster, DevClusterError, starting
+from dualwrite.devcluster import DevCluster, DevClusterError, readiness
 from dualwrite.devcluster.registry import ClusterRecord
 from dualwrite.kafka.client.fields import Request
-from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, InitProducerIdRequest
+from dualwrite.kafka.client.messages_generated import InitProducerIdRequest
 from fixtures.pace import LIMIT, until
 
 Response = TypeVar("Response")
 
 
 def ask(cluster: DevCluster, request: Request[Response]) -> Response:
-    with starting._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
+    with readiness._Nodes({1: cluster.status().nodes[0].port}, timeout=LIMIT) as nodes:
         return nodes.send(1, request)
 
 
@@ -91,16 +91,6 @@ def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
 
 
-@pytest.mark.soak  # in CI: a killed one
-def test_a_restarted_broker_is_ready_with_its_address(cluster: DevCluster) -> None:
-    before = cluster.status()
-    cluster.restart(1)
-    after = cluster.status()
-    assert after.ready
-    assert after.bootstrap_servers == before.bootstrap_servers
-    assert after.nodes[0].pid != before.nodes[0].pid
-
-
 def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevCluster) -> None:
     cluster.pause(1)
     try:
@@ -130,32 +120,14 @@ def test_another_cluster_on_the_port_is_not_taken_for_this_one(cluster: DevClust
     """It may have taken the port between the check and the start of the broker; its node has the same id."""
     record = ClusterRecord.load(cluster.data_dir)
     assert record is not None
-    assert starting.obstacle(record, record.nodes) is None
+    assert readiness.obstacle(record, record.nodes) is None
     record.cluster_id = "another"
-    assert "answered by another cluster" in (starting.obstacle(record, record.nodes) or "")
+    assert "answered by another cluster" in (readiness.obstacle(record, record.nodes) or "")
 
 
 def test_an_unknown_node_is_named(cluster: DevCluster) -> None:
     with pytest.raises(DevClusterError, match=r"no node 7.*its nodes: 1"):
         cluster.kill(7)
-
-
-@pytest.mark.soak  # in CI: the tests with the fixture `broker_v4`
-def test_feature_levels_can_be_turned_down() -> None:
-    with DevCluster.temporary(features={"transaction.version": "1"}) as plain:
-        versions = ask(plain, ApiVersionsRequest("test", "0"))
-        levels = {each.name: each.max_version_level for each in versions.finalized_features}
-        assert levels["transaction.version"] == 1
-
-
-@pytest.mark.soak  # in CI: test_probe.py's test_a_broker_before_4_0, and test_archive.py
-def test_an_older_kafka_starts_without_the_newer_properties() -> None:
-    with DevCluster.temporary(kafka_version="3.9.1") as old:
-        assert old.status().kafka_version == "3.9.1"
-        commit_one(old)
-        versions = ask(old, ApiVersionsRequest("test", "0"))
-        highest = {each.api_key: each.max_version for each in versions.api_keys}
-        assert highest[22] < 6
 
 
 @pytest.mark.soak  # all tests do this where no Java is installed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualwrite.cli import main
-from dualwrite.devcluster.cluster import plan
+from dualwrite.devcluster.registry import plan
 
 
 @pytest.mark.slow

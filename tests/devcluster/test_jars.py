@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import threading
 import zipfile
 from collections.abc import Callable
@@ -49,33 +48,6 @@ def test_an_unreachable_network_is_one_clear_error(cache: Path, tmp_path: Path, 
         programs.classpath(DEFAULT_KAFKA_VERSION)
 
 
-def test_an_invalid_version_is_refused() -> None:
-    with pytest.raises(DevClusterError, match="not a Kafka version"):
-        programs.classpath("latest")
-
-
-class Artifact:
-    """A stand-in for jgo's artifact: "downloads" by copying a complete jar."""
-
-    def __init__(self, path: Path, source: Path) -> None:
-        self.path, self.source, self.downloads = path, source, 0
-
-    def resolve(self) -> Path:
-        if not self.path.exists():
-            shutil.copy(self.source, self.path)
-            self.downloads += 1
-        return self.path
-
-
-def test_a_truncated_jar_is_downloaded_again(tmp_path: Path) -> None:
-    whole = next(jar for jar in programs.classpath(DEFAULT_KAFKA_VERSION) if jar.name.startswith("slf4j-api"))
-    path = tmp_path / "slf4j.jar"
-    path.write_bytes(whole.read_bytes()[:1000])
-    artifact = Artifact(path, whole)
-    assert programs._undamaged(artifact).read_bytes() == whole.read_bytes()
-    assert artifact.downloads == 1
-
-
 POM = b"<project><groupId>g</groupId><artifactId>a</artifactId><version>1</version></project>"
 
 
@@ -106,36 +78,28 @@ def jar_of(tmp_path: Path) -> bytes:
     return (tmp_path / "some.jar").read_bytes()
 
 
-@pytest.mark.parametrize("rest", [b"", POM[:40]], ids=["empty", "cut off"])
-def test_a_pom_of_a_download_that_was_killed_is_downloaded_again(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes
+@pytest.mark.parametrize(
+    ("name", "rest"), [("a-1.pom", b""), ("a-1.pom", POM[:40]), ("a-1.jar", b"PK\3\4")], ids=["empty", "cut off", "jar"]
+)
+def test_a_file_of_a_download_that_was_killed_is_downloaded_again(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rest: bytes
 ) -> None:
     repository.mkdir(parents=True)
-    (repository / "a-1.pom").write_bytes(rest)
-    serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
+    (repository / name).write_bytes(rest)
+    whole = {"a-1.pom": POM, "a-1.jar": jar_of(tmp_path)}
+    serve(monkeypatch, **whole)
     assert programs.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
-    assert (repository / "a-1.pom").read_bytes() == POM
+    assert (repository / name).read_bytes() == whole[name]
 
 
 @pytest.mark.parametrize("page", [b"<html><br></html>", b"<html><body/></html>"], ids=["HTML", "XHTML"])
-def test_a_login_page_instead_of_a_pom_is_not_kept(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: bytes
-) -> None:
-    serve(monkeypatch, pom=page)
-    with pytest.raises(DevClusterError, match=r"a-1\.pom is something else.*proxy settings"):
-        programs.artifact_jars("A", "1", ["g:a:1"])
-    serve(monkeypatch, pom=POM, jar=jar_of(tmp_path))
-    assert programs.artifact_jars("A", "1", ["g:a:1"]) == [repository / "a-1.jar"]
-
-
 def test_a_login_page_instead_of_the_pom_of_a_dependency_leaves_nothing_out(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: bytes
 ) -> None:
     needs = b"<dependencies><dependency><groupId>g</groupId><artifactId>%s</artifactId><version>1</version></dependency>"
     end = b"</dependencies></project>"
     a, c = POM.replace(b"</project>", needs % b"b" + end), POM.replace(b">a<", b">c<")
     b = POM.replace(b">a<", b">b<").replace(b"</project>", needs % b"c" + end)
-    page = b"<html><body/></html>"
     serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": page, "c-1.pom": c})
     with pytest.raises(DevClusterError, match=r"b-1\.pom is something else.*proxy settings"):
         programs.artifact_jars("A", "1", ["g:a:1"])
@@ -169,12 +133,12 @@ def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.Mo
     calls: list[str] = []
     release = threading.Event()
 
-    def download(version: str, _progress: object) -> list[Path]:
-        calls.append(version)
+    def download(what: str, *_: object) -> list[Path]:
+        calls.append(what)
         happened(release)
         return [jar]
 
-    monkeypatch.setattr(programs, "_download", download)
+    monkeypatch.setattr(programs, "_fetch", download)
     run: Callable[[], object] = lambda: programs.classpath("9.9.9")  # noqa: E731
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
@@ -182,5 +146,5 @@ def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.Mo
     release.set()
     for thread in threads:
         thread.join()
-    assert calls == ["9.9.9"]
+    assert calls == ["Kafka 9.9.9"]
     assert json.loads((cache / "kafka-9.9.9.json").read_text()) == [str(jar)]

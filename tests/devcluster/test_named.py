@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import socket
 import sys
 import time
@@ -23,10 +22,9 @@ from dualwrite.devcluster import (
     registry,
 )
 from dualwrite.devcluster.broker_process import BrokerProcess
-from dualwrite.devcluster.cluster import plan
+from dualwrite.devcluster.cluster_files import ClusterFiles
 from dualwrite.devcluster.locations import make_cache_directory
-from dualwrite.devcluster.node import ClusterFiles
-from dualwrite.devcluster.registry import ClusterRecord
+from dualwrite.devcluster.registry import ClusterRecord, plan
 
 
 def pretend_reboot(cluster: DevCluster) -> None:
@@ -120,14 +118,7 @@ def test_following_the_log_of_a_node_that_never_ran_ends(state_dir: Path) -> Non
     assert list(cluster.follow_logs()) == []
 
 
-def test_a_directory_with_other_files_is_not_touched(state_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(DevClusterError, match="not empty"):
-        DevCluster("c", data_dir=tmp_path).up()
-    assert (tmp_path / "thesis.tex").exists()
-
-
-def test_purging_a_refused_directory_removes_nothing_from_it(state_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_and_a_purge_removes_nothing_from_it(state_dir: Path, tmp_path: Path) -> None:
     own = tmp_path / "project" / "log4j2.properties"
     own.parent.mkdir()
     own.touch()
@@ -219,21 +210,6 @@ def test_a_broker_is_found_again_after_the_clock_was_set(monkeypatch: pytest.Mon
     before = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + 3600)
     assert recorded.alive
-
-
-def test_a_record_of_an_older_release_without_the_boot_is_read(tmp_path: Path) -> None:
-    record = plan("c", None, {}, None)
-    me = psutil.Process()
-    record.nodes[0].process = BrokerProcess.running(me.pid)
-    record.save(tmp_path)
-    file = tmp_path / "cluster.json"
-    data = json.loads(file.read_text())
-    del data["nodes"][0]["process"]["boot_id"], data["nodes"][0]["process"]["start_ticks"]
-    file.write_text(json.dumps(data))
-    loaded = ClusterRecord.load(tmp_path)
-    assert loaded is not None
-    assert loaded.nodes[0].process == BrokerProcess(me.pid, me.create_time())
-    assert loaded.nodes[0].alive
 
 
 def test_a_second_process_waits_for_its_turn(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

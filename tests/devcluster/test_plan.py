@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dualwrite.devcluster import DevClusterError, Security, SettingsDifferError, TlsFiles
-from dualwrite.devcluster.cluster import plan
+from dualwrite.devcluster.cluster_files import render, server_properties
 from dualwrite.devcluster.cluster_settings import ClusterSettings
-from dualwrite.devcluster.node import render, server_properties
-from dualwrite.devcluster.registry import ClusterRecord
+from dualwrite.devcluster.registry import ClusterRecord, plan
+from fixtures.tables import table
 
 
 def properties(record: ClusterRecord, index: int = 0) -> dict[str, str]:
@@ -62,26 +63,22 @@ def test_clients_of_the_proxied_listener_are_told_the_ports_of_the_proxies_and_b
         plan("c", None, {"nodes": 3, "proxy_port": 65_534}, None)
 
 
-@pytest.mark.parametrize("config", [{"listeners": "x"}, {"a": "1\n2"}, {"": "1"}])
+@table("config", [{"listeners": "x"}, {"a": "1\n2"}, {"": "1"}])
 def test_properties_that_would_break_the_cluster_are_refused(config: dict[str, str]) -> None:
     with pytest.raises(DevClusterError):
         ClusterSettings(config=config)
 
 
-@pytest.mark.parametrize(("port", "nodes"), [(-1, 1), (0, 1), (65_536, 1), (65_534, 3)])
+@table("port, nodes", [(-1, 1), (0, 1), (65_536, 1), (65_534, 3)])
 def test_a_port_that_does_not_exist_is_refused(port: int, nodes: int) -> None:
     with pytest.raises(DevClusterError, match=f"can't be {port}.*from 1 to {65_536 - nodes}"):
         plan("c", None, {"nodes": nodes}, port)
 
 
-def test_a_text_that_is_no_version_is_refused_before_it_is_compared_with_the_version_of_the_data() -> None:
-    with pytest.raises(DevClusterError, match="'latest' is not a Kafka version"):
-        plan("c", formatted(), {"kafka_version": "latest"}, None)
-
-
-def test_two_nodes_are_refused() -> None:
-    with pytest.raises(DevClusterError, match="1 or 3"):
-        ClusterSettings(nodes=2)
+@table("asked, why", [({"kafka_version": "latest"}, "'latest' is not a Kafka version"), ({"nodes": 2}, "1 or 3")])
+def test_a_value_that_does_not_exist_is_refused_before_it_is_compared_with_the_data(asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(DevClusterError, match=why):
+        plan("c", formatted(), asked, None)
 
 
 def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:
@@ -107,7 +104,7 @@ def test_a_stopped_cluster_keeps_its_ports_and_takes_new_properties() -> None:
     assert again.settings.config == {"num.partitions": "3"}
 
 
-@pytest.mark.parametrize(
+@table(
     "asked",
     [
         {"nodes": 3},
@@ -127,9 +124,7 @@ def test_settings_of_a_failed_start_are_not_kept() -> None:
     assert plan("c", failed, {}, None).settings.config == {}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [("C\\:b", "C\\\\:b"), ("é→", "\\u00e9\\u2192"), ("😀", "\\ud83d\\ude00"), (" x=y", "\\ x=y")]
-)
+@table("value, text", [("C\\:b", "C\\\\:b"), ("é→", "\\u00e9\\u2192"), ("😀", "\\ud83d\\ude00"), (" x=y", "\\ x=y")])
 def test_values_are_escaped_for_properties_files(value: str, text: str) -> None:
     assert render({"a b": value}).splitlines()[-1] == f"a\\ b={text}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -25,6 +24,7 @@ from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
+from fixtures.missing import missing
 from fixtures.pace import LIMIT
 from fixtures.pgbouncer import PgBouncer, Program, find_program
 from fixtures.tiers import thinned
@@ -37,9 +37,7 @@ def program() -> Program:
     try:
         return find_program()
     except MissingDependencyError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        missing(error)
 
 
 @pytest.fixture

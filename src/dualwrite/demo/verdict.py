@@ -1,4 +1,4 @@
-"""The result of the demo: the figures, and a verdict in one sentence."""
+"""The result of the demo: database and topic compared record by record, the figures, and a verdict in one sentence."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from sqlalchemy import Engine, select
 
 from dualwrite.demo.flights import Flight, Tables, read_flights
 from dualwrite.demo.supervisor import Tally
-from dualwrite.testing.topics import CommittedMessage, read_committed
+from dualwrite.testing.topics import read_committed
+
+EXAMPLES: Final = 5
+"""How many disagreements of a kind are shown."""
+
+_BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
+_QUIET: Final = {"log_level": 4}
+"""Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
 Content = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One committed message.
-
-    Args:
-        partition: Its partition.
-        key: Its key.
-        content: Its value; None if that is not a departure.
-    """
+    """One committed message; its content is None if that is not a departure."""
 
     partition: int
     key: str
@@ -48,6 +49,34 @@ class Evidence:
     rows: Sequence[Content]
     messages: Sequence[Message]
     aircraft: Mapping[str, Content]
+
+
+def read_evidence(engine: Engine, tables: Tables, kafka: Mapping[str, Any], topic: str, departures: int) -> Evidence:
+    """Read flights, database and topic. Raises as `read_committed`."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(tables.departures).order_by(tables.departures.c.row)).mappings().all()
+        aircraft = connection.execute(select(tables.aircraft)).mappings().all()
+    return Evidence(
+        flights=list(read_flights(departures)),
+        rows=[_without(row, "row") for row in rows],
+        messages=[
+            Message(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
+            for each in read_committed({**kafka, **_QUIET}, topic)
+        ],
+        aircraft={row["aircraft"]: _without(row, "aircraft") for row in aircraft},
+    )
+
+
+def _without(row: Mapping[Any, Any], column: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != column}
+
+
+def _content(value: bytes | None) -> Content | None:
+    try:
+        content = json.loads(value or b"")
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 @dataclass
@@ -86,29 +115,28 @@ class Findings:
 
 def compare(evidence: Evidence) -> Findings:
     """Find all disagreements."""
-    findings = Findings()
-    rows = _by_number(evidence.rows)
+    found = Findings()
+    rows: dict[int, list[Content]] = defaultdict(list)
     messages: dict[int, list[Message]] = defaultdict(list)
+    for row in evidence.rows:
+        rows[row["number"]].append(row)
     for message in evidence.messages:
         messages[_number(message.content)].append(message)
     for number in sorted(rows.keys() | messages.keys()):
-        _compare_one(number, rows.get(number, []), messages.get(number, []), findings)
-    findings.not_done = [each.number for each in evidence.flights if not each.cancelled and each.number not in rows]
-    findings.out_of_order = _out_of_order(evidence.rows, evidence.messages)
-    findings.wrong_aircraft = _wrong_aircraft(evidence)
-    return findings
-
-
-def _compare_one(number: int, rows: list[Content], messages: list[Message], findings: Findings) -> None:
-    findings.repeated += [number] * (len(rows) - 1)
-    surplus = len(messages) - len(rows)
-    if not rows:
-        findings.phantom += [number] * surplus
-        return
-    findings.lost += [number] * -surplus
-    findings.duplicated += [number] * surplus
-    if any(message.content not in rows or message.key != rows[0]["aircraft"] for message in messages):
-        findings.unequal.append(number)
+        written, sent = rows.get(number, []), messages.get(number, [])
+        surplus = len(sent) - len(written)
+        found.repeated += [number] * (len(written) - 1)
+        if not written:
+            found.phantom += [number] * surplus
+            continue
+        found.lost += [number] * -surplus
+        found.duplicated += [number] * surplus
+        if any(message.content not in written or message.key != written[0]["aircraft"] for message in sent):
+            found.unequal.append(number)
+    found.not_done = [each.number for each in evidence.flights if not each.cancelled and each.number not in rows]
+    found.out_of_order = _out_of_order(evidence.rows, evidence.messages)
+    found.wrong_aircraft = _wrong_aircraft(evidence)
+    return found
 
 
 def _out_of_order(rows: Iterable[Content], messages: Iterable[Message]) -> list[int]:
@@ -155,21 +183,10 @@ def _wrong_aircraft(evidence: Evidence) -> list[str]:
     )
 
 
-def _by_number(rows: Iterable[Content]) -> dict[int, list[Content]]:
-    found: dict[int, list[Content]] = defaultdict(list)
-    for row in rows:
-        found[row["number"]].append(row)
-    return found
-
-
 def _number(content: Content | None) -> int:
     """The flight number of a message; 0, which no flight has, if the message has none."""
     number = None if content is None else content.get("number")
     return number if isinstance(number, int) else 0
-
-
-EXAMPLES: Final = 5
-_BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
 
 
 @dataclass(frozen=True)
@@ -239,7 +256,7 @@ class Verdict:
         """The verdict in one sentence."""
         counts = {name: number for name, number in self.findings.counts().items() if number}
         disagreements = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
-        kills = _many(self.tally.kills, "kill")
+        kills = f"{self.tally.kills:,} kill{'' if self.tally.kills == 1 else 's'}"
         if self.naive:
             if disagreements:
                 return f"Without dualwrite, database and topic permanently disagree after {kills}: {disagreements}."
@@ -286,45 +303,3 @@ class Verdict:
             "p99_ms": round(p99, 2),
             "places": dict(self.places),
         }
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-_QUIET: Final = {"log_level": 4}
-"""Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
-
-
-def read_evidence(engine: Engine, tables: Tables, kafka: Mapping[str, Any], topic: str, departures: int) -> Evidence:
-    """Read flights, database and topic.
-
-    Raises:
-        OpenTransactionsError: A transaction is still open on the topic.
-        BrokerError: The topic can't be read.
-    """
-    with engine.connect() as connection:
-        rows = connection.execute(select(tables.departures).order_by(tables.departures.c.row)).mappings()
-        found = [{name: value for name, value in row.items() if name != "row"} for row in rows]
-        aircraft = {
-            row["aircraft"]: {name: value for name, value in row.items() if name != "aircraft"}
-            for row in connection.execute(select(tables.aircraft)).mappings()
-        }
-    return Evidence(
-        flights=list(read_flights(departures)),
-        rows=found,
-        messages=[_message(each) for each in read_committed({**kafka, **_QUIET}, topic)],
-        aircraft=aircraft,
-    )
-
-
-def _message(found: CommittedMessage) -> Message:
-    return Message(found.partition, (found.key or b"").decode(errors="replace"), _content(found.value))
-
-
-def _content(value: bytes | None) -> Content | None:
-    try:
-        content = json.loads(value or b"")
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None

@@ -1,6 +1,7 @@
 """One worker: `python -m dualwrite.demo.worker`. It can be killed at any time, and resumes at the position in the database.
 
-That is the point of the demo: position, flight and message are written in the same transaction.
+That is the point of the demo: position, flight and message are written in the same transaction. Worker and supervisor exchange
+one JSON object per line, over the worker's standard input (a Job) and output (an Event with its fields).
 """
 
 from __future__ import annotations
@@ -12,23 +13,106 @@ import sys
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol, Self
 
 from confluent_kafka import Producer
 from sqlalchemy import Connection, Engine
 
 import dualwrite
-from dualwrite.demo.flights import Departure, Flight, Tables, read_flights, share_of
-from dualwrite.demo.job import RELEASE, Event, Job, StalePositionError, id_prefix
+from dualwrite.demo.flights import Departure, Flight, StalePositionError, Tables, read_flights, share_of
 from dualwrite.errors import DeliveryError, DualWriteError, FencedError
+from dualwrite.settings import ProducerName
 from dualwrite.stores.sql import SqlStateStore
 
+RELEASE: Final = "release"
+"""The line, after the job, that lets a worker write its last flight and end. End of input means: stop now, cleanly."""
+
+
+class Event(StrEnum):
+    """The kind of a report."""
+
+    OPENING = "opening"
+    """The worker has started and begins to open its writer or its pool, which runs recovery. No fields."""
+
+    OPEN = "open"
+    """Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost transactions."""
+
+    DONE = "done"
+    """Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the number of
+    transactions that they needed."""
+
+    HOLDING = "holding"
+    """One flight is left, to be written after the release. No fields."""
+
+    ERROR = "error"
+    """Field: `text`. The worker ends."""
+
+    CLOSED = "closed"
+    """All flights are written, and the writer or the pool is closed. No fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One worker's job: which share of the flights, where and how to write it, and how many flights a report has."""
+
+    run: str
+    worker: int
+    workers: int
+    departures: int
+    url: str
+    kafka: dict[str, Any]
+    topic: str
+    producer: ProducerName
+    naive: bool
+    pool: bool
+    report_every: int
+
+    def to_json(self) -> str:
+        """As one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+def id_prefix(run: str) -> str:
+    """The prefix of all logical transactional ids of a run, and of its workers' pools."""
+    return f"demo-{run}"
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------------
+
+WINDOW: Final = 64
+"""The maximum number of flights in progress in a pool: as many as a group may have."""
+
+LEASE: Final = 3.0
+"""Seconds. Short, so that live workers recover a killed worker's id during the run. Until then, its prepared transaction
+holds consumers back."""
+
+POOL_SIZE: Final = 1
+"""All flights of a worker have the same key, so only one of their groups is in progress at a time: a second writer would be
+idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
+
 _DELIVERY_TIMEOUT: Final = 60.0
+
+
+class Transaction(Protocol):
+    """The part of a transaction that writing a flight needs."""
+
+    @property
+    def db(self) -> Any:
+        """A SQLAlchemy connection."""
+
+    def send(self, topic: str, value: bytes, *, key: str) -> None:
+        """Send a message with the transaction."""
 
 
 class NaiveTransaction:
@@ -44,12 +128,7 @@ class NaiveTransaction:
 
 
 class NaiveWriter:
-    """Alternates both orders: commits and then produces, the next time produces and then commits.
-
-    Args:
-        engine: The database.
-        kafka: The Kafka settings, named as in librdkafka.
-    """
+    """Without dualwrite. Alternates both orders: commits and then produces, the next time produces and then commits."""
 
     def __init__(self, engine: Engine, kafka: Mapping[str, Any]) -> None:
         self._engine = engine
@@ -61,9 +140,6 @@ class NaiveWriter:
         """One business transaction in two steps, with a possible crash between them.
 
         With the commit first, such a crash loses the message; with Kafka first, the message remains and is sent again.
-
-        Raises:
-            DeliveryError: A message was not delivered.
         """
         kafka_first, self._kafka_first = self._kafka_first, not self._kafka_first
         with self._engine.begin() as connection:
@@ -82,36 +158,6 @@ class NaiveWriter:
             raise DeliveryError("A message was not delivered.", cause=str(failures[0]) if failures else None)
 
 
-WINDOW: Final = 64
-"""The maximum number of flights in progress in a pool: as many as a group may have."""
-
-LEASE: Final = 3.0
-"""Seconds. Short, so that live workers recover a killed worker's id during the run. Until then, its prepared transaction
-holds consumers back."""
-
-POOL_SIZE: Final = 1
-"""All flights of a worker have the same key, so only one of their groups is in progress at a time: a second writer would be
-idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
-
-
-class Transaction(Protocol):
-    """The part of a transaction that writing a flight needs."""
-
-    @property
-    def db(self) -> Any:
-        """A SQLAlchemy connection."""
-
-    def send(self, topic: str, value: bytes, *, key: str) -> None:
-        """Send a message with the transaction."""
-
-
-class Writer(Protocol):
-    """A DualWriter, or a NaiveWriter."""
-
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        """One transaction: the `with` block commits it, or rolls it back if it raises."""
-
-
 Unit = Callable[[Transaction, Flight, int], None]
 """Writes a flight, and advances the worker's position to it from the given one. May run more than once, if it is rolled back.
 
@@ -126,121 +172,67 @@ commit.
 """
 
 
-class Way(ABC):
-    """Writes one worker's flights in order. Used by one thread.
+class Pipeline:
+    """Writes one worker's flights in order: one after the other, or up to WINDOW at once. Used by one thread.
 
     Args:
-        unit: Writes a flight.
+        submit: Begins to write a flight from the given position; the result is an object that flights of one commit share.
         written: Called with what has been written.
+        window: The maximum number of flights in progress.
+        recovery: What was recovered at the start. Pools recover ids in the background and only log it.
     """
 
-    recovery: dualwrite.RecoveryReport = dualwrite.RecoveryReport()
-    """What was recovered at the start, as far as it is reported: pools recover ids in the background and only log it."""
-
-    def __init__(self, unit: Unit, written: Written) -> None:
-        self._unit = unit
-        self._written = written
-
-    @abstractmethod
-    def write(self, flight: Flight, after: int) -> None:
-        """Write the next flight; it may still be in progress when this returns.
-
-        Args:
-            flight: The flight.
-            after: The worker's position before it.
-
-        Raises:
-            Exception: The error of the first flight that failed. No flight is in progress any more.
-        """
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Wait until no flight is in progress.
-
-        Raises:
-            Exception: As for `write`.
-        """
-
-    def can_continue(self, error: DualWriteError) -> bool:
-        """Whether the caller can read the position again after this error, and write the flights after it."""
-        return isinstance(error, StalePositionError)
-
-
-class OneByOne(Way):
-    """Each flight in a transaction of its own, which has ended when `write` returns.
-
-    Args:
-        writer: Begins the transactions.
-        unit: As for Way.
-        written: As for Way.
-        recovery: As for Way.
-    """
-
-    def __init__(self, writer: Writer, unit: Unit, written: Written, recovery: dualwrite.RecoveryReport) -> None:
-        super().__init__(unit, written)
-        self._writer = writer
+    def __init__(
+        self,
+        submit: Callable[[Flight, int], Future[object]],
+        written: Written,
+        *,
+        window: int = 1,
+        recovery: dualwrite.RecoveryReport = dualwrite.RecoveryReport(),  # noqa: B008  (frozen and empty)
+    ) -> None:
         self.recovery = recovery
-
-    def write(self, flight: Flight, after: int) -> None:
-        began = time.perf_counter()
-        with self._writer.transaction() as tx:
-            self._unit(tx, flight, after)
-        self._written(time.perf_counter() - began, 1)
-
-    def finish(self) -> None:
-        """See Way: there is nothing to wait for."""
-
-
-class ThroughPool(Way):
-    """Up to WINDOW flights at once, which share commits; all with the same key, so that they keep their order.
-
-    Args:
-        pool: The pool.
-        key: The worker's ordering key.
-        unit: As for Way.
-        written: As for Way.
-    """
-
-    def __init__(self, pool: dualwrite.WriterPool[Any], key: str, unit: Unit, written: Written) -> None:
-        super().__init__(unit, written)
-        self._pool = pool.with_options(key=key)
+        self._submit = submit
+        self._written = written
+        self._window = window
         self._in_progress: deque[tuple[Future[object], float]] = deque()
         self._last_commit: object = None
 
     def write(self, flight: Flight, after: int) -> None:
-        if len(self._in_progress) >= WINDOW:
+        """Write the next flight, after the position `after`; it may still be in progress when this returns.
+
+        Raises:
+            Exception: The error of the first flight that failed. No flight is in progress any more.
+        """
+        began = time.perf_counter()
+        self._in_progress.append((self._submit(flight, after), began))
+        if len(self._in_progress) == self._window:
             self._await_oldest()
-        self._in_progress.append((self._pool.submit(self._run, flight, after), time.perf_counter()))
 
     def finish(self) -> None:
+        """Wait until no flight is in progress. Raises as `write`."""
         while self._in_progress:
             self._await_oldest()
 
     def can_continue(self, error: DualWriteError) -> bool:
-        """Also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another."""
-        return super().can_continue(error) or error.retriable or isinstance(error, FencedError)
+        """Whether the caller can read the position again after this error, and write the flights after it.
 
-    def _run(self, tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:
-        """The pool's unit; returns SQLAlchemy's transaction, which is the same object for all units of a group."""
-        self._unit(tx, flight, after)
-        return tx.db.get_transaction()
+        With a pool, also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another.
+        """
+        pooled = self._window > 1
+        return isinstance(error, StalePositionError) or (pooled and (error.retriable or isinstance(error, FencedError)))
 
     def _await_oldest(self) -> None:
         future, began = self._in_progress.popleft()
         try:
             commit = future.result()
         except Exception:
-            self._end_rest()
+            rest = list(self._in_progress)
+            self._in_progress.clear()
+            for each, its_begin in rest:  # cancel those that have not begun, and wait for the others
+                if not each.cancel() and each.exception() is None:
+                    self._report(each.result(), its_begin)
             raise
         self._report(commit, began)
-
-    def _end_rest(self) -> None:
-        """After a failed flight: cancel those that have not begun, and wait for the others."""
-        rest = list(self._in_progress)
-        self._in_progress.clear()
-        for future, began in rest:
-            if not future.cancel() and future.exception() is None:
-                self._report(future.result(), began)
 
     def _report(self, commit: object, began: float) -> None:
         is_new, self._last_commit = commit is not self._last_commit, commit
@@ -248,15 +240,16 @@ class ThroughPool(Way):
 
 
 @contextmanager
-def opened(job: Job, store: SqlStateStore, unit: Unit, written: Written) -> Iterator[Way]:
-    """Open the job's way of writing.
-
-    Raises:
-        DualWriteError: As for `dualwrite.connect` and `dualwrite.create_pool`.
-    """
+def opened(job: Job, store: SqlStateStore, unit: Unit, written: Written) -> Iterator[Pipeline]:
+    """Open the job's writer or pool. Raises as `dualwrite.connect` and `dualwrite.create_pool`."""
     if job.naive:
-        yield OneByOne(NaiveWriter(store.engine, job.kafka), unit, written, dualwrite.RecoveryReport())
+        yield Pipeline(_one_by_one(NaiveWriter(store.engine, job.kafka).transaction, unit), written)
     elif job.pool:
+
+        def run(tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:
+            unit(tx, flight, after)
+            return tx.db.get_transaction()  # the same object for all units of a group
+
         with dualwrite.create_pool(
             store,
             kafka=job.kafka,
@@ -266,17 +259,33 @@ def opened(job: Job, store: SqlStateStore, unit: Unit, written: Written) -> Iter
             producer=job.producer,
             on_lost="report",
         ) as pool:
-            yield ThroughPool(pool, f"worker {job.worker}", unit, written)
+            ordered = pool.with_options(key=f"worker {job.worker}")
+            yield Pipeline(lambda flight, after: ordered.submit(run, flight, after), written, window=WINDOW)
     else:
         with dualwrite.connect(
             store,
             kafka=job.kafka,
-            transactional_id=job.transactional_id,
+            transactional_id=f"{id_prefix(job.run)}-{job.worker}",  # the same after a restart
             producer=job.producer,
             on_lost="report",
         ) as writer:
-            yield OneByOne(writer, unit, written, writer.recovery_report)
+            yield Pipeline(_one_by_one(writer.transaction, unit), written, recovery=writer.recovery_report)
 
+
+def _one_by_one(
+    transaction: Callable[[], AbstractContextManager[Transaction]], unit: Unit
+) -> Callable[[Flight, int], Future[object]]:
+    def submit(flight: Flight, after: int) -> Future[object]:
+        written: Future[object] = Future()
+        with transaction() as tx:
+            unit(tx, flight, after)
+        written.set_result(object())
+        return written
+
+    return submit
+
+
+# --- the process --------------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +295,7 @@ MAX_FAILURES: Final = 5
 _STDIN: Final = 0
 
 
-class Supervisor:
+class Pipe:
     """The worker's connection to its supervisor: receives the job and the signal to end, and sends reports."""
 
     def __init__(self) -> None:
@@ -314,14 +323,9 @@ class Supervisor:
 
 
 class Worker:
-    """Writes one worker's share of the flights, starting at the position in the database.
+    """Writes one worker's share of the flights, starting at the position in the database."""
 
-    Args:
-        job: The job.
-        supervisor: Receives the reports.
-    """
-
-    def __init__(self, job: Job, supervisor: Supervisor) -> None:
+    def __init__(self, job: Job, supervisor: Pipe) -> None:
         self._job = job
         self._supervisor = supervisor
         self._store = SqlStateStore.from_url(job.url)
@@ -332,45 +336,49 @@ class Worker:
 
     def run(self) -> None:
         """Open the writer or the pool, which runs recovery, and write the flights in order."""
-        with self._opened() as way:
-            self._write_all(way)
+        self._supervisor.report(Event.OPENING)
+        started = time.perf_counter()
+        with opened(self._job, self._store, self._unit, self._written) as pipeline:
+            self._supervisor.report(
+                Event.OPEN,
+                done=self._position()[1],
+                seconds=time.perf_counter() - started,
+                outcomes=[found.outcome.value for found in pipeline.recovery],
+                unacknowledged=len(pipeline.recovery.unacknowledged),
+            )
+            self._write_all(pipeline)
             self._report_done()
         self._supervisor.report(Event.CLOSED)
 
-    @contextmanager
-    def _opened(self) -> Iterator[Way]:
-        self._supervisor.report(Event.OPENING)
-        started = time.perf_counter()
-        with opened(self._job, self._store, self._unit, self._written) as way:
-            self._report_open(started, way.recovery)
-            yield way
-
-    def _write_all(self, way: Way) -> None:
+    def _write_all(self, pipeline: Pipeline) -> None:
         """Write the flights after the position in the database; after some errors, read the position again and continue."""
         failures = 0
         while True:
-            position, done = self._tables.position(self._store.engine, self._job.worker)
+            position, done = self._position()
             self._done = done
             try:
-                return self._write_after(position, way)
+                return self._write_after(position, pipeline)
             except DualWriteError as error:
                 failures = 1 if self._done > done else failures + 1
-                if failures == MAX_FAILURES or not way.can_continue(error):
+                if failures == MAX_FAILURES or not pipeline.can_continue(error):
                     raise
                 log.warning("reading the position again: %s", error)
 
-    def _write_after(self, position: int, way: Way) -> None:
+    def _write_after(self, position: int, pipeline: Pipeline) -> None:
         flights = self._flights(position)
         flight = next(flights, None)
         while flight is not None and not self._supervisor.stopping.is_set():
             following = next(flights, None)
             if following is None:
-                way.finish()
+                pipeline.finish()
                 self._hold()
             if not self._supervisor.stopping.is_set():
-                way.write(flight, position)
+                pipeline.write(flight, position)
             position, flight = flight.number, following
-        way.finish()
+        pipeline.finish()
+
+    def _position(self) -> tuple[int, int]:
+        return self._tables.position(self._store.engine, self._job.worker)
 
     def _flights(self, position: int) -> Iterator[Flight]:
         for flight in read_flights(self._job.departures, after=position):
@@ -395,16 +403,6 @@ class Worker:
         self._supervisor.report(Event.HOLDING)
         self._supervisor.released.wait()
 
-    def _report_open(self, started: float, recovery: dualwrite.RecoveryReport) -> None:
-        _, done = self._tables.position(self._store.engine, self._job.worker)
-        self._supervisor.report(
-            Event.OPEN,
-            done=done,
-            seconds=time.perf_counter() - started,
-            outcomes=[found.outcome.value for found in recovery],
-            unacknowledged=len(recovery.unacknowledged),
-        )
-
     def _report_done(self) -> None:
         if self._took:
             self._supervisor.report(Event.DONE, done=self._done, took=self._took, commits=self._commits)
@@ -418,7 +416,7 @@ def encoded(departure: Departure) -> bytes:
 
 def main() -> int:
     """Do the job received over standard input; returns the exit code."""
-    supervisor = Supervisor()
+    supervisor = Pipe()
     job = supervisor.job()
     try:
         Worker(job, supervisor).run()

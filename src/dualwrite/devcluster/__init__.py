@@ -7,8 +7,8 @@ with DevCluster.temporary() as cluster:
 """
 
 from dualwrite.devcluster.cluster import ClusterStatus, DevCluster, NodeStatus
+from dualwrite.devcluster.cluster_files import SERVER_JAVA_OPTIONS
 from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError, SettingsDifferError
-from dualwrite.devcluster.node import SERVER_JAVA_OPTIONS
 from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.progress import Progress, SilentProgress, TerminalProgress
 from dualwrite.devcluster.registry import names as cluster_names

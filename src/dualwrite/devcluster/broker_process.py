@@ -88,8 +88,7 @@ class BrokerProcess:
     def pause(self, timeout: float = 10.0) -> bool:
         """Send SIGSTOP, and wait until every thread has stopped: on a busy machine some keep running for milliseconds.
 
-        Returns:
-            False if the process is gone.
+        False if the process is gone.
         """
         if not self.send(signal.SIGSTOP):
             return False
@@ -134,12 +133,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
-    """End several processes: with SIGTERM, and with SIGKILL those that are still running after `grace` seconds.
-
-    Args:
-        processes: The processes to end; dead ones are skipped.
-        grace: Seconds for a clean shutdown; 0 kills immediately.
-    """
+    """End several processes: with SIGTERM, and with SIGKILL those that are still running after `grace` seconds, or at once."""
     deadline = time.monotonic() + grace
     if grace > 0:
         for process in processes:
@@ -167,11 +161,6 @@ class Launcher:
 
     def start(self, command: Sequence[str | Path], *, log_file: Path, directory: Path) -> BrokerProcess:
         """Start a broker in its own session: a Ctrl-C at the caller's terminal does not reach it.
-
-        Args:
-            command: The command to run.
-            log_file: The file to append its output to.
-            directory: Its working directory.
 
         Raises:
             DevClusterError: The command could not be run.

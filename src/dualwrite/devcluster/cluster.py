@@ -7,24 +7,21 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dualwrite.devcluster import broker_process, ports, registry, starting
-from dualwrite.devcluster import node as logs
-from dualwrite.devcluster import node as storage
-from dualwrite.devcluster.broker_process import Launcher
+from dualwrite.devcluster import broker_process, ports, readiness, registry
+from dualwrite.devcluster.broker_process import BrokerProcess, Launcher
+from dualwrite.devcluster.cluster_files import ClusterFiles, JavaCommand, follow, tail
 from dualwrite.devcluster.cluster_settings import ClusterSettings
-from dualwrite.devcluster.locations import DevClusterError, SettingsDifferError, make_directory
-from dualwrite.devcluster.node import ClusterFiles
+from dualwrite.devcluster.locations import DevClusterError, make_directory
 from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
 from dualwrite.devcluster.progress import Progress, SilentProgress
-from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord
+from dualwrite.devcluster.registry import PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.security import Security
-from dualwrite.devcluster.starting import Starter, require_ports
 
 
 @dataclass(frozen=True)
@@ -65,93 +62,6 @@ class ClusterStatus:
         data = asdict(self) | {"data_dir": str(self.data_dir), "running": self.running}
         data["nodes"] = [asdict(node) | {"log_file": str(node.log_file)} for node in self.nodes]
         return data
-
-
-def status_of(record: ClusterRecord, files: ClusterFiles, *, ready: bool) -> ClusterStatus:
-    """The current state of a cluster, from its record and its processes.
-
-    Args:
-        record: The cluster.
-        files: Its files.
-        ready: Whether its nodes were found to work together.
-    """
-    return ClusterStatus(
-        name=record.name,
-        kafka_version=record.settings.kafka_version,
-        data_dir=files.data_dir,
-        bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
-        listeners=record.listeners,
-        nodes=tuple(
-            NodeStatus(
-                node_id=node.node_id,
-                port=node.ports[PLAINTEXT],
-                pid=node.process.pid if node.process else None,
-                alive=node.alive,
-                paused=node.process.paused if node.process else False,
-                log_file=files.log_file(node.node_id),
-            )
-            for node in record.nodes
-        ),
-        ready=ready,
-    )
-
-
-def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], port: int | None) -> ClusterRecord:
-    """The record of the cluster to start.
-
-    Args:
-        name: The cluster's name.
-        known: Its existing record, if any.
-        requested: The requested settings, without those that were not given.
-        port: The requested port of the first node's plain listener, if any.
-
-    Raises:
-        SettingsDifferError: The cluster is running with other settings, or its storage was formatted with other settings.
-        DevClusterError: A setting is not valid.
-    """
-    if known is None or not known.formatted:
-        return _new_record(name, ClusterSettings(**requested), port)
-    wanted = ClusterSettings(**{**vars(known.settings), **requested})
-    first_port = known.nodes[0].ports[PLAINTEXT]
-    if known.running:
-        differences = known.settings.differences(wanted)
-        if port not in (None, first_port):
-            differences.append(f"port: {first_port}, not {port}")
-        if differences:
-            raise _differ(name, "is running with other settings", differences, "down")
-        return known
-    if obstacles := known.settings.obstacles(wanted):
-        raise _differ(name, "has data that was created with other settings", obstacles, "down --purge")
-    record = _new_record(name, wanted, port)
-    record.cluster_id, record.formatted = known.cluster_id, True
-    if port in (None, first_port):  # clients know the old ports
-        for node, old in zip(record.nodes, known.nodes, strict=True):
-            node.ports = {listener: old.ports.get(listener, new) for listener, new in node.ports.items()}
-    return record
-
-
-def _differ(name: str, what: str, differences: list[str], command: str) -> SettingsDifferError:
-    return SettingsDifferError(
-        f"The cluster {name!r} {what}: {'; '.join(differences)}.",
-        next_step=f"omit that setting, use another name, or first run: dualwrite dev {command} --name {name}",
-        cluster=name,
-        differences=differences,
-    )
-
-
-def _new_record(name: str, settings: ClusterSettings, port: int | None) -> ClusterRecord:
-    if port is not None:
-        settings.check_port(port)
-    listeners = (PLAINTEXT, CONTROLLER, *settings.listeners)
-    reserved = {first + place for first in (port, settings.proxy_port) if first is not None for place in range(settings.nodes)}
-    nodes = []
-    for node_id in range(1, settings.nodes + 1):
-        chosen: dict[str, int] = {}
-        for listener in listeners:
-            chosen[listener] = port + node_id - 1 if port is not None and listener == PLAINTEXT else ports.choose(reserved)
-            reserved.add(chosen[listener])
-        nodes.append(NodeRecord(node_id, chosen))
-    return ClusterRecord(name, settings, storage.new_id(), nodes)
 
 
 DEFAULT_TIMEOUT = 60.0
@@ -239,17 +149,7 @@ class DevCluster:
         If this process ends for any reason, including SIGKILL, its brokers are killed and its directory is removed. Only the
         directory stays if the process is killed while no broker runs: before the first one has started, or after `kill()`.
 
-        Args:
-            nodes: See the class.
-            kafka_version: See the class.
-            config: See the class.
-            features: See the class.
-            security: See the class.
-            java: See the class.
-            java_options: See the class.
-            proxy_port: See the class.
-            progress: See the class.
-            timeout: Seconds for it to become ready.
+        The arguments are those of the class, and `timeout`: seconds for it to become ready.
         """
         place = Path(tempfile.mkdtemp(prefix="dualwrite-"))
         cluster = cls(
@@ -291,17 +191,23 @@ class DevCluster:
         """
         with self._locked():
             before = self._claim()
-            record = plan(self.name, before, self._requested, self._port)
+            record = registry.plan(self.name, before, self._requested, self._port)
             often = self._is_started_often(record.settings)
             java = self._files.java_command(record.settings, self._java, self._progress, makes_archive=often)
             missing = [node for node in record.nodes if not node.alive]
-            require_ports(record, missing)
+            _require_ports(record, missing)
             make_directory(self._files.data_dir)
             if self._registered:
                 registry.remember(self.name, self._files.data_dir)
             record.save(self._files.data_dir)
-            self._starter().start_together(record, missing, java, before=before, timeout=timeout)
-            return status_of(record, self._files, ready=all(node.working for node in record.nodes))
+            try:
+                self._start_together(record, missing, java, timeout)
+            except BaseException:  # the next start must not use the new settings
+                broker_process.stop([node.process for node in missing if node.process], grace=0)
+                kept = before if before is not None and before.formatted else replace(record, formatted=False)
+                kept.save(self._files.data_dir)
+                raise
+            return self._status(record, ready=all(node.working for node in record.nodes))
 
     def down(self, *, purge: bool = False) -> None:
         """Stop all nodes. Does nothing if no node is running.
@@ -350,7 +256,7 @@ class DevCluster:
         """
         record = self._record()
         all_work = all(node.working for node in record.nodes)
-        return status_of(record, self._files, ready=all_work and starting.obstacle(record, record.nodes) is None)
+        return self._status(record, ready=all_work and readiness.obstacle(record, record.nodes) is None)
 
     def logs(self, node: int = 1, *, lines: int | None = None) -> str:
         """The output of a node's broker.
@@ -359,7 +265,7 @@ class DevCluster:
             node: Node id, from 1.
             lines: How many lines from the end; None for all.
         """
-        return logs.tail(self.log_file(node), lines)
+        return tail(self.log_file(node), lines)
 
     def follow_logs(self, node: int = 1, *, lines: int = 10) -> Iterator[str]:
         """The last lines of a node's log, then each new line as the broker prints it; ends when the broker exits.
@@ -368,7 +274,7 @@ class DevCluster:
             node: Node id, from 1.
             lines: How many of the existing lines.
         """
-        return logs.follow(self.log_file(node), lines, until=lambda: not self._node(self._record(), node).alive)
+        return follow(self.log_file(node), lines, until=lambda: not self._node(self._record(), node).alive)
 
     def log_file(self, node: int = 1) -> Path:
         """The file with the output of a node's broker."""
@@ -379,21 +285,15 @@ class DevCluster:
     def kill(self, node: int = 1) -> None:
         """Send SIGKILL to a node, and wait until it is gone."""
         with self._locked():
-            victim = self._node(self._record(), node)
-            if victim.process is not None:
-                broker_process.stop([victim.process], grace=0)
+            self._end(node, 0)
 
     def pause(self, node: int = 1) -> None:
         """Send SIGSTOP to a node: its connections stay open, but it no longer responds."""
-        found = self._node(self._record(), node)
-        if found.process is None or not found.process.pause():
-            raise self._not_running(node)
+        self._signal(node, BrokerProcess.pause)
 
     def resume(self, node: int = 1) -> None:
         """Send SIGCONT to a paused node."""
-        found = self._node(self._record(), node)
-        if found.process is None or not found.process.send(signal.SIGCONT):
-            raise self._not_running(node)
+        self._signal(node, lambda process: process.send(signal.SIGCONT))
 
     def start(self, node: int = 1, *, wait: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Start a node again, on its old ports. Does nothing if it is running.
@@ -411,18 +311,16 @@ class DevCluster:
             record = self._record()
             which = self._node(record, node)
             if not which.alive:
-                require_ports(record, [which])
-                self._starter().launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
+                _require_ports(record, [which])
+                self._launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
-                starting.wait(record, together, self._files, timeout=timeout)
+                readiness.wait(record, together, self._files, timeout=timeout)
 
     def restart(self, node: int = 1, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Shut a node down cleanly and start it again. Raises the same errors as `start`."""
         with self._locked():
-            which = self._node(self._record(), node)
-            if which.process is not None:
-                broker_process.stop([which.process], grace=_GRACE)
+            self._end(node, _GRACE)
         self.start(node, timeout=timeout)
 
     # --- internals ----------------------------------------------------------------------------------------------------
@@ -431,8 +329,15 @@ class DevCluster:
     def _locked(self) -> Iterator[None]:
         """For what changes the cluster: one process at a time, and errors of its files as DevClusterError."""
         try:
-            with self._lock():
+            if not self._registered:
                 yield
+                return
+            with registry.lock(self.name, timeout=DEFAULT_TIMEOUT):
+                try:
+                    yield
+                finally:
+                    if not ClusterRecord.exists(registry.data_dir(self.name)):
+                        registry.forget(self.name)
         except OSError as error:
             raise DevClusterError(
                 f"A file of the cluster {self.name!r} can't be read or written.",
@@ -440,18 +345,6 @@ class DevCluster:
                 next_step="check the free space on its disk, and its permissions",
                 cluster=self.name,
             ) from error
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        if not self._registered:
-            yield
-            return
-        with registry.lock(self.name, timeout=DEFAULT_TIMEOUT):
-            try:
-                yield
-            finally:
-                if not ClusterRecord.exists(registry.data_dir(self.name)):
-                    registry.forget(self.name)
 
     def _is_started_often(self, settings: ClusterSettings) -> bool:
         """Whether creating a class-data archive, which takes seconds, pays off; it does not for a single test."""
@@ -473,8 +366,50 @@ class DevCluster:
         self._files.check_owner(self.name)
         return ClusterRecord.load(self._files.data_dir)
 
-    def _starter(self) -> Starter:
-        return Starter(self._files, self._launcher, self._progress)
+    def _start_together(self, record: ClusterRecord, missing: Sequence[NodeRecord], java: JavaCommand, timeout: float) -> None:
+        """Start the missing nodes, and wait until all running nodes work together; format the storage first if necessary."""
+        if len(missing) == len(record.nodes):
+            self._files.write(record)
+        if not record.formatted:
+            self._progress.step(f"Formatting the storage of {record.name}")
+            self._files.format(record, java)
+            record.formatted = True
+        self._progress.step(f"Starting Kafka {record.settings.kafka_version}")
+        for node in missing:
+            self._launch(record, node, java)
+        working = [node for node in record.nodes if node in missing or node.working]
+        readiness.wait(record, working, self._files, timeout=timeout)
+        if java.archive is not None:
+            for node in missing:
+                java.archive.make(self._files.class_list(node.node_id), self._progress)
+
+    def _launch(self, record: ClusterRecord, node: NodeRecord, java: JavaCommand) -> None:
+        """Start the broker of one node, without waiting for it."""
+        with broker_process.delayed():
+            node.process = self._files.start(self._launcher, java, node)
+            record.save(self._files.data_dir)
+
+    def _status(self, record: ClusterRecord, *, ready: bool) -> ClusterStatus:
+        nodes = [
+            NodeStatus(
+                node_id=node.node_id,
+                port=node.ports[PLAINTEXT],
+                pid=node.process.pid if node.process else None,
+                alive=node.alive,
+                paused=node.process.paused if node.process else False,
+                log_file=self._files.log_file(node.node_id),
+            )
+            for node in record.nodes
+        ]
+        return ClusterStatus(
+            name=record.name,
+            kafka_version=record.settings.kafka_version,
+            data_dir=self._files.data_dir,
+            bootstrap_servers=record.bootstrap_servers(PLAINTEXT),
+            listeners=record.listeners,
+            nodes=tuple(nodes),
+            ready=ready,
+        )
 
     def _record(self) -> ClusterRecord:
         record = ClusterRecord.load(self._files.data_dir)
@@ -505,10 +440,24 @@ class DevCluster:
             node_id=node_id,
         )
 
-    def _not_running(self, node_id: int) -> DevClusterError:
-        return DevClusterError(
-            f"Node {node_id} of the cluster {self.name!r} is not running.",
-            next_step="start it first",
-            cluster=self.name,
-            node_id=node_id,
-        )
+    def _end(self, node_id: int, grace: float) -> None:
+        process = self._node(self._record(), node_id).process
+        if process is not None:
+            broker_process.stop([process], grace=grace)
+
+    def _signal(self, node_id: int, send: Callable[[BrokerProcess], bool]) -> None:
+        process = self._node(self._record(), node_id).process
+        if process is None or not send(process):
+            raise DevClusterError(
+                f"Node {node_id} of the cluster {self.name!r} is not running.",
+                next_step="start it first",
+                cluster=self.name,
+                node_id=node_id,
+            )
+
+
+def _require_ports(record: ClusterRecord, nodes: Sequence[NodeRecord]) -> None:
+    """Check that the nodes can listen on their ports. Raises DevClusterError if a port is in use."""
+    for node in nodes:
+        for port in node.ports.values():
+            ports.require_free(port, cluster=record.name, node_id=node.node_id)

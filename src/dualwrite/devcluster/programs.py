@@ -1,4 +1,7 @@
-"""The jars of a Kafka version, or of any artifact on Maven Central: downloaded once by jgo, cached, and verified."""
+"""What servers in Java run with: jars from Maven Central, a Java, and an archive of the classes that a broker loads.
+
+jgo downloads the jars; they are cached and verified.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +24,6 @@ from xml.etree import ElementTree as ET
 
 from filelock import FileLock, Timeout
 from jgo.maven import MavenContext, PythonResolver
-from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from dualwrite.devcluster.locations import DevClusterError, cache_dir, make_cache_directory
 from dualwrite.devcluster.progress import Progress, SilentProgress
@@ -40,23 +43,17 @@ _PAUSE = 2.0
 
 
 def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
-    """The jars that a broker of this version needs, downloaded if they are not cached.
-
-    Safe with concurrent processes: one downloads, the others wait for it.
-
-    Raises:
-        DevClusterError: The version does not exist, or something could not be downloaded.
-    """
-    check_version(kafka_version)
-    return _cached(f"kafka-{kafka_version}", lambda progress: _download(kafka_version, progress), progress)
+    """The jars that a broker of this version needs. Raises as `artifact_jars`."""
+    wanted = [
+        f"org.apache.kafka:kafka_2.13:{kafka_version}",
+        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM selects an old version
+        f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
+    ]
+    return artifact_jars("Kafka", kafka_version, wanted, not_needed=_NOT_NEEDED, progress=progress)
 
 
 def check_version(kafka_version: str) -> None:
-    """Check that a text has the form of a Kafka version.
-
-    Raises:
-        DevClusterError: It has not.
-    """
+    """Raise DevClusterError if a text has not the form of a Kafka version."""
     if not re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", kafka_version):
         raise DevClusterError(
             f"{kafka_version!r} is not a Kafka version.", next_step=f"use a version such as {DEFAULT_KAFKA_VERSION}"
@@ -68,11 +65,11 @@ def artifact_jars(
 ) -> list[Path]:
     """The jars of a program on Maven Central with their dependencies, downloaded if they are not cached.
 
-    Safe with concurrent processes, as `classpath` is.
+    Safe with concurrent processes: one downloads, the others wait for it.
 
     Args:
-        name: The program's name, for messages.
-        version: Its version; name and version are the key of the cache.
+        name: The program's name, for messages; with the version it is the key of the cache.
+        version: Its version.
         coordinates: The artifacts to resolve, each as `group:artifact:version`.
         not_needed: Dependencies to exclude, each as `group:artifact`.
         progress: Receives the steps.
@@ -80,22 +77,15 @@ def artifact_jars(
     Raises:
         DevClusterError: A version does not exist, or something could not be downloaded.
     """
-    return _cached(
-        f"{name.lower()}-{version}", lambda progress: _fetch(f"{name} {version}", coordinates, not_needed, progress), progress
-    )
-
-
-def _cached(key: str, download: Callable[[Progress], list[Path]], progress: Progress | None) -> list[Path]:
-    """The jars listed in the cache's index file of this key, downloaded if one is missing; then the file is written."""
     progress = progress or SilentProgress()
-    index = cache_dir() / f"{key}.json"
+    index = cache_dir() / f"{name.lower()}-{version}.json"
     if (known := _read_index(index)) is not None:
         return known
     make_cache_directory(index.parent)
     with _locked(index.parent / "download.lock", progress):
         if (known := _read_index(index)) is not None:
             return known
-        jars = download(progress)
+        jars = _fetch(f"{name} {version}", coordinates, not_needed, progress)
         partial = index.with_suffix(".partial")
         partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
         partial.replace(index)
@@ -124,22 +114,17 @@ def _read_index(index: Path) -> list[Path] | None:
     return jars if all(jar.is_file() for jar in jars) else None
 
 
-def _download(kafka_version: str, progress: Progress) -> list[Path]:
-    wanted = [
-        f"org.apache.kafka:kafka_2.13:{kafka_version}",
-        f"org.apache.kafka:kafka-clients:{kafka_version}",  # without the pin, log4j's BOM selects an old version
-        f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J_VERSION}",
-    ]
-    return _fetch(f"Kafka {kafka_version}", wanted, _NOT_NEEDED, progress)
-
-
 def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
     """Download what is missing. Retries, since jgo reports an unresponsive server as a missing file."""
-    try:
-        retrying = Retrying(stop=stop_after_attempt(_ATTEMPTS), wait=wait_fixed(_PAUSE), reraise=True)
-        return retrying(_fetch_once, what, wanted, not_needed, progress)
-    except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
-        raise _explain(what, error) from error
+    attempts = 1
+    while True:
+        try:
+            return _fetch_once(what, wanted, not_needed, progress)
+        except Exception as error:  # jgo raises RuntimeError, requests' errors, XML and assertion errors alike
+            if attempts == _ATTEMPTS:
+                raise _explain(what, error) from error
+        attempts += 1
+        time.sleep(_PAUSE)
 
 
 def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
@@ -359,12 +344,9 @@ _BLOCK: Final = 1 << 20
 
 
 class ClassArchive:
-    """The archive for brokers of one Kafka version on one Java, whether it exists yet or not.
+    """The archive for brokers of one Kafka version on one Java with these options, whether it exists yet or not.
 
-    Args:
-        kafka_version: Part of the file name.
-        java: The Java that runs the brokers.
-        options: The JVM's options with the class path, without the main class; an archive is valid for these options only.
+    The options are the JVM's with the class path, without the main class; an archive is valid for these only.
     """
 
     def __init__(self, kafka_version: str, java: Java, options: Sequence[str]) -> None:
@@ -372,6 +354,10 @@ class ClassArchive:
         self._options = list(options)
         key = hashlib.sha256("\0".join((*java.identity, *options)).encode()).hexdigest()[:12]
         self.file: Final = cache_dir() / "classes" / f"kafka-{kafka_version}-java-{java.version}-{key}.jsa"
+        self._checksum: Final = self.file.with_suffix(".crc32")
+        """The file with the checksum of the complete archive."""
+        self._failure: Final = self.file.with_suffix(".failed")
+        """The file that records that this Java can't create the archive, so that not every start tries again."""
 
     @property
     def wanted(self) -> bool:
@@ -416,16 +402,6 @@ class ClassArchive:
             _log.warning("Brokers start without a class-data archive (%s could not be created): %s", self.file, error)
         finally:
             class_list.unlink(missing_ok=True)
-
-    @property
-    def _checksum(self) -> Path:
-        """The file with the checksum of the complete archive."""
-        return self.file.with_suffix(".crc32")
-
-    @property
-    def _failure(self) -> Path:
-        """The file that records that this Java can't create the archive, so that not every start tries again."""
-        return self.file.with_suffix(".failed")
 
     def _make(self, class_list: Path) -> None:
         partial, classes = self.file.with_suffix(".partial"), self.file.with_suffix(".classes")

@@ -86,11 +86,7 @@ class Security:
         ]
 
     def properties(self, keystore: Path) -> dict[str, str]:
-        """Broker properties of the additional listeners.
-
-        Args:
-            keystore: The file that `write_keystore` writes the broker's key and certificate to.
-        """
+        """Broker properties of the additional listeners, with the file that `write_keystore` writes."""
         properties: dict[str, str] = {}
         if self.users:
             properties["sasl.enabled.mechanisms"] = ",".join(("PLAIN", *_SCRAM_MECHANISMS))

@@ -81,8 +81,8 @@ class MariaDBServer(DatabaseServer):
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     @property
-    def _program(self) -> Path:
-        return self._programs.server
+    def _title(self) -> str:
+        return f"The MariaDB server {self._programs.server}"
 
     def _fill(self, folder: Path) -> None:
         """With our user and our database."""
@@ -136,7 +136,7 @@ class MariaDBServer(DatabaseServer):
             host="127.0.0.1", port=self.port, user=_USER, connect_timeout=2, read_timeout=2, ssl_disabled=True
         ).close()
 
-    def _connection_errors(self) -> tuple[type[Exception], ...]:
+    def _not_ready_errors(self) -> tuple[type[Exception], ...]:
         import pymysql  # noqa: PLC0415  (as above)
 
         return (pymysql.Error,)

@@ -159,8 +159,8 @@ class PostgresServer(DatabaseServer):
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     @property
-    def _program(self) -> Path:
-        return self._binaries / "postgres"
+    def _title(self) -> str:
+        return f"The PostgreSQL server {self._binaries / 'postgres'}"
 
     def _fill(self, folder: Path) -> None:
         folder.chmod(0o755)
@@ -184,7 +184,7 @@ class PostgresServer(DatabaseServer):
     def _reachable(self) -> bool:
         """Whether the account may run the programs: not if the virtual environment is below /root or in a private folder."""
         try:
-            asked: list[str | Path] = [self._program, "--version"]
+            asked: list[str | Path] = [self._binaries / "postgres", "--version"]
             subprocess.run(asked, capture_output=True, check=True, **as_account(self._account))  # noqa: S603  (our own arguments)
         except PermissionError:
             return False
@@ -198,7 +198,7 @@ class PostgresServer(DatabaseServer):
         return f"host=127.0.0.1 port={self.port} user={_USER} dbname={_DATABASE} connect_timeout=2"
 
     def _server_command(self, folder: Path) -> list[str | Path]:
-        return [self._program, "-D", folder / "data", "-p", str(self.port), *self._setting_arguments()]
+        return [self._binaries / "postgres", "-D", folder / "data", "-p", str(self.port), *self._setting_arguments()]
 
     def _ping(self) -> None:
         import psycopg  # noqa: PLC0415  (extra `postgres`)
@@ -206,7 +206,7 @@ class PostgresServer(DatabaseServer):
         with psycopg.connect(self._conninfo(), autocommit=True) as connection:
             connection.execute("SELECT 1")
 
-    def _connection_errors(self) -> tuple[type[Exception], ...]:
+    def _not_ready_errors(self) -> tuple[type[Exception], ...]:
         import psycopg  # noqa: PLC0415  (as above)
 
         return (psycopg.OperationalError,)

@@ -1,4 +1,4 @@
-"""The base of our test servers: one process, with its own folder, on a port of the loopback interface."""
+"""The base of our test servers: one process, with its own folder, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -21,7 +21,11 @@ from typing import Any, ClassVar, Final, Self
 from dualwrite.errors import DualWriteError
 
 _PR_SET_PDEATHSIG: Final = 1
+_START_TIMEOUT: Final = 60.0
 _END_TIMEOUT: Final = 30.0
+_PORT_ATTEMPTS: Final = 3
+_LOG_LENGTH: Final = 4000
+"""How many characters of the log's end an error shows."""
 
 
 class ServerProcess(ABC):
@@ -37,9 +41,13 @@ class ServerProcess(ABC):
     _stopped_by: ClassVar[signal.Signals] = signal.SIGTERM
     """The signal for an orderly shutdown."""
     _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGKILL
+    _kind: ClassVar[str]
+    """What it is, for the folder's name and for messages."""
+    _start_error: ClassVar[type[DualWriteError]]
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._account: pwd.struct_passwd | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -48,11 +56,38 @@ class ServerProcess(ABC):
         """The server's process id, or None while it is not running."""
         return None if self._process is None else self._process.pid
 
-    # --- lifecycle --------------------------------------------------------------------------------------------------------
+    @property
+    def url(self) -> str:
+        """Its URL: SQLAlchemy's for a database, `store_from_url`'s for ZooKeeper."""
+        return self.url_at(self.port)
 
     @abstractmethod
+    def url_at(self, port: int) -> str:
+        """The URL through another port (a proxy's)."""
+
+    # --- lifecycle --------------------------------------------------------------------------------------------------------
+
     def start(self) -> Self:
-        """Create its folder at the first start, run the server, and wait until it has answered."""
+        """Create its folder at the first start, run the server, and wait until it has answered.
+
+        Raises:
+            DualWriteError: The server did not start; the message ends with its log.
+        """
+        attempts = _PORT_ATTEMPTS if self._folder is None else 1  # another process may take a port that was free
+        folder = self._folder = self._folder or self._make_folder()
+        while True:
+            attempts -= 1
+            self.port = self.port or free_port()
+            self._run(self._server_command(folder))
+            failure = self._wait_until_ready()
+            if failure is None:
+                return self
+            self.kill()
+            if not attempts or "ddress already in use" not in self.log():
+                raise self._start_error(
+                    f"{self._title} did not start on port {self.port}.", cause=self.log()[-_LOG_LENGTH:]
+                ) from failure
+            self.port = 0
 
     def stop(self) -> None:
         """Shut the server down in order; connections are closed. Does nothing if it is not running."""
@@ -101,15 +136,45 @@ class ServerProcess(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
 
+    # --- what a kind of server defines ------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _title(self) -> str:
+        """What did not start, for messages."""
+
+    @abstractmethod
+    def _fill(self, folder: Path) -> None:
+        """Create the server's data in a new folder.
+
+        Raises:
+            DualWriteError: It could not be created.
+        """
+
+    @abstractmethod
+    def _server_command(self, folder: Path) -> Sequence[str | Path]:
+        """The command that runs the server in its folder, on its port."""
+
+    @abstractmethod
+    def _ping(self) -> None:
+        """Ask the server once; raises one of `_not_ready_errors` while it is not ready."""
+
+    @abstractmethod
+    def _not_ready_errors(self) -> tuple[type[Exception], ...]:
+        """What `_ping` raises while the server is not ready."""
+
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        command: Sequence[str | Path],
-        *,
-        environment: Mapping[str, str] | None = None,
-        account: pwd.struct_passwd | None = None,
-    ) -> None:
+    def _make_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"dualwrite-{self._kind.lower()}-"))
+        try:
+            self._fill(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    def _run(self, command: Sequence[str | Path]) -> None:
         """Start the process in its folder, with its output in the file `log` there."""
         assert self._folder is not None
         death = self._ends_with_parent_by
@@ -124,33 +189,23 @@ class ServerProcess(ABC):
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env=None if environment is None else {**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C in the terminal is for pytest
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  (one prctl, no lock)
-                **as_account(account),
+                **as_account(self._account),
             )
 
-    def _wait_until_ready(
-        self, ping: Callable[[], object], *, timeout: float, not_yet: tuple[type[Exception], ...] = ()
-    ) -> Exception | None:
-        """Ping the server until it answers, and return None; or return the last failure if it ended, or at the timeout.
-
-        Args:
-            ping: Sends the server a request; returns False, or raises one of `not_yet`, while it is not ready.
-            timeout: Seconds.
-            not_yet: What `ping` raises while the server is not ready.
-        """
+    def _wait_until_ready(self) -> Exception | None:
+        """Ping the server until it answers, and return None; or return the last failure if it ended, or at the timeout."""
         assert self._process is not None
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _START_TIMEOUT
         while True:
-            failure: Exception = TimeoutError("it did not answer")
             try:
-                if ping() is not False:
-                    return None
-            except not_yet as error:
-                failure = error
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                return failure
+                self._ping()
+            except self._not_ready_errors() as failure:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    return failure
+            else:
+                return None
             time.sleep(0.02)
 
     def _end(self, with_signal: signal.Signals) -> None:
@@ -185,82 +240,9 @@ def free_port() -> int:
         return port
 
 
-_START_TIMEOUT: Final = 60.0
-_LOG_LENGTH: Final = 4000
-"""How many characters of the log's end an error shows."""
-
-
 class DatabaseServer(ServerProcess):
-    """A server on a free port of the loopback interface, with an empty database; see ServerProcess for its lifecycle."""
-
-    _kind: ClassVar[str]
-    """The database, for the folder's name and for messages."""
-    _start_error: ClassVar[type[DualWriteError]]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._account: pwd.struct_passwd | None = None
-
-    @property
-    def url(self) -> str:
-        """SQLAlchemy's URL of the database."""
-        return self.url_at(self.port)
-
-    @abstractmethod
-    def url_at(self, port: int) -> str:
-        """The URL through another port (a proxy's)."""
+    """A server with an empty database; see ServerProcess for its lifecycle."""
 
     @abstractmethod
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
-
-    def start(self) -> Self:
-        """Create the data folder at the first start, run the server, and wait until it has answered a query.
-
-        Raises:
-            DualWriteError: The server did not start; the message ends with its log.
-        """
-        if self._folder is None:
-            self._folder = self._make_folder()
-            self.port = free_port()
-        self._run(self._server_command(self._folder), account=self._account)
-        failure = self._wait_until_ready(self._ping, timeout=_START_TIMEOUT, not_yet=self._connection_errors())
-        if failure is not None:
-            raise self._start_error(
-                f"The {self._kind} server {self._program} did not start on port {self.port}.", cause=self.log()[-_LOG_LENGTH:]
-            ) from failure
-        return self
-
-    def _make_folder(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix=f"dualwrite-{self._kind.lower()}-"))
-        try:
-            self._fill(folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return folder
-
-    @property
-    @abstractmethod
-    def _program(self) -> Path:
-        """The server's program, for messages."""
-
-    @abstractmethod
-    def _fill(self, folder: Path) -> None:
-        """Create the data folder, with the system tables, in a new folder.
-
-        Raises:
-            DualWriteError: It could not be created.
-        """
-
-    @abstractmethod
-    def _server_command(self, folder: Path) -> Sequence[str | Path]:
-        """The command that runs the server in its folder, on its port."""
-
-    @abstractmethod
-    def _ping(self) -> None:
-        """Connect to the server once; raises one of `_connection_errors` while it is not ready."""
-
-    @abstractmethod
-    def _connection_errors(self) -> tuple[type[Exception], ...]:
-        """What the driver raises while the server is not ready."""

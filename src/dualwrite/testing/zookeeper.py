@@ -6,13 +6,12 @@ Jars from Maven Central, and Java, as for the development cluster (extra `dev`).
 from __future__ import annotations
 
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
-from dualwrite.testing.server_process import ServerProcess, free_port
+from dualwrite.testing.server_process import ServerProcess
 
 ZOOKEEPER_VERSION: Final = "3.9.5"
 """The newest release of 3.9 on Maven Central when this was written."""
@@ -50,8 +49,6 @@ _SETTINGS: Final = {
     "admin.enableServer": "false",
     "4lw.commands.whitelist": "srvr",
 }
-_START_TIMEOUT: Final = 60.0
-_PORT_ATTEMPTS: Final = 3
 
 
 class ZooKeeperStartError(DualWriteError):
@@ -61,12 +58,18 @@ class ZooKeeperStartError(DualWriteError):
 class ZooKeeperServer(ServerProcess):
     """One server on a free port of the loopback interface, with an empty tree; see ServerProcess for its lifecycle.
 
+    `start` raises MissingDependencyError if the extra `dev` is not installed, and DevClusterError if there is no Java, or the
+    jars could not be downloaded.
+
     Args:
         settings: More settings for zoo.cfg.
         jvm_options: More options for Java, such as `-Djute.maxbuffer=…`.
         sasl_users: Names and passwords of users that may authenticate with SASL (DIGEST-MD5); None: SASL is off. Users of the
             scheme `digest` need no setting.
     """
+
+    _kind = "ZooKeeper"
+    _start_error = ZooKeeperStartError
 
     def __init__(
         self,
@@ -79,46 +82,16 @@ class ZooKeeperServer(ServerProcess):
         self._settings = {**_SETTINGS, **(settings or {})}
         self._jvm_options = [*_JVM_OPTIONS, *jvm_options]
         self._sasl_users = sasl_users
+        self._java: list[str | Path] = []
 
     @property
     def hosts(self) -> str:
         """The address in the form of ZooKeeper's clients."""
         return f"127.0.0.1:{self.port}"
 
-    @property
-    def url(self) -> str:
-        """The URL for `store_from_url`."""
-        return self.url_at(self.port)
-
     def url_at(self, port: int, chroot: str = "") -> str:
         """The URL through another port (a proxy's), or of a part of the tree."""
         return f"zookeeper://127.0.0.1:{port}{chroot}"
-
-    # --- lifecycle --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Create the data folder at the first start, run the server, and wait until it has answered `srvr`.
-
-        Raises:
-            ZooKeeperStartError: The server did not start.
-            MissingDependencyError: The extra `dev` is not installed.
-            DevClusterError: There is no Java, or the jars could not be downloaded.
-        """
-        command = self._command()
-        attempts = _PORT_ATTEMPTS if self._folder is None else 1
-        folder = self._folder = self._folder or Path(tempfile.mkdtemp(prefix="dualwrite-zookeeper-"))
-        for attempt in range(attempts):
-            if attempts > 1:
-                self.port = free_port()
-            self._write_settings(folder)
-            self._run([*command, *self._java_settings(folder), _MAIN, folder / "zoo.cfg"])
-            if self._wait_until_ready(self._is_ready, timeout=_START_TIMEOUT) is None:
-                return self
-            if "Address already in use" not in self.log() or attempt + 1 == attempts:
-                break
-        cause = self.log()[-4000:]
-        self.kill()
-        raise ZooKeeperStartError(f"ZooKeeper {ZOOKEEPER_VERSION} did not start on port {self.port}.", cause=cause)
 
     def answer_to(self, command: str, timeout: float = 5.0) -> str:
         """The answer to a four-letter word (only `srvr`, unless the settings allow more), or the empty string."""
@@ -132,33 +105,39 @@ class ZooKeeperServer(ServerProcess):
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _command(self) -> list[str]:
+    @property
+    def _title(self) -> str:
+        return f"ZooKeeper {ZOOKEEPER_VERSION}"
+
+    def _fill(self, folder: Path) -> None:
         try:
-            from dualwrite.devcluster.programs import (  # noqa: PLC0415
-                artifact_jars,
-                find_java,
-            )
+            from dualwrite.devcluster.programs import artifact_jars, find_java  # noqa: PLC0415  (extra `dev`)
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"The Python package {error.name!r} is not installed; a ZooKeeper for tests needs it.",
                 next_step='pip install "dualwrite[dev]"',
             ) from error
         jars = artifact_jars("ZooKeeper", ZOOKEEPER_VERSION, _JARS, not_needed=_JARS_NOT_NEEDED)
-        return [str(find_java().executable), *self._jvm_options, "-cp", ":".join(map(str, jars))]
-
-    def _write_settings(self, folder: Path) -> None:
-        settings = {"dataDir": str(folder / "data"), "clientPort": str(self.port), **self._settings}
+        self._java = [find_java().executable, *self._jvm_options, "-cp", ":".join(map(str, jars))]
         if self._sasl_users is not None:
             users = "\n".join(f'  user_{name}="{password}"' for name, password in self._sasl_users.items())
             module = "org.apache.zookeeper.server.auth.DigestLoginModule"
             (folder / "jaas.conf").write_text(f"Server {{\n  {module} required\n{users};\n}};\n")
-            settings["authProvider.1"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
-        (folder / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
-    def _java_settings(self, folder: Path) -> Iterator[str]:
+    def _server_command(self, folder: Path) -> list[str | Path]:
+        """With a configuration that has the port, which is chosen after the folder is made."""
+        settings = {"dataDir": str(folder / "data"), "clientPort": str(self.port), **self._settings}
+        login = []
         if self._sasl_users is not None:
-            yield f"-Djava.security.auth.login.config={folder / 'jaas.conf'}"
+            settings["authProvider.1"] = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+            login = [f"-Djava.security.auth.login.config={folder / 'jaas.conf'}"]
+        (folder / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return [*self._java, *login, _MAIN, folder / "zoo.cfg"]
 
-    def _is_ready(self) -> bool:
+    def _ping(self) -> None:
         # A connection accepted just at the start is sometimes never answered: better try another soon.
-        return "Mode: standalone" in self.answer_to("srvr", timeout=0.5)
+        if "Mode: standalone" not in self.answer_to("srvr", timeout=0.5):
+            raise ConnectionError("it did not answer")
+
+    def _not_ready_errors(self) -> tuple[type[Exception], ...]:
+        return (ConnectionError,)
