@@ -55,14 +55,14 @@ def positions(scene: ProcessorScene) -> Iterator[Positions]:
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[Partition, int]]:
     """Positions, topics and ends are looked at after each turn; what was found there."""
     found: list[Mapping[Partition, int]] = []
-    look = Progress.look_again
+    look = Progress.moved_by_others
 
-    def look_again(progress: Progress, consumer: GroupConsumer) -> Mapping[Partition, int]:
+    def moved_by_others(progress: Progress, consumer: GroupConsumer) -> Mapping[Partition, int]:
         found.append(look(progress, consumer))
         return found[-1]
 
-    monkeypatch.setattr("dualwrite.processor.loop._LOOKING", 0.1)
-    monkeypatch.setattr(Progress, "look_again", look_again)
+    monkeypatch.setattr("dualwrite.processor.loop._CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(Progress, "moved_by_others", moved_by_others)
     return found
 
 

@@ -15,13 +15,11 @@ from dualwrite.errors import BrokerUnavailableError, MessageFailedError, Seriali
 from dualwrite.kafka.librdkafka.group_offsets import Batch, Partition
 from dualwrite.processor import async_processor
 from dualwrite.processor.async_processor import _LoopRunner
-from dualwrite.processor.attempts import Attempts, Reading, StopFlag
-from dualwrite.processor.kafka_writer import KafkaRunner
+from dualwrite.processor.attempts import Attempts, Runner, StopFlag, UnprocessableError
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.processor import _each
-from dualwrite.processor.progress import Finish, UnprocessableError
-from dualwrite.processor.runners import Runner, ThreadRunner
+from dualwrite.processor.processor import ThreadRunner, each_of
+from dualwrite.processor.progress import Finish
 from fixtures.tables import table
 
 ORDERS: Partition = ("orders", 0)
@@ -76,7 +74,7 @@ class Tx:
 
 
 class Writer:
-    """In place of a KafkaWriter, a DualWriter and a pool of asyncio: the first commit fails."""
+    """In place of a DualWriter and a pool of asyncio: the first commit fails."""
 
     store = STORE
 
@@ -129,16 +127,16 @@ class Progress:
     def prepare(self) -> None:
         pass
 
-    def move(self, _consumer: Any, _batch: Batch) -> Finish:
-        return lambda _tx: None
+    def move(self, _consumer: Any, _batch: Batch, _tx: Any) -> None:
+        pass
 
-    def pass_ends(self, _consumer: Any, _ends: Any) -> None:
+    def advance_to_ends(self, _consumer: Any, _ends: Any) -> None:
         pass
 
     def forget(self) -> None:
         pass
 
-    def is_transient(self, _error: BaseException) -> bool:
+    def has_lost_partitions(self, _error: BaseException) -> bool:
         return False
 
     def catch_up(self, _consumer: Any, batch: Batch) -> tuple[Batch, dict[Partition, int]]:
@@ -149,7 +147,7 @@ class Progress:
 
 
 def attempts(runner: Runner, decoding: Mapping[str, Topic[Any, Any]]) -> Attempts:
-    return Attempts("group", {}, decoding, runner, Progress(), QUICK, Reading(most=10), StopFlag())  # type: ignore[arg-type]
+    return Attempts("group", {}, decoding, runner, Progress(), QUICK, StopFlag())  # type: ignore[arg-type]
 
 
 def whole() -> Batch:
@@ -158,7 +156,7 @@ def whole() -> Batch:
 
 def run(runner: Runner, batch: Batch, decoding: Mapping[str, Topic[Any, Any]] | None = None) -> bool:
     consumer: Any = SimpleNamespace(owned=lambda: batch.terms)
-    return attempts(runner, decoding or {}).run(consumer, batch, lambda _: lambda _tx: None, handled=True)
+    return attempts(runner, decoding or {}).run(consumer, batch)
 
 
 class Consumes:
@@ -183,7 +181,6 @@ class Consumes:
 PLAIN: dict[str, Callable[[Any], Runner]] = {
     "writer": lambda handle: ThreadRunner(Writer(), handle, alone=False),  # type: ignore[arg-type]
     "pool": lambda handle: ThreadRunner(Pool(), handle, alone=False),
-    "KafkaWriter": lambda handle: KafkaRunner(Writer(), handle),  # type: ignore[arg-type]
 }
 
 
@@ -213,7 +210,7 @@ def test_a_further_attempt_of_a_coroutine_gets_all_messages_again(alone: bool) -
     handler = Consumes()
 
     async def main() -> bool:
-        runner = _LoopRunner(AsyncWriter(), handler.in_loop, asyncio.get_running_loop(), alone=alone)  # type: ignore[arg-type]
+        runner = _LoopRunner(AsyncWriter(), handler.in_loop, alone=alone)  # type: ignore[arg-type]
         return await asyncio.to_thread(run, runner, whole())
 
     assert asyncio.run(main())
@@ -285,7 +282,7 @@ def test_an_outage_of_an_earlier_attempt_does_not_make_a_bad_message_retriable(m
         topic.send(tx, 17)
 
     monkeypatch.setattr("dualwrite.processor.loop.GroupConsumer", Consumer)
-    loop = ProcessingLoop("group", {}, ["orders"], {}, PLAIN["KafkaWriter"](handle), Progress(), QUICK)  # type: ignore[arg-type]
+    loop = ProcessingLoop("group", {}, ["orders"], {}, PLAIN["writer"](handle), Progress(), QUICK)  # type: ignore[arg-type]
     loop.begin()
     with pytest.raises(MessageFailedError) as raised:
         loop.run()
@@ -307,7 +304,7 @@ def generator(_messages: Any, _tx: Any) -> Iterator[None]:
 def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(kind: str, handle: Any, each: bool) -> None:
     """Otherwise every message would count as processed."""
     with pytest.raises(UsageError, match=f"{handle.__name__} returned a {handle.__name__}"):
-        run(PLAIN[kind](_each(handle, Writer()) if each else handle), whole())  # type: ignore[arg-type]
+        run(PLAIN[kind](each_of(handle) if each else handle), whole())
 
 
 def not_async(_messages: Any, _tx: Any) -> None:
@@ -330,7 +327,7 @@ def test_a_handler_of_coroutines_that_has_not_run_is_refused(handle: Any, alone:
 
     async def main() -> bool:
         chosen = async_processor._each(handle) if each else handle
-        runner = _LoopRunner(AsyncWriter(), chosen, asyncio.get_running_loop(), alone=alone)  # type: ignore[arg-type]
+        runner = _LoopRunner(AsyncWriter(), chosen, alone=alone)  # type: ignore[arg-type]
         return await asyncio.to_thread(run, runner, whole())
 
     with pytest.raises(UsageError, match=f"{handle.__name__} returned"):
