@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.jobs.job_tables import quoted_name
-from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, plain
+from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, is_text, plain
 
 _ROWS_PER_STATEMENT: Final = 1000
 _SQLITE_DIGITS: Final = 15
@@ -38,12 +38,8 @@ class StagingWriter(ABC):
     Until `finish`, nothing else may use the connection. If its `with` block ends with an exception, the writer stops what it
     has started, and the transaction can only be rolled back. The database's errors are SQLAlchemy's or the driver's own.
 
-    Args:
-        connection: A connection in a transaction.
-        table: The staging table; its last two columns are the id and the fencing token.
-        columns: Its other columns.
-        transactional_id: The id under which the rows are staged.
-        fence: The fencing token under which the rows are staged.
+    The staging table's last two columns are the id and the fencing token under which the rows are staged; `columns` are the
+    others.
 
     Raises:
         UsageError: The connection is not in a transaction.
@@ -116,14 +112,6 @@ class StagingWriter(ABC):
         """End what was started."""
 
 
-def staging_writer(
-    connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-) -> StagingWriter:
-    """The writer for the connection's database; see StagingWriter for the arguments and errors."""
-    kind = CopyWriter if connection.dialect.name == "postgresql" else StatementWriter
-    return kind(connection, table, columns, transactional_id, fence)
-
-
 class CopyWriter(StagingWriter):
     """PostgreSQL: COPY, with CSV written by Arrow.
 
@@ -132,13 +120,9 @@ class CopyWriter(StagingWriter):
     missing. The decision's own COMMIT does wait, and by then everything that it has seen is on disk, too.
     """
 
-    def __init__(
-        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-    ) -> None:
-        super().__init__(connection, table, columns, transactional_id, fence)
-        self._cursor: Any = None
-        self._copying: AbstractContextManager[Any] | None = None
-        self._copy: Any = None
+    _cursor: Any = None
+    _copying: AbstractContextManager[Any] | None = None
+    _copy: Any = None
 
     def _load(self, columns: list[pa.Array], count: int) -> None:
         if self._copying is None:
@@ -191,26 +175,20 @@ class CopyWriter(StagingWriter):
 class StatementWriter(StagingWriter):
     """Other databases: multi-row INSERT statements, with the driver's own executemany."""
 
-    def __init__(
-        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-    ) -> None:
-        super().__init__(connection, table, columns, transactional_id, fence)
-        self._insert = _insert(table, connection.dialect)
-        self._in_utc = connection.dialect.name in MYSQL and any(
-            plain(column.type).__visit_name__ == "TIMESTAMP" for column in columns
-        )
-
     def _load(self, columns: list[pa.Array], count: int) -> None:
+        insert = _insert(self._table, self._connection.dialect)
         with ExitStack() as session:
             if self._connection.dialect.name in MYSQL:
                 session.enter_context(sql_mode(self._connection, STRICT))
-            if self._in_utc:
-                session.enter_context(in_utc(self._connection))
+                if any(plain(column.type).__visit_name__ == "TIMESTAMP" for column in self._columns):
+                    session.enter_context(
+                        _setting(self._connection, "time_zone", lambda _: "+00:00")
+                    )  # in which it reads texts
             for begin in range(0, count, _ROWS_PER_STATEMENT):
                 some = [column.slice(begin, _ROWS_PER_STATEMENT).to_pylist() for column in columns]
                 size = min(_ROWS_PER_STATEMENT, count - begin)
                 rows = list(zip(*some, [self._key[0]] * size, [self._key[1]] * size, strict=True))
-                self._connection.exec_driver_sql(self._insert, rows)
+                self._connection.exec_driver_sql(insert, rows)
 
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:  # noqa: PLR0911  (one for each kind of type)
         if pa.types.is_dictionary(kind):
@@ -285,18 +263,9 @@ def _hexadecimal(column: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), _joined("\\x", texts), pa.scalar(None, pa.string()))
 
 
-@contextmanager
-def sql_mode(connection: Connection, *modes: str) -> Iterator[None]:
+def sql_mode(connection: Connection, *modes: str) -> AbstractContextManager[None]:
     """Add modes to the session's `sql_mode` for the `with` block."""
-    with _setting(connection, "sql_mode", lambda before: ",".join(dict.fromkeys([*filter(None, before.split(",")), *modes]))):
-        yield
-
-
-@contextmanager
-def in_utc(connection: Connection) -> Iterator[None]:
-    """Set the session's time zone to UTC for the `with` block: the server reads the text of a TIMESTAMP in that time zone."""
-    with _setting(connection, "time_zone", lambda _: "+00:00"):
-        yield
+    return _setting(connection, "sql_mode", lambda before: ",".join(dict.fromkeys([*filter(None, before.split(",")), *modes])))
 
 
 @contextmanager
@@ -349,7 +318,7 @@ def _texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())  # noqa: PLR2004  (bits, not a setting)
-    elif _is_bytes(kind):
+    elif is_text(kind) or is_binary(kind):
         return _with_length(column.cast(_BYTES))
     elif not _has_text(kind):
         if (comparable := _with_instants(kind)) != kind:
@@ -383,11 +352,6 @@ def _with_instants(kind: Any) -> Any:
 
 def _field_with_instants(field: pa.Field) -> pa.Field:
     return field.with_type(_with_instants(field.type))
-
-
-def _is_bytes(kind: Any) -> bool:
-    types = pa.types
-    return any(each(kind) for each in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
 def _has_text(kind: Any) -> bool:
