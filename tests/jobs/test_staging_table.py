@@ -74,7 +74,14 @@ def staging(
 
 def load(engine: sa.Engine, table: StagingTable, *batches: pa.RecordBatch, key: tuple[str, int] = (ID, 1)) -> int:
     with engine.begin() as connection:
-        return table.load(connection, *key, batches)
+        return load_in(connection, table, *batches, key=key)
+
+
+def load_in(connection: sa.Connection, table: StagingTable, *batches: pa.RecordBatch, key: tuple[str, int] = (ID, 1)) -> int:
+    with table.writer(connection, *key) as writer:
+        for batch in batches:
+            writer.add(batch)
+        return writer.finish()
 
 
 def through(engine: sa.Engine, batch: pa.RecordBatch) -> None:
@@ -344,7 +351,7 @@ def test_exactly_the_given_keys_are_moved(engine: sa.Engine, counted: StagingTab
 def test_hundreds_of_keys_at_once(engine: sa.Engine, counted: StagingTable) -> None:
     with engine.begin() as connection:
         for number in range(500):
-            counted.load(connection, f"orders.{number}.0", number, [numbers(number)])
+            load_in(connection, counted, numbers(number), key=(f"orders.{number}.0", number))
         assert counted.move(connection, [(f"orders.{number}.0", number) for number in range(0, 500, 2)]) == 250
     assert sorted(read(engine, "SELECT n FROM t")) == [(number,) for number in range(0, 500, 2)]
 
@@ -361,7 +368,7 @@ def test_rows_are_deleted_by_id_and_fence(engine: sa.Engine, counted: StagingTab
 def test_nothing_is_committed_by_itself(engine: sa.Engine, counted: StagingTable) -> None:
     with engine.connect() as connection:
         connection.begin()
-        assert counted.load(connection, ID, 1, [numbers(1, 2)]) == 2
+        assert load_in(connection, counted, numbers(1, 2)) == 2
         assert counted.move(connection, [(ID, 1)]) == 2
         assert staged_rows(counted).delete(connection, {ID: 1}) == 2
         connection.rollback()
@@ -628,6 +635,6 @@ def test_negative_zero_is_kept(engine: sa.Engine) -> None:
     table = StagingTable(target, ["n"])
     table.ensure(engine)
     with engine.begin() as connection:
-        table.load(connection, ID, 1, [pa.record_batch({"n": pa.array([0, 5], pa.int32())})])
+        load_in(connection, table, numbers(0, 5))
         assert table.move(connection, [(ID, 1)]) == 2
     assert sorted(read(engine, "SELECT n FROM numbered")) == [(0,), (5,)]

@@ -181,9 +181,7 @@ class StatementWriter(StagingWriter):
             if self._connection.dialect.name in MYSQL:
                 session.enter_context(sql_mode(self._connection, STRICT))
                 if any(plain(column.type).__visit_name__ == "TIMESTAMP" for column in self._columns):
-                    session.enter_context(
-                        _setting(self._connection, "time_zone", lambda _: "+00:00")
-                    )  # in which it reads texts
+                    session.enter_context(_setting(self._connection, "time_zone", lambda _: "+00:00"))  # of the texts
             for begin in range(0, count, _ROWS_PER_STATEMENT):
                 some = [column.slice(begin, _ROWS_PER_STATEMENT).to_pylist() for column in columns]
                 size = min(_ROWS_PER_STATEMENT, count - begin)

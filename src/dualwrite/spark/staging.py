@@ -198,8 +198,8 @@ class StagingTable:
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], *, upsert_keys: Sequence[str] = ()) -> int:
         """Insert into the target exactly the rows staged under these keys, in the connection's transaction.
 
-        They stay in staging until they are deleted (see StagedRows). Returns how many staged rows the keys have. All of them are
-        now in the target, except rows that a trigger or rule of the target suppressed; those are not counted.
+        They stay in staging until they are deleted (see StagedRows). Returns how many staged rows the keys have. All of them
+        are now in the target, except rows that a trigger or rule of the target suppressed; those are not counted.
 
         Raises:
             BatchRefusedError: Two staged rows have the same upsert keys, so it is undefined which one should be kept.
