@@ -28,7 +28,7 @@ from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.conftest import BRISK
-from processor.ledger import booked, make_ledger
+from processor.ledger import ledger
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ class Crashing:
         return process
 
     def booked(self) -> list[int]:
-        return booked(self.url, self.group)
+        return ledger(self.url).numbers(self.group)
 
     def answered(self) -> list[int]:
         return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
@@ -136,7 +136,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[[type[Any
             url = str(server_of(ZooKeeperServer).url)
         else:
             url = server_of(PostgresServer if database == "postgresql" else MariaDBServer).create_database("processor")
-        make_ledger(url)
+        ledger(url).create()
         made[database] = url
         return url
 
@@ -158,31 +158,20 @@ def crashing(urls: Callable[[str], str], brisk: DevCluster, new_name: NewName) -
 
 
 @pytest.mark.parametrize(
-    ("database", "point"),
+    ("database", "point", "more"),
     thinned(
-        product(DATABASES, WRITER_POINTS),
+        product(DATABASES, WRITER_POINTS, RECIPES),
         kept=[
-            *product(["postgresql"], ["after_prepare", "after_db_commit", "after_kafka_commit"]),
-            ("zookeeper", "after_db_commit"),  # each database: tests/crash
+            *product(["postgresql"], ["after_prepare", "after_db_commit", "after_kafka_commit"], [()]),
+            ("zookeeper", "after_db_commit", ()),  # each database: tests/crash
+            ("sqlite", "after_prepare", (AT_KAFKA,)),
         ],
     ),
 )
-def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
-    kill_and_restart(crashing(database), database, point)
-
-
-@pytest.mark.parametrize(
-    ("database", "point"),
-    thinned(
-        product(DATABASES, WRITER_POINTS),
-        kept=[("sqlite", "after_prepare")],
-    ),
-)
-def test_a_kill_with_offsets_at_kafka(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
-    kill_and_restart(crashing(database), database, point, AT_KAFKA)
-
-
-def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> None:
+def test_a_processor_that_is_killed(
+    crashing: Callable[[str], Crashing], database: str, point: str, more: tuple[str, ...]
+) -> None:
+    scene = crashing(database)
     scene.produce(30)
     killed = scene.start("1", f"{point}#3=kill", 2, *more)
     assert ended(killed) == -signal.SIGKILL

@@ -3,8 +3,7 @@
 SETTINGS is a JSON file with `place` (Spark's folder, in which the files appear), `master` ("standalone" starts a master with
 two workers, each with its own host name), `spark` (settings of the session) and `options` (of the sink).
 
-A JSON file `write-N` has `first`, `last` and `partitions`, and optionally `fails`: partition 0 raises once that file exists.
-The script prints `saved N`, or `failed N` with the error, and ends when the file `end` appears.
+A JSON file `write-N` has `first`, `last` and `partitions`. The script prints `saved N`, and ends when the file `end` appears.
 """
 
 from __future__ import annotations
@@ -17,21 +16,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import dualwrite.spark
 from dualwrite.testing.server_process import free_port
-from spark.session import open_session
-from spark.slow_sink import say
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from spark.session import open_session, say
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """Spark runs no second copy of a task on a host that has one."""
@@ -78,22 +71,7 @@ def _die_with_parent() -> None:
 def orders(spark: SparkSession, told: dict[str, Any]) -> DataFrame:
     columns = ("id", "concat('item ', id) as item", "id * 1.5D as price", "cast(id as string) as key")
     frame = spark.range(told["first"], told["last"], 1, told["partitions"]).selectExpr(*columns)
-    frame = frame.selectExpr("*", "to_json(struct(id, item, price)) as value")
-    return frame.mapInArrow(failing(told["fails"]), frame.schema) if "fails" in told else frame
-
-
-def failing(gate: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415  (runs in a worker)
-
-        context = TaskContext.get()
-        yield from batches
-        if context is not None and context.partitionId() == 0:
-            while not os.path.exists(gate):  # noqa: PTH110  (pickled by value for the workers)
-                time.sleep(0.05)
-            raise ValueError("fails as it should")
-
-    return pass_on
+    return frame.selectExpr("*", "to_json(struct(id, item, price)) as value")
 
 
 def wait_for(place: Path, number: int) -> dict[str, Any] | None:
@@ -121,12 +99,8 @@ def main() -> None:
         told = wait_for(place, number)
         if told is None:
             break
-        try:
-            orders(spark, told).write.format("dualwrite").mode("append").options(**settings["options"]).save()
-        except PySparkException as error:
-            say("failed", number, error)
-        else:
-            say("saved", number)
+        orders(spark, told).write.format("dualwrite").mode("append").options(**settings["options"]).save()
+        say("saved", number)
     spark.stop()
 
 

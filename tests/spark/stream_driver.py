@@ -13,8 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import dualwrite.spark
-from spark.session import open_session
-from spark.slow_sink import say
+from spark.session import open_session, say
 
 
 def run(spark: SparkSession, settings: dict[str, Any]) -> None:

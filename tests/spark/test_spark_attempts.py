@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import pytest
-from driven_scene import DrivenScene, is_stopped, wait_for_stopped, wait_until
+from driven_scene import DrivenScene, is_stopped, wait_for_stopped
 from spark_scene import LIMIT, SparkScene
 
 from dualwrite.devcluster import DevCluster
@@ -65,15 +65,12 @@ class Batches:
         self.job, self._place = job, place
         self._count = 0
 
-    def start(self, ids: range, *, partitions: int = 2, fails: Path | None = None) -> str:
+    def start(self, ids: range, *, partitions: int = 2) -> str:
         """Start a write; return its number."""
         number = self._count
         self._count += 1
-        told: dict[str, Any] = {"first": ids.start, "last": ids.stop, "partitions": partitions}
-        if fails is not None:
-            told["fails"] = str(fails)
         hidden = self._place / "hidden"
-        hidden.write_text(json.dumps(told))
+        hidden.write_text(json.dumps({"first": ids.start, "last": ids.stop, "partitions": partitions}))
         hidden.rename(self._place / f"write-{number}")
         return str(number)
 
@@ -194,31 +191,6 @@ def has_second_host() -> bool:
         except OSError:
             return False
     return True
-
-
-@pytest.mark.soak
-def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) -> None:
-    """Spark has aborted their write; they end during the next write, with ids that it may also use."""
-    points = ("job_after_open", "job_after_claim", "job_before_staged", "job_after_prepare")
-    expected = 0
-    with driven.batches("local[2,1]", {"spark.python.task.killTimeout": "60s"}) as batches:
-        for round_number, point in enumerate(points):
-            gate = tmp_path / f"gate-{round_number}"
-            lost = batches.start(range(1000, 1020), fails=gate)
-            driven.fail_at(point, "stop")
-            zombie = wait_for_stopped(batches.job)
-            gate.touch()
-            batches.job.wait_for(f"failed {lost}")
-            driven.fail_at("job_after_batch", "sleep:2")
-            number = batches.start(range(expected, expected + 10))
-            expected += 10
-            wait_until(lambda: driven.has_failed, batches.job, "the next write")
-            zombie.resume()
-            batches.job.wait_for(f"saved {number}")
-            psutil.wait_procs([zombie.process], timeout=LIMIT)
-            driven.assert_holds(range(expected))
-        batches.end()
-    driven.assert_holds(range(expected))
 
 
 @pytest.mark.soak

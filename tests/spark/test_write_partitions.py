@@ -170,28 +170,18 @@ def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arrow", [False, True])
-def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool) -> None:
-    report = job.run(numbered(spark), rows_per_transaction=None, arrow=arrow)
-    assert report.chunks == len(report.partitions) == 2
-    assert job.found() == ALL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["raise", "kill"])
-def test_a_task_killed_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
-    report = replace(job, trouble=trouble).run(frame(spark))
+def test_a_task_that_fails_in_its_third_chunk(spark: SparkSession, job: Job) -> None:
+    report = replace(job, trouble="raise").run(frame(spark))
     assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 2)
     assert job.found() == ALL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit"])
-def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, point: str) -> None:
-    """The retried task opens the writer, which resolves the third chunk, and then finds its marker or not."""
-    report = replace(job, point=point).run(frame(spark))
+def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job) -> None:
+    """The retried task opens the writer, which resolves the third chunk, and then finds its marker."""
+    report = replace(job, point="after_db_commit").run(frame(spark))
     assert (job.folder / "armed").exists()
-    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3 if point == "after_db_commit" else 2)
+    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3)
     assert job.found() == ALL
 
 
@@ -217,15 +207,22 @@ def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> N
 
 @pytest.mark.slow
 def test_a_failed_job_is_continued(spark: SparkSession, job: Job) -> None:
+    """With the same number of partitions."""
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
 
     with pytest.raises(PythonException, match="DiedError"):
         replace(job, trouble="always").run(frame_with_rows_in_one(spark))
-    database, topic = job.found()
-    assert database == topic
-    assert 0 < len(database) < COUNT
-    report = job.run(frame_with_rows_in_one(spark))
-    assert (report.rows, report.rows_before) == (COUNT - len(database), len(database))
+    before = job.found()
+    written = len(before[0])
+    assert before[0] == before[1]
+    assert 0 < written < COUNT
+    with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
+        job.run(frame(spark, 3))
+    with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
+        job.run(frame_with_rows_in_one(spark), partitions=3)
+    assert job.found() == before
+    report = job.run(frame_with_rows_in_one(spark), partitions=4)
+    assert (report.rows, report.rows_before) == (COUNT - written, written)
     assert job.found() == ALL
 
 
@@ -240,43 +237,6 @@ def test_other_databases(spark: SparkSession, make_job: Callable[[str], Job], da
     assert job.found() == ALL
     with job.writer(f"{job.name}.forgetting") as writer:
         assert forget_job(writer.store, job.name) == report.chunks + report.chunks_before
-
-
-@pytest.mark.slow
-def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) -> None:
-    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
-
-    with pytest.raises(PythonException):
-        replace(job, trouble="always").run(frame_with_rows_in_one(spark))
-    before = job.found()
-    with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
-        job.run(frame(spark, 3))
-    with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
-        job.run(frame_with_rows_in_one(spark), partitions=3)
-    assert job.found() == before
-    job.run(frame_with_rows_in_one(spark), partitions=4)
-    assert job.found() == ALL
-
-
-@pytest.mark.slow
-def test_a_nondeterministic_frame_is_refused(spark: SparkSession, job: Job) -> None:
-    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
-
-    once = numbered(spark).where("rand(1) < 0.5")
-    other = numbered(spark).where("rand(2) < 0.5")
-    job.run(once)
-    before = job.found()
-    with pytest.raises(PythonException, match="ChunkChangedError: Chunk 0 of partition"):
-        job.run(other)
-    assert job.found() == before
-
-
-@pytest.mark.slow
-def test_rows_in_another_order_are_the_same_where_a_partition_is_one_transaction(spark: SparkSession, job: Job) -> None:
-    rows = numbered(spark).repartition(2, "id")
-    job.run(rows.sortWithinPartitions("id"), rows_per_transaction=None)
-    assert job.run(rows.sortWithinPartitions("id", ascending=False), rows_per_transaction=None).rows_before == COUNT
-    assert job.found() == ALL
 
 
 @pytest.mark.slow

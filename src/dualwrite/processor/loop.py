@@ -37,9 +37,6 @@ _TURN: Final = 1.0
 _CHECK_INTERVAL: Final = 5.0
 """Seconds after which the positions are read again."""
 
-_BEGINNING_TIMEOUT: Final = 5.0
-"""Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed at its end."""
-
 _HEADER_PREFIX: Final = "dualwrite."
 _LONGEST_HEADER: Final = 1000
 
@@ -260,7 +257,7 @@ class ProcessingLoop:
         pause = self._options.pause
         while True:
             try:
-                found = self._progress.begin(consumer, partitions, _BEGINNING_TIMEOUT, refused)
+                found = self._progress.begin(consumer, partitions, refused)
             except DualWriteError as error:
                 if not error.retriable:
                     raise

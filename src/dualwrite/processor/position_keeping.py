@@ -18,7 +18,7 @@ from dualwrite.kafka.inspect import TopicMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Progress, place_of
+from dualwrite.processor.progress import QUERY_TIMEOUT, Progress, place_of
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.transaction import Transaction, opened
@@ -55,7 +55,6 @@ class StoredProgress(Progress):
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
         """If several members start at once, one of them stores all ends; the others continue from there."""
         unread = {topic for topic, _ in partitions} - {topic for topic, _ in stored}
@@ -63,7 +62,7 @@ class StoredProgress(Progress):
         keys |= {key for key in partitions if key[0] in unread}
         if not keys:
             return False
-        begin = {**consumer.offsets.end_offsets(keys, timeout), **consumer.offsets.committed(keys, timeout)}
+        begin = {**consumer.offsets.end_offsets(keys, QUERY_TIMEOUT), **consumer.offsets.committed(keys, QUERY_TIMEOUT)}
         moves = [Move(None, Position(*key, offset, topics[key[0]].id)) for key, offset in begin.items()]
         with suppress(PositionMovedError):
             self._positions.reset(self._group, moves)
@@ -145,15 +144,11 @@ class GroupProgress(Progress):
         return _positions(consumer.offsets.committed(keys, timeout))
 
     def begin(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        timeout: float,
-        refused: Mapping[Partition, int] | None = None,
+        self, consumer: GroupConsumer, partitions: Sequence[Partition], refused: Mapping[Partition, int] | None = None
     ) -> Mapping[Partition, int]:
         """A member that stores positions in the database may have joined in the meantime."""
         self.prepare()
-        return super().begin(consumer, partitions, timeout, refused)
+        return super().begin(consumer, partitions, refused)
 
     def keep_ends(
         self,
@@ -161,7 +156,6 @@ class GroupProgress(Progress):
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
         """The member that reads partition 0 commits all ends, in one request; the others wait for it.
 
@@ -171,7 +165,7 @@ class GroupProgress(Progress):
         changed = False
         for topic in sorted({key[0] for key in partitions if key not in stored}):
             keys = {*((topic, n) for n in topics[topic].partitions), *(key for key in partitions if key[0] == topic)}
-            if consumer.offsets.committed(keys, timeout):
+            if consumer.offsets.committed(keys, QUERY_TIMEOUT):
                 continue  # the group has read the topic, or another member has committed its ends
             if (topic, 0) not in ours:
                 raise BrokerUnavailableError(
@@ -179,7 +173,7 @@ class GroupProgress(Progress):
                     cause="that member is just starting, or it has died",
                     next_step="retry",
                 )
-            consumer.offsets.commit(consumer.offsets.end_offsets(keys, timeout))
+            consumer.offsets.commit(consumer.offsets.end_offsets(keys, QUERY_TIMEOUT))
             changed = True
         return changed
 

@@ -30,8 +30,8 @@ Finish = Callable[[Transaction[Any]], None]
 _READING: Final = 10.0
 """Seconds for one attempt to read positions while a transaction waits for them."""
 
-_COMPARING: Final = 5.0
-"""Seconds for one query of the topics' ids, between two transactions."""
+QUERY_TIMEOUT: Final = 5.0
+"""Seconds for one query between two transactions, and when partitions are assigned; `stop` is noticed at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,31 +172,27 @@ class Progress(ABC):
         return dict(self._known)
 
     def begin(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        timeout: float,
-        refused: Mapping[Partition, int] | None = None,
+        self, consumer: GroupConsumer, partitions: Sequence[Partition], refused: Mapping[Partition, int] | None = None
     ) -> Mapping[Partition, int]:
         """The offset at which to start reading each of these partitions, or BEGINNING.
 
-        `refused` has the offsets from which Kafka refused to read some of them, `timeout` the seconds for each query.
+        `refused` has the offsets from which Kafka refused to read some of them.
 
         Raises:
             DualWriteError: The offsets can't be determined now (retriable), or a policy says to stop.
         """
         refused = refused or {}
-        stored = self.read(consumer, partitions, timeout)
-        topics = self._topics_of(partitions, timeout)
+        stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        topics = self._topics_of(partitions)
         ids = {key: topics[key[0]].id for key in partitions}
         for key in partitions:
             position = stored.get(key)
             if position is None or position.topic_id != ids[key]:
                 self._check_replaced(key, ids[key])
             self._check_not_forgotten(key, position)
-        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics, timeout):
-            stored = self.read(consumer, partitions, timeout)
-        seen = self._seen(consumer, partitions, stored, ids, refused, timeout)
+        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics):
+            stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        seen = self._seen(consumer, partitions, stored, ids, refused)
         found: dict[Partition, int] = {}
         for key in partitions:
             position = stored.get(key)
@@ -206,7 +202,7 @@ class Progress(ABC):
             self._compared[key] = self._offset(key)
             self._warn_of_gap(key, seen[key].committed if position is None else position.offset, seen[key], found[key])
         refused_first = [key for key in refused if found.get(key) == BEGINNING]  # a seek needs their offsets
-        return found | consumer.offsets.first_offsets(refused_first, timeout)
+        return found | consumer.offsets.first_offsets(refused_first, QUERY_TIMEOUT)
 
     @abstractmethod
     def keep_ends(
@@ -215,7 +211,6 @@ class Progress(ABC):
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
         """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
 
@@ -275,7 +270,7 @@ class Progress(ABC):
                 messages were read.
         """
         owned = consumer.owned().keys()
-        ids = topic_ids(self._kafka, {topic for topic, _ in owned}, timeout=_COMPARING)
+        ids = topic_ids(self._kafka, {topic for topic, _ in owned}, timeout=QUERY_TIMEOUT)
         replaced = []
         for key in owned:
             now, before = ids.get(key[0], ""), self._ids.get(key, "")
@@ -284,7 +279,7 @@ class Progress(ABC):
                 replaced.append(key)
             else:
                 self._compared[key] = self._offset(key)
-        return self.begin(consumer, replaced, _COMPARING) if replaced else {}
+        return self.begin(consumer, replaced) if replaced else {}
 
     def has_lost_partitions(self, error: BaseException) -> bool:
         """Whether the error means that the member may have lost its partitions."""
@@ -350,10 +345,10 @@ class Progress(ABC):
                 topic=key[0],
             )
 
-    def _topics_of(self, partitions: Sequence[Partition], timeout: float) -> dict[str, TopicMetadata]:
+    def _topics_of(self, partitions: Sequence[Partition]) -> dict[str, TopicMetadata]:
         """The topics of these partitions; not by `list_topics`, which must not be called here: see GroupConsumer."""
         names = {topic for topic, _ in partitions}
-        found = topic_metadata(self._kafka, names, timeout=timeout)
+        found = topic_metadata(self._kafka, names, timeout=QUERY_TIMEOUT)
         for topic in names - found.keys():  # or a new topic could pass for the old one
             raise BrokerUnavailableError(
                 f"The brokers don't know the topic {topic!r} of an assigned partition.",
@@ -369,16 +364,15 @@ class Progress(ABC):
         stored: Mapping[Partition, Position],
         ids: Mapping[Partition, str],
         refused: Mapping[Partition, int],
-        timeout: float,
     ) -> dict[Partition, Seen]:
         """The partitions as they are now, to check the positions against."""
         missing = [key for key in partitions if key not in stored]
-        committed = consumer.offsets.committed(missing, timeout) if missing and self.in_database else {}
+        committed = consumer.offsets.committed(missing, QUERY_TIMEOUT) if missing and self.in_database else {}
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
-        first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
+        first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], QUERY_TIMEOUT)
         truncated = consumer.truncated & refused.keys()  # whose offset is not the position's if markers were passed meanwhile
         ends = consumer.offsets.end_offsets(
-            [key for key, place in refused.items() if key in truncated or begun.get(key) == place], timeout
+            [key for key, place in refused.items() if key in truncated or begun.get(key) == place], QUERY_TIMEOUT
         )
         return {
             key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy import types as sql
 from sqlalchemy.exc import DBAPIError
 
-from dualwrite.errors import StoreError, UsageError
+from dualwrite.errors import StoreError
 from dualwrite.jobs.job_tables import quoted_name
 from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, is_text, plain
 
@@ -40,38 +40,25 @@ class StagingWriter(ABC):
 
     The staging table's last two columns are the id and the fencing token under which the rows are staged; `columns` are the
     others.
-
-    Raises:
-        UsageError: The connection is not in a transaction.
     """
 
     def __init__(
         self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
     ) -> None:
-        if not connection.in_transaction() or getattr(connection.connection.driver_connection, "autocommit", None) is True:
-            raise UsageError(
-                "Rows can be staged only in a transaction; the connection is in autocommit mode or not in one.",
-                next_step="begin a transaction on the connection first",
-            )
         self._connection = connection
         self._table = table
         self._columns = tuple(columns)
         self._key = (transactional_id, fence)
         self._conversions: dict[str, _Conversion] | None = None
         self._rows = 0
-        self._is_finished = False
+        self._opened = ExitStack()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Load the batch's rows. Columns that the staging table does not have are ignored.
 
         Raises:
-            UsageError: The writer is finished.
             StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL; more than 15 digits on SQLite).
         """
-        if self._is_finished:
-            raise UsageError("The staging writer is finished; no more rows can be added.", next_step="use a new writer")
-        if not len(batch):
-            return
         if self._conversions is None:
             self._conversions = {
                 column.name: self._conversion(batch.schema.field(column.name).type, column) for column in self._columns
@@ -85,18 +72,14 @@ class StagingWriter(ABC):
         Raises:
             StoreError: The database's row count differs from ours.
         """
-        if not self._is_finished:
-            self._is_finished = True
-            self._end(None, None, None)
+        self._opened.close()
         return self._rows
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if not self._is_finished:
-            self._is_finished = True
-            self._end(kind, error, traceback)
+        self._opened.__exit__(kind, error, traceback)
 
     @abstractmethod
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
@@ -104,12 +87,7 @@ class StagingWriter(ABC):
 
     @abstractmethod
     def _load(self, columns: list[pa.Array], count: int) -> None:
-        """Load converted columns."""
-
-    def _end(  # noqa: B027  (only COPY has something to end)
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End what was started."""
+        """Load converted columns. What is opened for that goes to `_opened`."""
 
 
 class CopyWriter(StagingWriter):
@@ -120,12 +98,10 @@ class CopyWriter(StagingWriter):
     missing. The decision's own COMMIT does wait, and by then everything that it has seen is on disk, too.
     """
 
-    _cursor: Any = None
-    _copying: AbstractContextManager[Any] | None = None
     _copy: Any = None
 
     def _load(self, columns: list[pa.Array], count: int) -> None:
-        if self._copying is None:
+        if self._copy is None:
             self._begin()
         arrays = [*columns, pa.repeat(self._key[0], count), pa.repeat(pa.scalar(self._key[1], pa.int64()), count)]
         sink = pa.BufferOutputStream()
@@ -136,22 +112,14 @@ class CopyWriter(StagingWriter):
         raw: Any = self._connection.connection.driver_connection
         names = ", ".join(quoted_name(column.name, None) for column in self._table.columns)
         place = quoted_name(self._table.name, self._table.schema)
-        cursor = raw.cursor()
+        cursor = self._opened.enter_context(raw.cursor())
         cursor.execute("SET LOCAL synchronous_commit = off")
+        self._opened.push(lambda kind, *_: None if kind else self._check_count(cursor.rowcount))
         copying = cursor.copy(f"COPY {place} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')")
-        self._copy = copying.__enter__()
-        self._cursor, self._copying = cursor, copying
+        self._copy = self._opened.enter_context(copying)
 
-    def _end(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._copying is None:
-            return
-        copying, self._copying = self._copying, None
-        try:
-            copying.__exit__(kind, error, traceback)
-            copied = self._cursor.rowcount
-        finally:
-            self._cursor.close()
-        if kind is None and copied != self._rows:
+    def _check_count(self, copied: int) -> None:
+        if copied != self._rows:
             raise StoreError(
                 f"{self._rows} rows were loaded into staging, but PostgreSQL reports {copied}.",
                 next_step="roll back and try again; if it happens again, please report it",
