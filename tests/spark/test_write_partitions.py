@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,9 +30,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures import zookeeper_client
 from fixtures.pace import until
-from fixtures.tiers import thinned
 from spark.job import LIMIT
-from spark.session import SUBMITTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +43,6 @@ for module in (sys.modules[__name__], events, zookeeper_client):  # Spark's work
 # Spark warns about every pandas since 3.0; it requires pandas here, but does not use it
 
 COUNT = 1000
-EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_partitions.py"
 
 
 class DiedError(Exception):
@@ -305,16 +301,11 @@ def test_arguments_that_are_refused(spark: SparkSession, job: Job) -> None:
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 
-@pytest.mark.parametrize("started", thinned(["here", "as a script"], kept=["here"], quick=[]))
+@pytest.mark.slow
 def test_the_example(
-    request: pytest.FixtureRequest,
-    sqlite_url: str,
-    broker: DevCluster,
-    new_name: Callable[[str], str],
-    tmp_path: Path,
-    started: str,
+    run_example: Callable[..., str], sqlite_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """A second run finds everything written. Every day both run in the shared session."""
+    """A second run finds everything written."""
     path, topic = tmp_path / "orders.csv", new_name("orders")
     path.write_text("id,item,quantity\n" + "".join(f"o{number},tea {number},{number}\n" for number in range(3000)))
     variables = {
@@ -323,16 +314,11 @@ def test_the_example(
         "SHOP_TOPIC": topic,
         "PYTHONWARNINGS": "ignore",
     }
-    said = ("Wrote 3000 orders in 8 transactions; 0 orders were", "Wrote 0 orders in 0 transactions; 3000 orders were")
-    for expected in said:
-        if started == "here":
-            assert expected in request.getfixturevalue("run_example")(EXAMPLE.name, path, "orders-1", **variables)
-            continue
-        command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
-        spark_environment = request.getfixturevalue("spark_environment")
-        environ = {**os.environ, **spark_environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED, **variables}
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
+    for expected in (
+        "Wrote 3000 orders in 8 transactions; 0 orders were",
+        "Wrote 0 orders in 0 transactions; 3000 orders were",
+    ):
+        assert expected in run_example("spark_partitions.py", path, "orders-1", **variables)
     messages = [json.loads(message.value or b"") for message in read_committed(broker.bootstrap_servers, topic)]
     engine = sa.create_engine(sqlite_url)
     with engine.connect() as connection:

@@ -61,15 +61,8 @@ class JobRun:
 class Prepared:
     """What a task has prepared, waiting for the job's decision.
 
-    Args:
-        transactional_id: The logical id of the task attempt.
-        fence: The fencing token of its claim; the transaction can be committed only while the row has it.
-        owner: Who claimed the id.
-        generation: The generation of the id that the transaction runs on.
-        state: The prepared Kafka transaction.
-        delivery: Where its messages are in Kafka's log.
-        began_at: When the Kafka transaction began, in seconds by the database's clock.
-        timeout: Seconds after which Kafka may abort it; None with two-phase commit.
+    It can be committed only while the id's row has `fence`. The Kafka transaction began at `began_at`, in seconds by the
+    database's clock, and Kafka may abort it `timeout` seconds later; None with two-phase commit.
     """
 
     transactional_id: str
@@ -84,15 +77,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What one task attempt reports to the driver.
+    """What one task attempt reports to the driver: how many rows it staged, each also a message, and what it prepared.
 
-    Args:
-        run: The run that the task belongs to.
-        partition: Number of the partition.
-        attempt: Number of the attempt.
-        rows: How many rows it staged; each row is also a message.
-        prepared: What it prepared; None if the partition was empty or the batch had been committed before.
-        already_committed: Whether an earlier run had committed the batch, so that nothing was written.
+    Nothing is prepared if the partition was empty, or if an earlier run had committed the batch.
     """
 
     run: JobRun
@@ -135,11 +122,11 @@ def validate_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What the database stores about a prefix.
+    """What the database stores about a prefix: the job that holds it, or held it last, and its newest run.
 
     Args:
         prefix: The prefix.
-        job_id: The job that holds it, or held it last.
+        job_id: The job.
         batch_id: The batch of the newest run.
         token: The newest run.
         is_open: Whether the newest run is neither committed nor aborted.

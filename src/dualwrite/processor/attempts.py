@@ -250,8 +250,8 @@ class Attempts:
                 content = None if instead is not None else self._content(batch)
                 self._runner.run(content, partial(self._finish, consumer, batch, instead))
             except PositionMovedError as error:
-                left = self._caught_up(consumer, batch)
-                if len(left.messages) < len(batch.messages):
+                left = self._left_of(consumer, batch, "positions have moved")
+                if left is not None and len(left.messages) < len(batch.messages):
                     batch = left
                     continue
                 log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
@@ -332,12 +332,8 @@ class Attempts:
         Raises:
             UnprocessableError: No position has moved.
         """
-        try:
-            left = self._without_processed(consumer, batch)
-        except DualWriteError as reading:
-            if not reading.retriable:
-                raise
-            log.warning("a batch failed, and its positions can't be read yet: %s; %s", error, reading, group_id=self._group)
+        left = self._left_of(consumer, batch, f"a batch failed ({error})")
+        if left is None:
             return None
         if len(left.messages) == len(batch.messages):
             raise UnprocessableError(error) from error
@@ -383,27 +379,25 @@ class Attempts:
     def _is_transient(self, error: BaseException) -> bool:
         return self._runner.is_transient(error) or self._progress.has_lost_partitions(error)
 
-    def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
-        """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
-
-        Partitions whose positions another consumer has moved continue from there, if they are still assigned. If the positions
-        can't be read now, the whole batch is returned, and the next attempt tries again.
-        """
-        try:
-            return self._without_processed(consumer, batch)
-        except DualWriteError as error:
-            if not error.retriable:
-                raise
-            log.warning("positions have moved, and can't be read yet: %s", error, group_id=self._group)
-            return batch
-
-    def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+    def _left_of(self, consumer: GroupConsumer, batch: Batch, what: str) -> Batch | None:
         """The batch without the partitions whose positions have moved, as far as the database or Kafka shows that now.
+
+        Nothing is left if our own earlier attempt has moved them. Those that another consumer has moved continue from there, if
+        they are still assigned.
+
+        Returns:
+            None if the positions can't be read now (logged, with `what` has happened): the next attempt tries again.
 
         Raises:
             DualWriteError: The positions can't be read, or are gone.
         """
-        left, moved = self._progress.catch_up(consumer, batch)
+        try:
+            left, moved = self._progress.catch_up(consumer, batch)
+        except DualWriteError as error:
+            if not error.retriable:
+                raise
+            log.warning("%s, and the positions can't be read yet: %s", what, error, group_id=self._group)
+            return None
         after = batch.after
         self.reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
