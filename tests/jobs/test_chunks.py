@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -23,6 +24,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
+from fixtures.tables import table
 from fixtures.tiers import thinned
 
 SQL = ("sqlite", "postgresql", "mariadb")
@@ -54,6 +56,8 @@ def scene_on(databases: Databases, database: str, broker: DevCluster, new_name: 
 def test_each_chunk_is_written_once(job: ChunkScene) -> None:
     assert job.attempt(ROWS) == PartitionReport(0, rows=35, chunks=4)
     assert job.attempt(ROWS) == PartitionReport(0, rows_before=35, chunks_before=4)
+    job.partitions = None
+    assert job.attempt([], partition=1) == PartitionReport(1)
     assert job.found() == (ROWS, ROWS)
 
 
@@ -101,11 +105,6 @@ def test_a_function_that_only_returns_a_coroutine_is_refused(job: ChunkScene) ->
         job.attempt(ROWS, put)
     assert job.attempt(ROWS).rows == 35
     assert job.found() == (ROWS, ROWS)
-
-
-def test_an_empty_partition_writes_nothing(job: ChunkScene) -> None:
-    assert job.attempt([]) == PartitionReport(0)
-    assert job.attempt([]) == PartitionReport(0)
 
 
 def test_partitions_that_start_at_once(job: ChunkScene) -> None:
@@ -316,15 +315,13 @@ def test_another_kind_of_store_is_refused(databases: Databases, broker: DevClust
     assert job.events.numbers(job.name) == []
 
 
-@pytest.mark.parametrize("job_id", ["", "x" * 201, "a\0b", "a\nb", 5])
-def test_invalid_job_ids(job_id: str) -> None:
-    with pytest.raises(ConfigurationError, match="A job id"):
-        JobPlan(job_id)
-
-
-@pytest.mark.parametrize("number", [0, -1, 2.5])
-def test_invalid_numbers_in_a_plan(number: int) -> None:
-    with pytest.raises(ConfigurationError, match="rows_per_transaction"):
-        JobPlan("job", 1, number)
-    with pytest.raises(ConfigurationError, match="partitions"):
-        JobPlan("job", number, 1)
+@table(
+    "changes",
+    [
+        *({"job_id": name} for name in ("", "x" * 201, "a\0b", "a\nb", 5)),
+        *({name: number} for name in ("partitions", "rows_per_transaction") for number in (0, -1, 2.5)),
+    ],
+)
+def test_invalid_plans(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="A job id" if "job_id" in changes else next(iter(changes))):
+        JobPlan(**{"job_id": "job", **changes})

@@ -36,16 +36,6 @@ def test_a_batch(scene: JobScene) -> None:
 
 
 @pytest.mark.slow
-@mostly_postgresql
-def test_batch_after_batch(scene: JobScene) -> None:
-    for batch in range(4):
-        first = 10 * batch
-        outcomes = scene.write(scene.run(batch), [[first, first + 1], [first + 2]] if batch % 2 else [[first]])
-        scene.commit(outcomes)
-    scene.assert_holds([0, 10, 11, 12, 20, 30, 31, 32])
-
-
-@pytest.mark.slow
 def test_an_abort(scene: JobScene) -> None:
     run = scene.run()
     outcomes = scene.write(run, PARTS)
@@ -118,12 +108,6 @@ def test_an_abort_of_a_committed_batch_completes_it(postgres_scene: JobScene) ->
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_nothing_to_write(postgres_scene: JobScene) -> None:
-    assert postgres_scene.commit(postgres_scene.write(postgres_scene.run(), [[], []])) == 0
-    assert postgres_scene.commit([]) == 0
-    assert postgres_scene.table() == []
-
-
 def test_a_batch_without_rows_replaces_an_earlier_run(scene: JobScene) -> None:
     first = scene.write(scene.run(), PARTS)  # by a driver that is paused
     assert scene.commit(scene.write(scene.run(), [[], []])) == 0
@@ -134,6 +118,7 @@ def test_a_batch_without_rows_replaces_an_earlier_run(scene: JobScene) -> None:
 
 @mostly_postgresql
 def test_a_batch_without_rows_is_committed_once(scene: JobScene) -> None:
+    assert scene.commit([]) == 0
     assert scene.commit(scene.write(scene.run(5), [[], []])) == 0
     again = scene.write(scene.run(5), PARTS)
     assert all(outcome.already_committed for outcome in again if outcome.partition != 2)
@@ -143,22 +128,19 @@ def test_a_batch_without_rows_is_committed_once(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_a_missing_task(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    outcomes = scene.write(scene.run(), PARTS)
-    with pytest.raises(BatchRefusedError, match="1 of 5 tasks"):
-        scene.commit([*outcomes, None])
-    scene.abort([*outcomes, None])
-    scene.assert_holds([])
-
-
 @pytest.mark.slow
-def test_two_attempts_of_one_partition(postgres_scene: JobScene) -> None:
+def test_reports_that_do_not_make_a_batch(postgres_scene: JobScene) -> None:
+    """A task is missing, two attempts of one partition, tasks of two runs."""
     scene = postgres_scene
     run = scene.run()
     outcomes = [scene.task(run, 0, [1, 2]), scene.task(run, 0, [1, 2], attempt=1), scene.task(run, 1, [3])]
-    with pytest.raises(BatchRefusedError, match="3 tasks wrote 2 partitions"):
-        scene.commit(outcomes)
+    for reported, refusal in [
+        ([*outcomes, None], "1 of 4 tasks"),
+        (outcomes, "3 tasks wrote 2 partitions"),
+        ([outcomes[0], replace(outcomes[2], run=scene.run())], "2 different runs"),
+    ]:
+        with pytest.raises(BatchRefusedError, match=refusal):
+            scene.commit(reported)
     assert scene.commit([outcomes[1], outcomes[2]]) == 3
     scene.assert_holds([1, 2, 3])
 
@@ -199,30 +181,14 @@ def test_staged_rows_that_were_deleted(postgres_scene: JobScene) -> None:
     scene.assert_holds([])
 
 
-def test_tasks_of_two_runs(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    first = scene.write(scene.run(), [[1]])
-    second = scene.write(scene.run(), [[], [2]])
-    with pytest.raises(BatchRefusedError, match="2 different runs"):
-        scene.commit([first[0], second[1]])
-    scene.abort(second)
-    scene.assert_holds([])
-
-
 def test_a_batch_that_was_committed_before(scene: JobScene) -> None:
     scene.commit(scene.write(scene.run(5), PARTS))
     again = scene.write(scene.run(5), [[1, 2], [3, 4, 5], [6, 7]])  # grouped differently
     assert all(outcome.already_committed for outcome in again)
     assert scene.commit(again) == 0
-    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
-
-
-def test_a_batch_before_the_newest(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    scene.commit(scene.write(scene.run(5), [[1]]))
     with pytest.raises(BatchRefusedError, match="batch 4 of job 'job' is out of order: batch 5"):
         scene.write(scene.run(4), [[2]])
-    scene.assert_holds([1])
+    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
 @pytest.mark.slow
@@ -239,30 +205,15 @@ def test_a_run_that_was_replaced(scene: JobScene) -> None:
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
 
 
-def test_a_zombie_after_the_end(scene: JobScene) -> None:
-    run = scene.run()
-    outcomes = scene.write(run, PARTS)
-    scene.commit(outcomes)
-    with pytest.raises(JobClosedError, match="closed"):
-        scene.task(replace(run, batch_id=run.batch_id + 1), 0, [9])
-    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
-
-
 @mostly_postgresql
 def test_a_prefix_belongs_to_one_job(scene: JobScene) -> None:
-    scene.commit(scene.write(scene.run(job_id="stream"), [[1]]))
+    """A batch write releases it, and a stream keeps it."""
+    scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
+    scene.commit(scene.write(scene.run(job_id="stream"), [[2]]))
     with pytest.raises(PrefixLeasedError, match="held by job 'stream'") as caught:
-        scene.write(scene.run(job_id="another"), [[2]])
+        scene.write(scene.run(job_id="another"), [[3]])
     assert "streaming query holds" in str(caught.value)
     assert (caught.value.job_id, caught.value.batch_id) == ("stream", 0)
-    scene.assert_holds([1])
-
-
-@pytest.mark.slow
-@mostly_postgresql
-def test_a_batch_write_releases_its_prefix(scene: JobScene) -> None:
-    scene.commit(scene.write(scene.run(job_id="one", keeps_lease=False), [[1]]))
-    scene.commit(scene.write(scene.run(job_id="two", keeps_lease=False), [[2]]))
     scene.assert_holds([1, 2])
 
 
@@ -356,23 +307,3 @@ def test_a_write_whose_task_cleans_up_keeps_its_prefix(scene: JobScene) -> None:
     with failpoints.armed("job_after_open", failpoints.only_at(1, another)):
         scene.commit([scene.task(one, 0, [1])])
     scene.assert_holds([1])
-
-
-@pytest.mark.slow
-def test_prefixes_with_a_common_beginning(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    longer = f"{scene.prefix}.eu"
-    outcomes = scene.write(scene.run(prefix=longer, job_id="eu"), [[1], [2]])
-    scene.commit(scene.write(scene.run(), [[3]]))
-    scene.commit(scene.write(scene.run(1), [[4]]))
-    scene.commit(outcomes)
-    scene.assert_holds([1, 2, 3, 4])
-
-
-@pytest.mark.slow
-def test_runs_with_fewer_and_more_tasks(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    scene.commit(scene.write(scene.run(0), [[1], [2]]))
-    scene.write(scene.run(1), [[3], [4], [5], [6], [7]])  # left open, by a driver that died
-    scene.commit(scene.write(scene.run(1), [[3, 4, 5, 6, 7]]))
-    scene.assert_holds([1, 2, 3, 4, 5, 6, 7])

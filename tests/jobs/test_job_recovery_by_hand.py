@@ -90,33 +90,19 @@ def test_the_error_of_a_job_does_not_stop_the_others(postgres_scene: JobScene, m
     scene.assert_holds([1, 2])
 
 
-def test_a_dry_run_names_the_run_that_would_be_ended_and_ends_nothing(postgres_scene: JobScene) -> None:
+def test_an_open_run_is_ended_only_by_name_and_with_confirmation(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     outcomes = scene.write(scene.run(7), PARTS)
-    result = run(scene, "--prefix", scene.prefix, "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert "batch 7 of job 'job'" in result.output
-    assert result.output.count(" abort ") == 3
-    scene.commit(outcomes)
-    scene.assert_holds([1, 2, 3, 4, 5, 6])
-
-
-def test_ending_an_open_run_needs_confirmation(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    outcomes = scene.write(scene.run(7), PARTS)
-    result = run(scene, "--prefix", scene.prefix)
-    assert result.exit_code == 2
-    assert "Recovery ends batch 7 of job 'job'" in result.output
-    scene.commit(outcomes)
-    scene.assert_holds([1, 2, 3, 4, 5, 6])
-
-
-def test_without_a_prefix_a_running_job_is_skipped(postgres_scene: JobScene) -> None:
-    scene = postgres_scene
-    outcomes = scene.write(scene.run(), PARTS)
-    result = run(scene, "--yes")
-    assert result.exit_code == 0, result.output
-    assert f"Skipped: batch 0 of job 'job' is open on the prefix '{scene.prefix}'" in result.output
+    planned = run(scene, "--prefix", scene.prefix, "--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "batch 7 of job 'job'" in planned.output
+    assert planned.output.count(" abort ") == 3
+    asked = run(scene, "--prefix", scene.prefix)
+    assert asked.exit_code == 2
+    assert "Recovery ends batch 7 of job 'job'" in asked.output
+    skipped = run(scene, "--yes")
+    assert skipped.exit_code == 0, skipped.output
+    assert f"Skipped: batch 7 of job 'job' is open on the prefix '{scene.prefix}'" in skipped.output
     scene.commit(outcomes)
     scene.assert_holds([1, 2, 3, 4, 5, 6])
 
@@ -241,16 +227,13 @@ def test_what_an_ended_job_has_left_on_ids_of_a_longer_prefix_is_named(postgres_
 def test_a_prefix_is_released(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.commit(scene.write(scene.run(job_id="old query"), PARTS))
+    unknown = run(scene, "--prefix", "nobody", "--release", "--yes")
+    assert unknown.exit_code == 2
+    assert "No job owns the prefix 'nobody'" in unknown.output
+    assert run(scene, "--release", "--yes").exit_code == 2
     assert run(scene, "--prefix", scene.prefix, "--release", "--yes").exit_code == 0
     scene.commit(scene.write(scene.run(job_id="new query"), [[7]]))
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
-
-
-def test_a_release_of_an_unknown_prefix_is_a_usage_error(postgres_scene: JobScene) -> None:
-    unknown = run(postgres_scene, "--prefix", "nobody", "--release", "--yes")
-    assert unknown.exit_code == 2
-    assert "No job owns the prefix 'nobody'" in unknown.output
-    assert run(postgres_scene, "--release", "--yes").exit_code == 2
 
 
 def test_status_shows_jobs(postgres_scene: JobScene) -> None:
@@ -269,24 +252,16 @@ def test_status_shows_jobs(postgres_scene: JobScene) -> None:
     assert "ended" in CliRunner().invoke(status.app, ["--url", scene.url]).output
 
 
-@pytest.mark.parametrize("command", ["complete", "force-terminate"])
-def test_the_transaction_of_an_open_batch_is_not_ended_alone(postgres_scene: JobScene, command: str) -> None:
-    scene = postgres_scene
-    outcomes = scene.write(scene.run(7), PARTS)
-    name = scene.open_ids()[0]
-    arguments = [command, name, "--url", scene.url, "--kafka", scene.servers, "--yes"]
-    result = CliRunner().invoke(transactions.app, arguments)
-    assert result.exit_code == 1
-    assert "A task of batch 7 of job 'job' uses the id, and the batch is open" in result.output
-    assert f"dualwrite recover --prefix {scene.prefix}" in result.output
-    scene.commit(outcomes)
-    scene.assert_holds([1, 2, 3, 4, 5, 6])
-
-
-def test_the_transaction_of_a_closed_batch_is_ended(postgres_scene: JobScene) -> None:
+def test_the_transaction_of_an_open_batch_is_not_ended_alone(postgres_scene: JobScene) -> None:
     scene = postgres_scene
     scene.write(scene.run(7), PARTS)
-    name = scene.open_ids()[0]
+    name, where = scene.open_ids()[0], ["--url", scene.url, "--kafka", scene.servers, "--yes"]
+    for command in ("complete", "force-terminate"):
+        refused = CliRunner().invoke(transactions.app, [command, name, *where])
+        assert refused.exit_code == 1
+        assert "A task of batch 7 of job 'job' uses the id, and the batch is open" in refused.output
+        assert f"dualwrite recover --prefix {scene.prefix}" in refused.output
+    assert len(scene.open_ids()) == 3
     assert run(scene, "--prefix", scene.prefix, "--yes").exit_code == 0
-    result = CliRunner().invoke(transactions.app, ["complete", name, "--url", scene.url, "--kafka", scene.servers, "--yes"])
-    assert result.exit_code == 0, result.output
+    done = CliRunner().invoke(transactions.app, ["complete", name, *where])
+    assert done.exit_code == 0, done.output

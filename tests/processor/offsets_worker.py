@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer
 
 import dualwrite
-from processor.ledger import book
+from processor.ledger import ledger
 
 BATCH = 5
 PROTOCOL_SETTINGS = {
@@ -39,6 +39,7 @@ def consuming(servers: str, group: str, source: str, protocol: str) -> Iterator[
 
 def main() -> None:
     url, servers, group, source, target, name, protocol = sys.argv[1:]
+    booking = ledger(url)
     with (
         consuming(servers, group, source, protocol) as consumer,
         dualwrite.connect(url, kafka=servers, transactional_id=name) as writer,
@@ -50,7 +51,7 @@ def main() -> None:
                 messages.append(message)
         with writer.transaction() as tx:
             for message in messages:
-                book(tx.db, url, group, int(message.value()))
+                booking.write(tx.db, group, int(message.value()))
                 tx.send(target, message.value())
             tx.send_offsets(consumer)
 

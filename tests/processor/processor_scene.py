@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
@@ -21,6 +22,7 @@ from fixtures.producing import producing
 log = logging.getLogger(__name__)
 
 PARTITIONS = 4
+FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
 GENTLE = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 10}
 
 
@@ -68,30 +70,47 @@ class ProcessorScene:
             yield made
 
     @contextmanager
+    def pool(self, size: int = 2, **options: Any) -> Iterator[dualwrite.WriterPool[Any]]:
+        servers = self.broker.bootstrap_servers
+        with dualwrite.create_pool(self.events.database, kafka=servers, prefix=self.prefix, size=size, **options) as made:
+            yield made
+
+    @contextmanager
     def running(
         self,
         handle: Callable[..., None] | None = None,
         *,
         name: str = "1",
-        options: ProcessorOptions | None = None,
-        **settings: Any,
+        runner: Any = None,
+        topics: Sequence[Any] = (),
+        **more: Any,
     ) -> Iterator[Running]:
-        """A processor in a thread of its own; its error is raised at the end, unless the test has read it."""
-        with self.writer(name) as writer:
-            processor = DualProcessor(
-                writer, self.settings(**settings), [self.source], handle=handle or self.book, options=options
-            )
-            with self.started(processor) as running:
-                yield running
+        """A processor in a thread of its own; its error is raised at the end, unless the test has read it.
 
-    @contextmanager
-    def started(self, processor: DualProcessor) -> Iterator[Running]:
-        """The same for a processor."""
-        running = Running(processor)
-        try:
-            yield running
-        finally:
-            running.stop()
+        Args:
+            handle: By default `book`.
+            name: The last part of its writer's id.
+            runner: Instead of a writer of its own.
+            topics: By default the source.
+            more: `handle_batch`, instead of `handle`; options of the processor; and, with a dot in their names, settings of
+                the consumer.
+        """
+        handle_batch = more.pop("handle_batch", None)
+        settings = {key: more.pop(key) for key in list(more) if "." in key}
+        with self.writer(name) if runner is None else nullcontext(runner) as writer:
+            processor = DualProcessor(
+                writer,
+                self.settings(**settings),
+                topics or [self.source],
+                handle=None if handle_batch else handle or self.book,
+                handle_batch=handle_batch,
+                options=replace(FAST, **more),
+            )
+            running = Running(processor)
+            try:
+                yield running
+            finally:
+                running.stop()
 
     def answers(self) -> list[int]:
         return sorted(int(message.value()) for message in read_topic(self.broker.bootstrap_servers, self.target))

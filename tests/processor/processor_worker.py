@@ -18,7 +18,7 @@ from typing import Any
 
 import dualwrite
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from processor.ledger import book
+from processor.ledger import ledger
 
 GENTLE = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "300", "fetch.wait.max.ms": "10"}
 LEASE = 3.0
@@ -40,9 +40,11 @@ def main() -> None:
         dead_letter_topic=settings.pop("dead_letter_topic", None),
     )
 
+    booking = ledger(url)
+
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
         number = int(message.value())
-        book(tx.db, url, group, number)
+        booking.write(tx.db, group, number)
         if answers:
             tx.send(target, message.value(), key=message.value())
 

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from processor_scene import ProcessorScene
+from processor_scene import FAST, ProcessorScene
 
 from dualwrite import aio
 from dualwrite.errors import AfterCommitError, ConfigurationError, MessageFailedError, UsageError
-from dualwrite.processor import AsyncDualProcessor, ProcessorOptions
+from dualwrite.processor import AsyncDualProcessor
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
-FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
-
 
 @pytest.fixture
 def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
     return make_scene("postgresql")
-
-
-@asynccontextmanager
-async def pool_of(scene: ProcessorScene) -> AsyncIterator[aio.AsyncWriterPool[Any]]:
-    made = await aio.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2)
-    async with made:
-        yield made
 
 
 async def book(scene: ProcessorScene, message: Any, tx: aio.AsyncTransaction[Any]) -> None:
@@ -44,9 +35,35 @@ async def book(scene: ProcessorScene, message: Any, tx: aio.AsyncTransaction[Any
     tx.send(scene.target, b"%d" % number)
 
 
-async def rows(scene: ProcessorScene, numbers: Sequence[int]) -> None:
-    """Wait until as many rows are there."""
-    await asyncio.to_thread(scene.wait_for, numbers)
+Work = Callable[..., Awaitable[None]]
+
+
+def process(
+    scene: ProcessorScene, work: Work, handle: Any = None, *, handle_batch: Any = None, count: int = 1, **options: Any
+) -> None:
+    """Run `work` with so many processors on a pool, which have not been started, in an event loop."""
+
+    async def main() -> None:
+        made = await aio.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2)
+        async with made as pool, asyncio.timeout(3 * LIMIT):
+            chosen = replace(FAST, **{"attempts": 2, **options})
+            handles = {"handle": handle, "handle_batch": handle_batch}
+            make = partial(AsyncDualProcessor, pool, scene.settings(), [scene.source], options=chosen, **handles)
+            await work(*(make() for _ in range(count)))
+
+    asyncio.run(main())
+
+
+def process_until(scene: ProcessorScene, numbers: Sequence[int], handle: Any, **options: Any) -> None:
+    """Run the processor until these numbers are booked."""
+
+    async def work(processor: AsyncDualProcessor) -> None:
+        running = asyncio.create_task(processor.run())
+        await asyncio.to_thread(scene.wait_for, numbers)
+        processor.stop()
+        await running
+
+    process(scene, work, handle, **options)
 
 
 @pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
@@ -62,17 +79,8 @@ def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene
         if int(message.value()) % 12 == 0:
             await tx.db.execute(sa.text("SELECT set_config('app.tenant', 'one', true)"))
 
-    async def main() -> None:
-        await asyncio.to_thread(scene.produce, range(60))
-        async with pool_of(scene) as pool:
-            options = replace(FAST, offsets=offsets)
-            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=options)
-            running = asyncio.create_task(processor.run())
-            await rows(scene, range(60))
-            processor.stop()
-            await running
-
-    asyncio.run(main())
+    scene.produce(range(60))
+    process_until(scene, range(60), handle, offsets=offsets)
     assert scene.agree() == list(range(60))
     assert seen == {("", None)}
 
@@ -87,30 +95,19 @@ def test_each_message_is_processed_once(scene: ProcessorScene, offsets: Any) -> 
             await asyncio.to_thread(claims.pop())
         await book(scene, message, tx)
 
-    async def main() -> None:
-        async with pool_of(scene) as pool:
-            processors = [
-                AsyncDualProcessor(
-                    pool,
-                    scene.settings(),
-                    [scene.source],
-                    handle=handle,
-                    options=replace(FAST, offsets=offsets),
-                )
-                for _ in range(2)
-            ]
-            running = [asyncio.create_task(processor.run()) for processor in processors]
-            await asyncio.to_thread(scene.produce, range(50, 100))
-            await rows(scene, range(100))
-            with pytest.raises(UsageError, match="running already"):
-                await processors[0].run()
-            await asyncio.to_thread(until, lambda: any(processor.positions for processor in processors), "one has partitions")
-            for processor in processors:
-                processor.stop()
-            await asyncio.gather(*running)
+    async def work(processor: AsyncDualProcessor, other: AsyncDualProcessor) -> None:
+        running = [asyncio.create_task(each.run()) for each in (processor, other)]
+        await asyncio.to_thread(scene.produce, range(50, 100))
+        await asyncio.to_thread(scene.wait_for, range(100))
+        with pytest.raises(UsageError, match="running already"):
+            await processor.run()
+        await asyncio.to_thread(until, lambda: processor.positions or other.positions, "one has partitions")
+        for each in (processor, other):
+            each.stop()
+        await asyncio.gather(*running)
 
     scene.produce(range(50))
-    asyncio.run(main())
+    process(scene, work, handle, count=2, offsets=offsets)
     assert not claims
     assert scene.agree() == list(range(100))
 
@@ -122,16 +119,47 @@ def test_a_failing_handler_stops_the_processor(scene: ProcessorScene) -> None:
             if message.value() == b"5":
                 raise ValueError("five")
 
-    async def main() -> None:
-        async with pool_of(scene) as pool:
-            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle_batch=fail, options=FAST)
-            with pytest.raises(MessageFailedError, match="ValueError: five") as raised:
-                await processor.run()
-            assert (raised.value.partition, raised.value.offset, raised.value.attempts) == (1, 1, 2)
+    async def work(processor: AsyncDualProcessor) -> None:
+        with pytest.raises(MessageFailedError, match="ValueError: five") as raised:
+            await processor.run()
+        assert (raised.value.partition, raised.value.offset, raised.value.attempts) == (1, 1, 2)
 
     scene.produce(range(8))
-    asyncio.run(main())
+    process(scene, work, handle_batch=fail)
     assert 5 not in scene.agree()
+
+
+@pytest.mark.parametrize("offsets", ["database", "kafka"])
+def test_a_further_attempt_gets_all_messages_again(scene: ProcessorScene, offsets: Any) -> None:
+    seen: list[list[int]] = []
+
+    async def handle(messages: list[Any], tx: aio.AsyncTransaction[Any]) -> None:
+        seen.append([int(message.value()) for message in messages])
+        while messages:
+            await book(scene, messages.pop(), tx)
+        if len(seen) == 1:
+            await tx.db.execute(sa.text("DO $$ BEGIN RAISE EXCEPTION 'a conflict' USING ERRCODE = '40001'; END $$"))
+
+    scene.produce(range(8))
+    process_until(scene, range(8), None, handle_batch=handle, attempts=1, offsets=offsets)
+    assert scene.agree() == list(range(8))
+    assert seen[0] == seen[1]
+
+
+def not_async(_message: Any, _tx: Any) -> None:
+    pass
+
+
+async def without_await(messages: Any, tx: Any) -> Any:
+    return book(messages, messages, tx)
+
+
+@pytest.mark.parametrize("handler", [{"handle": not_async}, {"handle_batch": without_await}])
+def test_a_handler_that_has_not_run_is_refused(scene: ProcessorScene, handler: Any) -> None:
+    """Otherwise every message would count as processed, or become a dead letter."""
+    scene.produce([0])
+    with pytest.raises(UsageError, match="returned"):
+        process(scene, lambda processor: processor.run(), **handler)
 
 
 @pytest.mark.parametrize("offsets", ["database", "kafka"])
@@ -144,89 +172,47 @@ def test_another_transaction_has_committed_in_the_handler(scene: ProcessorScene,
         if message.offset() == 0 and next(first, None):
             raise AfterCommitError("another pool's")
 
-    async def main() -> None:
-        async with pool_of(scene) as pool:
-            options = replace(FAST, batch=1, offsets=offsets)
-            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=options)
-            running = asyncio.create_task(processor.run())
-            await rows(scene, range(8))
-            processor.stop()
-            await running
-
     scene.produce(range(8))
-    asyncio.run(main())
+    process_until(scene, range(8), handle, batch=1, offsets=offsets)
     assert scene.agree() == list(range(8))
 
 
-def test_cancellation_rolls_back_and_leaves_the_group(scene: ProcessorScene) -> None:
-    """In the middle of a handler that would never end; the next processor begins at the same message."""
+def test_cancellation_rolls_back_and_leaves_the_group(scene: ProcessorScene, new_name: Callable[[str], str]) -> None:
+    """In the middle of a handler that would never end, and which it waits for, even if it comes twice.
 
-    async def main() -> None:
-        waits = asyncio.Event()
-
-        async def wait(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
-            await book(scene, message, tx)
-            waits.set()
-            await asyncio.sleep(10 * LIMIT)
-
-        async with pool_of(scene) as pool:
-            running = asyncio.create_task(
-                AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=wait, options=FAST).run()
-            )
-            async with asyncio.timeout(LIMIT):
-                await waits.wait()
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            assert await asyncio.to_thread(scene.agree) == []
-            other = AsyncDualProcessor(
-                pool, scene.settings(), [scene.source], handle=lambda message, tx: book(scene, message, tx), options=FAST
-            )
-            running = asyncio.create_task(other.run())
-            await rows(scene, range(10))
-            other.stop()
-            await running
-
-    scene.produce(range(10))
-    asyncio.run(main())
-    assert scene.agree() == list(range(10))
-
-
-def test_a_cancellation_waits_for_the_handler(scene: ProcessorScene, new_name: Callable[[str], str]) -> None:
-    """Even if it comes twice; and what was cancelled is no attempt of the message."""
+    What was cancelled is no attempt of the message; the next processor begins with it.
+    """
     dead = new_name("dead")
     make_topic(scene.broker, dead)
+    has_ended = False
 
-    async def main() -> None:
-        waits, has_ended = asyncio.Event(), False
+    async def work(processor: AsyncDualProcessor) -> None:
+        running = asyncio.create_task(processor.run())
+        await waits.wait()
+        running.cancel()
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert has_ended
+        processor._loop.begin()  # raises while the thread still runs it
 
-        async def wait(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
-            nonlocal has_ended
-            await book(scene, message, tx)
-            waits.set()
-            try:
-                await asyncio.sleep(10 * LIMIT)
-            finally:
-                await asyncio.sleep(0.5)
-                has_ended = True
+    async def wait(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        nonlocal has_ended
+        await book(scene, message, tx)
+        waits.set()
+        try:
+            await asyncio.sleep(10 * LIMIT)
+        finally:
+            await asyncio.sleep(0.5)
+            has_ended = True
 
-        async with pool_of(scene) as pool:
-            options = replace(FAST, attempts=1, dead_letter_topic=dead)
-            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=wait, options=options)
-            running = asyncio.create_task(processor.run())
-            async with asyncio.timeout(LIMIT):
-                await waits.wait()
-                running.cancel()
-                await asyncio.sleep(0.1)
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            assert has_ended
-            processor._loop.begin()  # raises while the thread still runs it
-
-    scene.produce([0])
-    asyncio.run(main())
+    scene.produce(range(10))
+    waits = asyncio.Event()
+    process(scene, work, wait, attempts=1, dead_letter_topic=dead)
     assert scene.agree() == []
+    process_until(scene, range(10), lambda message, tx: book(scene, message, tx))
+    assert scene.agree() == list(range(10))
     assert read_topic(scene.broker.bootstrap_servers, dead) == []
 
 
@@ -246,29 +232,22 @@ def test_a_stop_before_the_thread_has_started(scene: ProcessorScene, stop: str) 
     async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
         raise AssertionError("it was stopped before")
 
-    async def main() -> None:
-        async with pool_of(scene) as pool:
-            processor = AsyncDualProcessor(pool, scene.settings(), [scene.source], handle=handle, options=FAST)
-            running = asyncio.create_task(processor.run())
-            await asyncio.sleep(0)
-            processor.stop() if stop == "stop" else running.cancel()
-            await asyncio.sleep(0)
-            release.set()
-            async with asyncio.timeout(LIMIT):
-                await asyncio.wait([running])
-            assert running.cancelled() == (stop == "cancel")
-            assert running.cancelled() or running.exception() is None
+    async def work(processor: AsyncDualProcessor) -> None:
+        running = asyncio.create_task(processor.run())
+        await asyncio.sleep(0)
+        processor.stop() if stop == "stop" else running.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.wait([running])
+        assert running.cancelled() == (stop == "cancel")
+        assert running.cancelled() or running.exception() is None
 
     scene.produce(range(10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dualwrite.processor.async_processor.ThreadPoolExecutor", Late)
-        asyncio.run(main())
+        process(scene, work, handle)
 
 
 def test_invalid_arguments(scene: ProcessorScene) -> None:
-    async def main() -> None:
-        async with pool_of(scene) as pool:
-            with pytest.raises(ConfigurationError, match="either handle or handle_batch"):
-                AsyncDualProcessor(pool, scene.settings(), [scene.source])
-
-    asyncio.run(main())
+    with pytest.raises(ConfigurationError, match="either handle or handle_batch"):
+        process(scene, lambda processor: processor.run())

@@ -15,12 +15,11 @@ from processor_scene import ProcessorScene
 import dualwrite
 from dualwrite import Topic
 from dualwrite.errors import MissingDependencyError
-from dualwrite.processor import DualProcessor, ProcessorOptions, to_arrow, to_pandas
+from dualwrite.processor import to_arrow, to_pandas
 from fixtures.producing import producing
 
 pa = pytest.importorskip("pyarrow")
 
-FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01)
 WHEN = datetime(2026, 11, 23, 12, 30, 0, 250_000, tzinfo=UTC)
 
 
@@ -34,10 +33,8 @@ def processed(scene: ProcessorScene, topic: str | Topic[Any, Any], look: Callabl
             scene.events.write(tx.db, scene.group, message.offset())
             tx.send(scene.target, str(message.offset()))
 
-    with scene.writer() as writer:
-        processor = DualProcessor(writer, scene.settings(), [topic], handle_batch=handle, options=FAST)
-        with scene.started(processor):
-            scene.wait_for(range(3))
+    with scene.running(handle_batch=handle, topics=[topic]):
+        scene.wait_for(range(3))
     return seen
 
 
@@ -84,14 +81,6 @@ def test_deserialized_values_are_structs(scene: ProcessorScene) -> None:
     assert table["value"].combine_chunks().field("amount").to_pylist() == [0, 1, 2]
 
 
-@pytest.mark.slow
-def test_a_frame(scene: ProcessorScene) -> None:
-    produce(scene, [b"lamp", b"table", b"chair"])
-    frames = processed(scene, scene.source, to_pandas)
-    assert [value for frame in frames for value in frame["value"]] == [b"lamp", b"table", b"chair"]
-    assert frames[0]["timestamp"][0] == WHEN
-
-
 def test_no_messages() -> None:
     assert to_arrow([]).num_rows == 0
 
@@ -104,18 +93,19 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch, function: Callable[[An
 
 
 @pytest.mark.slow
-def test_a_table_is_written_as_one_statement(scene: ProcessorScene) -> None:
-    """What tables are for."""
+def test_a_frame_is_written_as_one_statement(scene: ProcessorScene) -> None:
+    """What frames are for."""
     produce(scene, [b"1", b"2", b"3"])
+    times: list[Any] = []
 
     def handle(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
         frame = to_pandas(messages)
+        times.extend(frame["timestamp"])
         rows = [{"g": scene.group, "n": int(number)} for number in frame["value"]]
         tx.db.execute(sa.text("INSERT INTO events (writer, number) VALUES (:g, :n)"), rows)
         tx.send_many(scene.target, frame["value"])
 
-    with scene.writer() as writer:
-        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=handle, options=FAST)
-        with scene.started(processor):
-            scene.wait_for([1, 2, 3])
+    with scene.running(handle_batch=handle):
+        scene.wait_for([1, 2, 3])
     assert scene.agree() == [1, 2, 3]
+    assert times[0] == WHEN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from itertools import count, product
 from typing import Any
 
@@ -26,7 +25,6 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
-from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from fixtures.broker import make_topic
@@ -35,7 +33,6 @@ from fixtures.producing import producing
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
-FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
 RECIPES = ["database", "kafka"]
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "classic": {},
@@ -55,14 +52,14 @@ def positions(scene: ProcessorScene) -> Iterator[Positions]:
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[Partition, int]]:
     """Positions, topics and ends are looked at after each turn; what was found there."""
     found: list[Mapping[Partition, int]] = []
-    look = Progress.look_again
+    look = Progress.moved_by_others
 
-    def look_again(progress: Progress, consumer: GroupConsumer) -> Mapping[Partition, int]:
+    def moved_by_others(progress: Progress, consumer: GroupConsumer) -> Mapping[Partition, int]:
         found.append(look(progress, consumer))
         return found[-1]
 
-    monkeypatch.setattr("dualwrite.processor.loop._LOOKING", 0.1)
-    monkeypatch.setattr(Progress, "look_again", look_again)
+    monkeypatch.setattr("dualwrite.processor.loop._CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(Progress, "moved_by_others", moved_by_others)
     return found
 
 
@@ -108,18 +105,17 @@ def produce_until(scene: ProcessorScene, numbers: Iterator[int], happened: Calla
 def test_messages_after_the_first_start_are_kept_for_the_next_start(scene: ProcessorScene, offsets: Any, protocol: str) -> None:
     """The first consumer ends before it has committed anything."""
     scene.produce(range(8))
-    options = replace(FAST, offsets=offsets, start="latest")
     seen: list[int] = []
 
     def fail(message: Any, tx: Any) -> None:
         seen.append(int(message.value()))
         raise ValueError(tx)
 
-    with scene.running(fail, options=replace(options, attempts=1), **PROTOCOLS[protocol]) as running:
+    with scene.running(fail, offsets=offsets, start="latest", attempts=1, **PROTOCOLS[protocol]) as running:
         produced = produce_until(scene, count(8, PARTITIONS), lambda: running.has_ended)
         assert isinstance(running.ended(), MessageFailedError)
     expected = [number for number in produced if number >= min(seen)]
-    with scene.running(options=options, **PROTOCOLS[protocol]):
+    with scene.running(offsets=offsets, start="latest", **PROTOCOLS[protocol]):
         scene.wait_for(expected)
     assert scene.agree() == expected
 
@@ -129,11 +125,10 @@ def test_messages_after_the_first_start_are_kept_for_the_next_start(scene: Proce
 def test_messages_before_the_first_start_are_never_processed(scene: ProcessorScene, offsets: Any) -> None:
     """Nothing has come in three of the partitions when it starts for the second time."""
     scene.produce(range(8))
-    options = replace(FAST, offsets=offsets, start="latest")
-    with scene.running(options=options):
+    with scene.running(offsets=offsets, start="latest"):
         produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
     done = len(scene.agree())
-    with scene.running(options=options):
+    with scene.running(offsets=offsets, start="latest"):
         scene.produce([9])
         until_received(lambda: scene.events.numbers(scene.group), "one more", at_least=done + 1)
     assert scene.agree()[:2] != [0, 1]
@@ -145,8 +140,7 @@ def test_messages_before_the_first_start_are_never_processed(scene: ProcessorSce
 def test_two_members_start_at_once(scene: ProcessorScene, offsets: Any) -> None:
     """Neither takes the partitions of the other for some that were added."""
     scene.produce(range(8))
-    options = replace(FAST, offsets=offsets, start="latest")
-    with scene.running(options=options), scene.running(name="2", options=options):
+    with scene.running(offsets=offsets, start="latest"), scene.running(name="2", offsets=offsets, start="latest"):
         produced = produce_until(
             scene, count(8), lambda: len({number % PARTITIONS for number in scene.events.numbers(scene.group)}) == PARTITIONS
         )
@@ -170,7 +164,7 @@ def test_an_added_partition_begins_at_its_first_message(
     caplog.set_level(logging.INFO, "dualwrite")  # which partitions are assigned, and where they begin
     scene.produce(range(8))
     settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
-    with scene.running(options=replace(FAST, offsets=offsets, start="latest"), **settings):
+    with scene.running(offsets=offsets, start="latest", **settings):
         produced = produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
         admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
         admin.create_partitions([NewPartitions(scene.source, PARTITIONS + 1)])[scene.source].result(LIMIT)
@@ -195,7 +189,7 @@ def test_an_added_partition_begins_at_its_first_message(
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
 def test_positions_forgotten_while_the_processor_runs(scene: ProcessorScene, positions: Positions, *, is_busy: bool) -> None:
     scene.produce(range(8))
-    with scene.running(options=FAST) as running:
+    with scene.running() as running:
         scene.wait_for(range(8))
         assert positions.forget(scene.group) == PARTITIONS
         if is_busy:
@@ -212,19 +206,19 @@ def test_switching_where_positions_are_stored(scene: ProcessorScene, new_name: N
     url = scene.events.database.url.render_as_string(hide_password=False)
     forget = ["offsets", "forget", "--group", scene.group, "--url", url, "--kafka", scene.broker.bootstrap_servers, "--yes"]
     scene.produce(range(8))
-    with scene.running(options=FAST):
+    with scene.running():
         scene.wait_for(range(8))
     put_back(scene)
-    with scene.running(options=replace(FAST, offsets="kafka")) as running:
+    with scene.running(offsets="kafka") as running:
         error = running.ended()
     assert isinstance(error, ConfigurationError)
     assert "dualwrite offsets forget" in str(error)
     assert main(forget) == 0
     scene.produce(range(8, 16))
-    with scene.running(options=replace(FAST, offsets="kafka")):
+    with scene.running(offsets="kafka"):
         scene.wait_for(range(16))
     scene.produce(range(16, 24))
-    with scene.running(options=FAST):
+    with scene.running():
         scene.wait_for(range(24))
     assert scene.agree() == list(range(24))
 
@@ -254,7 +248,7 @@ def put_back(scene: ProcessorScene, offset: int = 0) -> None:
 def test_a_topic_recreated_while_the_processor_runs(scene: ProcessorScene, offsets: Any, protocol: str, messages: int) -> None:
     """With fewer messages than were read, or more: it stops."""
     scene.produce(range(8))
-    with scene.running(options=replace(FAST, offsets=offsets), **PROTOCOLS[protocol]) as running:
+    with scene.running(offsets=offsets, **PROTOCOLS[protocol]) as running:
         scene.wait_for(range(8))
         make_again(scene)
         scene.produce(range(100, 100 + messages))
@@ -272,7 +266,7 @@ def test_a_recreated_topic_is_read_from_its_first_message(
 ) -> None:
     """If none of its messages can have been taken for messages of the one before."""
     scene.produce(range(8))
-    with scene.running(options=replace(FAST, on_new_topic="begin"), **PROTOCOLS[protocol]):
+    with scene.running(on_new_topic="begin", **PROTOCOLS[protocol]):
         scene.wait_for(range(8))
         looks = len(looks_often)
         until(lambda: len(looks_often) > looks + 1, "it has seen that the topic is still the same")
@@ -290,17 +284,16 @@ def test_a_recreated_topic_is_read_from_its_first_message(
 @pytest.mark.slow
 @pytest.mark.parametrize("offsets", thinned(RECIPES, kept=["database"]))
 def test_messages_deleted_before_the_start(scene: ProcessorScene, offsets: Any) -> None:
-    options = replace(FAST, offsets=offsets)
     scene.produce(range(8))
-    with scene.running(options=options):
+    with scene.running(offsets=offsets):
         scene.wait_for(range(8))
     scene.produce(range(8, 16))
     delete_until(scene, 3)
-    with scene.running(options=options) as running:
+    with scene.running(offsets=offsets) as running:
         error = running.ended()
     assert isinstance(error, MessagesDeletedError)
     assert (error.topic, error.position, error.first_offset) == (scene.source, 2, 3)
-    with scene.running(options=replace(options, on_gap="skip")):
+    with scene.running(offsets=offsets, on_gap="skip"):
         scene.wait_for([*range(8), *range(12, 16)])
     assert scene.agree() == [*range(8), *range(12, 16)]
 
@@ -310,9 +303,9 @@ def test_messages_beyond_the_offset_of_an_earlier_consumer(scene: ProcessorScene
     scene.produce(range(8))
     put_back(scene)
     delete_until(scene, 1)
-    with scene.running(options=FAST) as running:
+    with scene.running() as running:
         assert isinstance(running.ended(), MessagesDeletedError)
-    with scene.running(options=replace(FAST, on_gap="skip")):
+    with scene.running(on_gap="skip"):
         scene.wait_for(range(4, 8))
     assert scene.agree() == list(range(4, 8))
 
@@ -331,7 +324,7 @@ def test_a_position_out_of_range_while_the_processor_runs(
 ) -> None:
     """It is moved to where retention has deleted messages: what reading too slowly leads to."""
     scene.produce(range(8))
-    with scene.running(options=replace(FAST, on_gap=on_gap), **PROTOCOLS[protocol]) as running:
+    with scene.running(on_gap=on_gap, **PROTOCOLS[protocol]) as running:
         scene.wait_for(range(8))
         delete_until(scene, 1, 0)
         stored = positions.read(scene.group)[scene.source, 0]
@@ -349,11 +342,11 @@ def test_a_position_out_of_range_while_the_processor_runs(
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])
 def test_a_log_that_ends_before_the_position_in_the_database(scene: ProcessorScene, positions: Positions, on_gap: Any) -> None:
     scene.produce(range(8))
-    with scene.running(options=FAST):
+    with scene.running():
         scene.wait_for(range(8))
     stored = positions.read(scene.group)[scene.source, 0]
     positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 9, stored.topic_id))])
-    with scene.running(options=replace(FAST, on_gap=on_gap)) as running:
+    with scene.running(on_gap=on_gap) as running:
         if on_gap == "stop":
             error = running.ended()
             assert isinstance(error, LogTruncatedError)
@@ -380,7 +373,7 @@ def test_a_truncation_that_is_reported_together_with_messages(
 
     monkeypatch.setattr(GroupConsumer, "_polled", with_report)
     scene.produce(range(8))
-    with scene.running(options=replace(FAST, on_gap=on_gap)) as running:
+    with scene.running(on_gap=on_gap) as running:
         if on_gap == "stop":
             error = running.ended()
             assert isinstance(error, LogTruncatedError)
@@ -399,7 +392,6 @@ def test_a_truncation_that_is_reported_together_with_messages(
 @pytest.mark.parametrize("offsets", thinned(RECIPES, kept=["kafka"]))
 def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets: Any, new_name: NewName) -> None:
     """A partition that was read to its end: the position is behind the markers, and behind what was aborted."""
-    options = replace(FAST, offsets=offsets)
     producer = Producer({"bootstrap.servers": scene.broker.bootstrap_servers, "transactional.id": new_name("id")})
     producer.init_transactions(LIMIT)
     for numbers, is_kept in ((range(8), True), (range(100, 104), False)):
@@ -411,7 +403,7 @@ def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets
         else:
             producer.flush(LIMIT)
             producer.abort_transaction(LIMIT)
-    with scene.running(options=options) as running:
+    with scene.running(offsets=offsets) as running:
         scene.wait_for(range(8))
         at_the_end = {5}  # two messages and a marker, a message and a marker
         until(
@@ -419,7 +411,7 @@ def test_deleted_markers_are_not_missing_messages(scene: ProcessorScene, offsets
             lambda: running.processor.positions,
         )
     delete_until(scene, 5)
-    with scene.running(options=options):
+    with scene.running(offsets=offsets):
         scene.produce(range(8, 12))
         scene.wait_for(range(12))
     assert scene.agree() == list(range(12))
@@ -437,9 +429,9 @@ def test_the_end_is_not_committed_while_messages_are_retried(scene: ProcessorSce
             started.processor.stop()
         raise ValueError(message, tx)
 
-    with scene.running(book, options=replace(FAST, attempts=1000, pause=0.01, longest_pause=0.01)) as running:
+    with scene.running(book, attempts=1000, pause=0.01, longest_pause=0.01) as running:
         started: Running = running
         assert running.ended() is None
-    with scene.running(options=FAST):
+    with scene.running():
         scene.wait_for(range(8))
     assert scene.agree() == list(range(8))

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.librdkafka.consumer import Begin, GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Partition
 from fixtures.broker import make_topic
-from fixtures.fork_server import ForkedProcess
-from fixtures.pace import ended, limit, until
-from processor.closing_worker import PROTOCOLS, wait_until_assigned
+from fixtures.pace import LIMIT, until
 
 NewName = Callable[[str], str]
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "range": {"partition.assignment.strategy": "range"},
+    "cooperative-sticky": {"partition.assignment.strategy": "cooperative-sticky"},
+    "consumer": {"group.protocol": "consumer"},
+}
 
-TIMES = 300
+
+def wait_until_assigned(servers: str, group: str) -> None:
+    """Wait until the coordinator has assigned the partitions; the member, which isn't polled, does not own them yet."""
+    admin = AdminClient({"bootstrap.servers": servers})
+
+    def is_assigned() -> bool:
+        found = admin.describe_consumer_groups([group])[group].result(LIMIT)
+        return found.state == ConsumerGroupState.STABLE and bool(found.members[0].assignment.topic_partitions)
+
+    until(is_assigned, "the coordinator has assigned the partitions", pause=0.02)
 
 
 class Observed(GroupConsumer):
@@ -113,19 +125,3 @@ def test_two_members_with_the_same_instance_id(brisk: DevCluster, new_name: NewN
     finally:
         for member in members:
             member.close()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_process_goes_on_after_closing_members_just_when_they_are_assigned_partitions(
-    brisk: DevCluster, new_name: NewName, protocol: str
-) -> None:
-    """Several processes at once, since the wait that never ends needs other threads to come first."""
-    topic = new_name("source")
-    make_topic(brisk, topic, partitions=2)
-    arguments = [brisk.bootstrap_servers, topic, protocol, str(TIMES), str(limit(30))]
-    with ExitStack() as running:
-        processes = [running.enter_context(ForkedProcess("processor.closing_worker", arguments)) for _ in range(6)]
-        for process in processes:
-            running.callback(process.kill)
-        assert [ended(process, seconds=limit(250)) for process in processes] == [0] * 6

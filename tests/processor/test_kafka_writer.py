@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from processor_scene import GENTLE, PARTITIONS, Running
+from processor_scene import ProcessorScene, Running
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
-    AfterCommitError,
     BrokerUnavailableError,
     ConfigurationError,
     FencedError,
@@ -25,11 +24,9 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
-from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
-from fixtures.broker import make_topic, read_topic
+from dualwrite.processor import KafkaWriter
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_recorded
-from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.kafka_worker import answer
 
@@ -37,35 +34,20 @@ NewName = Callable[[str], str]
 PRODUCERS: list[Any] = ["native", "librdkafka"]
 BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
 """For `brisk`: others soon get the partitions of a member that has died."""
-OPTIONS = ProcessorOptions(batch=5, attempts=2, pause=0.05, longest_pause=0.5, offsets="kafka")
 
 
-class KafkaScene:
-    """Input and output, and a group."""
+class KafkaScene(ProcessorScene):
+    """Input and output, and a group, without a database."""
 
     def __init__(self, broker: DevCluster, new_name: NewName) -> None:
-        self.broker = broker
-        self.servers = broker.bootstrap_servers
-        self.source, self.target, self.group, self.id = map(new_name, ("source", "target", "group", "id"))
-        make_topic(broker, self.source, PARTITIONS)
-        make_topic(broker, self.target, PARTITIONS)
+        super().__init__(None, broker, new_name)  # type: ignore[arg-type]
+        self.servers, self.id = broker.bootstrap_servers, self.prefix
 
-    def produce(self, numbers: range) -> None:
-        with producing(self.servers) as produce:
-            for number in numbers:
-                produce(self.source, b"%d" % number, partition=number % PARTITIONS)
+    def runs(self, writer: KafkaWriter, handle: Any = None, **more: Any) -> AbstractContextManager[Running]:
+        options = {"batch": 5, "attempts": 2, "offsets": "kafka", **more}
+        return self.running(handle or answer(self.target), runner=writer, **options)
 
-    def processor(
-        self, writer: KafkaWriter, handle: Any = None, pace: Mapping[str, Any] = GENTLE, **more: Any
-    ) -> DualProcessor:
-        settings = {"bootstrap.servers": self.servers, "group.id": self.group, **pace}
-        arguments = {"options": OPTIONS, **more}
-        return DualProcessor(writer, settings, [self.source], handle=handle or answer(self.target), **arguments)
-
-    def answers(self) -> list[int]:
-        return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
-
-    def wait_for(self, count: int) -> None:
+    def wait_for_answers(self, count: int) -> None:
         until_recorded(self.answers, range(count), pause=0.2)
 
 
@@ -78,15 +60,13 @@ def scene(broker: DevCluster, new_name: NewName) -> KafkaScene:
 def test_each_message_is_processed_once(scene: KafkaScene, producer: Any) -> None:
     scene.produce(range(30))
     with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as writer:
-        running = Running(scene.processor(writer))
-        scene.wait_for(30)
-        scene.produce(range(30, 60))
-        scene.wait_for(60)
-        running.stop()
-        running = Running(scene.processor(writer))
-        scene.produce(range(60, 70))
-        scene.wait_for(70)
-        running.stop()
+        with scene.runs(writer):
+            scene.wait_for_answers(30)
+            scene.produce(range(30, 60))
+            scene.wait_for_answers(60)
+        with scene.runs(writer):
+            scene.produce(range(60, 70))
+            scene.wait_for_answers(70)
         kind = NativeProducer if producer == "native" else LibrdkafkaProducer
         assert isinstance(writer._producer, kind)
     assert scene.answers() == list(range(70))
@@ -103,30 +83,13 @@ def test_a_message_that_cannot_be_processed(scene: KafkaScene) -> None:
             raise ValueError("five")
 
     with KafkaWriter(scene.servers, transactional_id=scene.id) as writer:
-        error = Running(scene.processor(writer, fail)).ended()
+        with scene.runs(writer, fail) as running:
+            error = running.ended()
         assert isinstance(error, MessageFailedError)
         assert (error.partition, error.offset) == (1, 1)
         assert 5 not in scene.answers()
-        running = Running(scene.processor(writer))
-        scene.wait_for(8)
-        running.stop()
-    assert scene.answers() == list(range(8))
-
-
-def test_another_transaction_has_committed_in_the_handler(scene: KafkaScene) -> None:
-    """And its listener has failed: that is an error of the handler, and what it has sent is aborted."""
-    first = iter([1])
-
-    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
-        answer(scene.target)(message, tx)
-        if message.offset() == 0 and next(first, None):
-            raise AfterCommitError("another writer's")
-
-    scene.produce(range(8))
-    with KafkaWriter(scene.servers, transactional_id=scene.id) as writer:
-        running = Running(scene.processor(writer, handle, options=replace(OPTIONS, batch=1)))
-        scene.wait_for(8)
-        running.stop()
+        with scene.runs(writer):
+            scene.wait_for_answers(8)
     assert scene.answers() == list(range(8))
 
 
@@ -157,10 +120,9 @@ def test_the_broker_is_killed_during_the_commit(
         KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer, timeouts=timeouts) as writer,
     ):
         writer._timeouts = dualwrite.Timeouts(kafka=limit(1))
-        running = Running(scene.processor(writer, pace=BRIEF))
-        until(lambda: back.ident is not None and not back.is_alive(), "the broker is back")
-        scene.wait_for(40)
-        running.stop()
+        with scene.runs(writer, **BRIEF):
+            until(lambda: back.ident is not None and not back.is_alive(), "the broker is back")
+            scene.wait_for_answers(40)
     assert scene.answers() == list(range(40))
     assert "not known whether the transaction committed" in caplog.text
 
@@ -186,11 +148,11 @@ def test_its_own_registration_comes_late(scene: KafkaScene, monkeypatch: pytest.
             tx.send(scene.target, b"100")
         with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer):
             pass  # the late registration
-        running = Running(scene.processor(writer))
-        until_recorded(scene.answers, [*range(10), 100], pause=0.2)
-        with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer):
-            scene.produce(range(10, 20))
-            assert isinstance(running.ended(), FencedError)
+        with scene.runs(writer) as running:
+            until_recorded(scene.answers, [*range(10), 100], pause=0.2)
+            with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer):
+                scene.produce(range(10, 20))
+                assert isinstance(running.ended(), FencedError)
     assert scene.answers() == [*range(10), 100]
 
 
@@ -198,17 +160,15 @@ def test_its_own_registration_comes_late(scene: KafkaScene, monkeypatch: pytest.
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]))
 def test_another_process_with_the_same_id_fences_it(scene: KafkaScene, producer: Any) -> None:
     scene.produce(range(10))
-    with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as first:
-        running = Running(scene.processor(first))
-        scene.wait_for(10)
+    with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as first, scene.runs(first) as running:
+        scene.wait_for_answers(10)
         with KafkaWriter(scene.servers, transactional_id=scene.id, producer=producer) as second:
             scene.produce(range(10, 20))
             error = running.ended()
             assert isinstance(error, FencedError)
             assert "an id of its own" in str(error)
-            running = Running(scene.processor(second))
-            scene.wait_for(20)
-            running.stop()
+            with scene.runs(second):
+                scene.wait_for_answers(20)
     assert scene.answers() == list(range(20))
 
 
@@ -224,8 +184,8 @@ def test_invalid_uses(scene: KafkaScene) -> None:
     writer = KafkaWriter(scene.servers, transactional_id=scene.id)
     with pytest.raises(WriterClosedError), writer.transaction():
         pass
-    with pytest.raises(ConfigurationError, match="offsets='kafka'"):
-        scene.processor(writer, options=ProcessorOptions())
+    with pytest.raises(ConfigurationError, match="offsets='kafka'"), scene.runs(writer, offsets="database"):
+        pass
     with pytest.raises(InvalidTransactionalIdError):
         KafkaWriter(scene.servers, transactional_id="a#b")
     with pytest.raises(ConfigurationError, match="at least 1000"):
@@ -244,7 +204,7 @@ def test_a_writer_killed_repeatedly(brisk: DevCluster, new_name: NewName, produc
         with ForkedProcess("processor.kafka_worker", arguments, failpoints=failpoint) as process:
             assert ended(process) == -signal.SIGKILL
     with ForkedProcess("processor.kafka_worker", arguments) as process:
-        scene.wait_for(60)
+        scene.wait_for_answers(60)
         process.send_signal(signal.SIGTERM)
         assert ended(process) == 0
     assert scene.answers() == list(range(60))

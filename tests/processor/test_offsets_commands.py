@@ -133,24 +133,16 @@ def test_reset(stored: str, run: Run, url: str, arguments: tuple[str, ...], expe
     assert {one["partition"]: one["offset"] for one in json.loads(out)["positions"]} == expected
 
 
-@pytest.mark.parametrize("to", ["6", "yesterday", "-1"])
-def test_reset_to_an_offset_out_of_range(stored: str, run: Run, url: str, to: str) -> None:
-    code, _, _ = run("reset", "--group", "billing", "--topic", stored, "--to", to, "--yes")
-    assert code == 2
-    assert positions(url) == {0: 3}
-
-
-def test_reset_in_a_missing_topic(run: Run, new_name: NewName) -> None:
-    code, _, err = run("reset", "--group", "billing", "--topic", new_name("missing"), "--to", "earliest", "--yes")
-    assert code == 1
-    assert "There is no topic" in err
-
-
-def test_reset_needs_kafka(stored: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resets_that_are_refused(stored: str, run: Run, url: str, new_name: NewName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", raising=False)
-    code, _, err = run("reset", "--group", "billing", "--topic", stored, "--to", "earliest", "--yes", kafka=False)
-    assert code == 2
-    assert "--kafka" in err
+    where = ("reset", "--group", "billing", "--yes", "--topic")
+    for to in ("6", "yesterday", "-1"):
+        assert run(*where, stored, "--to", to)[0] == 2
+    code, _, err = run(*where, new_name("missing"), "--to", "earliest")
+    assert (code, "There is no topic" in err) == (1, True)
+    code, _, err = run(*where, stored, "--to", "earliest", kafka=False)
+    assert (code, "--kafka" in err) == (2, True)
+    assert positions(url) == {0: 3}
 
 
 def test_reset_of_positions_that_move_concurrently(stored: str, run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until, until_received
 from fixtures.producing import producing
 from fixtures.tiers import thinned
-from processor.ledger import booked, make_ledger
+from processor.ledger import ledger
 from processor.offsets_worker import BATCH, consuming
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ PROTOCOLS = ["classic", "consumer"]
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     made = f"sqlite:///{tmp_path}/app.db"
-    make_ledger(made)
+    ledger(made).create()
     return made
 
 
@@ -80,7 +80,7 @@ def test_a_prepared_transaction_keeps_the_group_waiting_until_recovery(
             consumer.committed([TopicPartition(source, 0)], 1.0)
         dualwrite.recover(url, kafka=servers, prefix=name).raise_for_problems()
         assert next_number(consumer) == BATCH
-    assert booked(url, group) == list(range(BATCH))
+    assert ledger(url).numbers(group) == list(range(BATCH))
     assert [int(message.value() or b"") for message in read_topic(servers, target)] == list(range(BATCH))
 
 

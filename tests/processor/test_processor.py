@@ -6,8 +6,6 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,22 +20,20 @@ from dualwrite.errors import (
     MessageFailedError,
     MessageTooLargeError,
     StoreUnavailableError,
-    TopicReplacedError,
 )
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
-from dualwrite.kafka.librdkafka.topic_admin import admin_client
-from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.processor import DualProcessor
 from dualwrite.processor.position_keeping import StoredProgress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until, until_received, until_recorded
 from fixtures.producing import producing
+from fixtures.tables import table
 from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 PROTOCOLS = ["classic", "consumer"]
-FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
 
 
 @pytest.fixture
@@ -56,13 +52,12 @@ def scene(make_scene: Callable[[str], ProcessorScene]) -> ProcessorScene:
 def test_each_message_is_processed_once(make_scene: Callable[[str], ProcessorScene], database: str, offsets: Any) -> None:
     scene = make_scene(database)
     scene.produce(range(50))
-    options = replace(FAST, offsets=offsets)
-    with scene.running(options=options):
+    with scene.running(offsets=offsets):
         scene.wait_for(range(50))
         scene.produce(range(50, 100))
         scene.wait_for(range(100))
     assert scene.agree() == list(range(100))
-    with scene.running(options=options):
+    with scene.running(offsets=offsets):
         scene.produce(range(100, 110))
         scene.wait_for(range(110))
     assert scene.agree() == list(range(110))
@@ -76,8 +71,8 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
     if protocol == "consumer":
         more |= dict.fromkeys(("session.timeout.ms", "heartbeat.interval.ms"))  # the group's, in this protocol
     scene.produce(range(100))
-    with scene.running(options=FAST, **more):
-        with scene.running(name="2", options=FAST, **more) as second:
+    with scene.running(**more):
+        with scene.running(name="2", **more) as second:
             until(lambda: len(second.processor.positions) or None, "the second has partitions", pause=0.1)
             scene.produce(range(100, 200))
             scene.wait_for(range(200))
@@ -89,7 +84,7 @@ def test_members_share_the_partitions(scene: ProcessorScene, protocol: str) -> N
 @pytest.mark.slow
 def test_committed_offsets_show_the_progress(scene: ProcessorScene) -> None:
     """The group's offsets at Kafka follow, also while nothing more comes and when it stops."""
-    with scene.running(options=FAST):
+    with scene.running():
         scene.produce(range(8))
         scene.wait_for(range(8))
         until_recorded(scene.shown, dict.fromkeys(range(PARTITIONS), 2), pause=0.1)
@@ -102,9 +97,9 @@ def test_committed_offsets_show_the_progress(scene: ProcessorScene) -> None:
 @pytest.mark.slow
 def test_committed_offsets_are_updated_when_partitions_are_revoked(scene: ProcessorScene) -> None:
     scene.produce(range(40))
-    with scene.running(options=FAST) as first:
+    with scene.running() as first:
         scene.wait_for(range(40))
-        with scene.running(name="2", options=FAST) as second:
+        with scene.running(name="2") as second:
             until(lambda: len(second.processor.positions) or None, "the second has partitions", pause=0.1)
             first.stop()
             until_recorded(scene.shown, dict.fromkeys(range(PARTITIONS), 10), pause=0.1)
@@ -123,14 +118,10 @@ def test_processors_share_a_pool(scene: ProcessorScene, offsets: Any) -> None:
         scene.book(message, tx)
 
     with (
-        dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=2) as pool,
-        ExitStack() as opened,
+        scene.pool() as pool,
+        scene.running(handle, runner=pool, offsets=offsets),
+        scene.running(handle, runner=pool, offsets=offsets),
     ):
-        for _ in range(2):
-            processor = DualProcessor(
-                pool, scene.settings(), [scene.source], handle=handle, options=replace(FAST, offsets=offsets)
-            )
-            opened.enter_context(scene.started(processor))
         scene.wait_for(range(200))
     assert not claims
     assert scene.agree() == list(range(200))
@@ -149,13 +140,10 @@ def test_processors_share_a_commit(scene: ProcessorScene) -> None:
         return book
 
     with (
-        dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=1) as pool,
-        ExitStack() as opened,
+        scene.pool(size=1) as pool,
+        scene.running(book_as(0), runner=pool, batch=1),
+        scene.running(book_as(1), runner=pool, batch=1),
     ):
-        for number in range(2):
-            options = replace(FAST, batch=1)
-            processor = DualProcessor(pool, scene.settings(), [scene.source], handle=book_as(number), options=options)
-            opened.enter_context(scene.started(processor))
         produced = itertools.count(0, 40)
 
         def shared() -> bool:
@@ -191,51 +179,31 @@ def test_a_setting_for_one_message_is_not_seen_by_the_next(scene: ProcessorScene
             tx.db.execute(sa.text("SELECT set_config('app.tenant', 'one', true)"))
 
     scene.produce(range(60))
-    with ExitStack() as opened:
-        runner: Any = (
-            opened.enter_context(scene.writer())
-            if kind == "writer"
-            else opened.enter_context(
-                dualwrite.create_pool(scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix)
-            )
-        )
-        options = replace(FAST, offsets=offsets, batch=20)
-        processor = DualProcessor(runner, scene.settings(), [scene.source], handle=handle, options=options)
-        opened.enter_context(scene.started(processor))
+    opened: Any = scene.writer() if kind == "writer" else scene.pool()
+    with opened as runner, scene.running(handle, runner=runner, offsets=offsets):
         scene.wait_for(range(60))
     assert scene.agree() == list(range(60))
     assert seen == {("", None)}
 
 
 @pytest.mark.slow
-def test_a_message_that_cannot_be_processed_stops_the_processor(scene: ProcessorScene) -> None:
-    scene.produce(range(8))
-
-    def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
-        scene.book(message, tx)
-        if message.value() == b"5":
-            raise ValueError("five")
-
-    with scene.running(book, options=FAST) as running:
-        error = running.ended()
-    assert isinstance(error, MessageFailedError)
-    assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 1, 5)
-    assert "ValueError: five" in str(error)
-    done = scene.agree()
-    assert 5 not in done
-    with scene.running(options=FAST):
-        scene.wait_for(range(8))
-    assert scene.agree() == list(range(8))
-
-
-@pytest.mark.slow
 def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, new_name: NewName) -> None:
-    dead = new_name("dead")
+    """If a topic refuses it, the processor stops: nothing is lost, and the message goes to a topic that accepts it."""
+    small, dead = new_name("small"), new_name("dead")
+    make_topic(scene.broker, small, max_message_bytes="100")
     make_topic(scene.broker, dead)
     with producing(scene.broker.bootstrap_servers) as produce:
         produce(scene.source, b"bad", key=b"k", partition=1, headers={"origin": b"test"})
     scene.produce(range(8))
-    with scene.running(options=ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)):
+    with scene.running(attempts=2, dead_letter_topic=small) as running:
+        error = running.ended()
+    assert isinstance(error, MessageFailedError)
+    assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 0, 2)
+    assert isinstance(error.__cause__, MessageTooLargeError)
+    assert f"could not be sent to the dead-letter topic {small!r}" in str(error)
+    assert "its processing raised ValueError" in str(error)
+    assert read_topic(scene.broker.bootstrap_servers, small) == []
+    with scene.running(attempts=2, dead_letter_topic=dead):
         scene.wait_for(range(8))
         letter = scene.letter(dead, b"bad")
     assert scene.agree() == list(range(8))
@@ -244,46 +212,6 @@ def test_a_failed_message_goes_to_the_dead_letter_topic(scene: ProcessorScene, n
     assert headers["dualwrite.topic"] == scene.source.encode()
     assert (headers["dualwrite.partition"], headers["dualwrite.offset"]) == (b"1", b"0")
     assert (headers["dualwrite.attempts"], headers["dualwrite.error"]) == (b"2", b"ValueError")
-
-
-@pytest.mark.slow
-def test_a_refused_dead_letter_stops_the_processor(scene: ProcessorScene, new_name: NewName) -> None:
-    """Nothing is lost: the message stays where it is, and goes to a topic that takes it."""
-    small, dead = new_name("small"), new_name("dead")
-    make_topic(scene.broker, small, max_message_bytes="100")
-    make_topic(scene.broker, dead)
-    with producing(scene.broker.bootstrap_servers) as produce:
-        produce(scene.source, b"bad", partition=1)
-    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=small)
-    with scene.running(options=options) as running:
-        error = running.ended()
-    assert isinstance(error, MessageFailedError)
-    assert (error.topic, error.partition, error.offset, error.attempts) == (scene.source, 1, 0, 2)
-    assert isinstance(error.__cause__, MessageTooLargeError)
-    assert f"could not be sent to the dead-letter topic {small!r}" in str(error)
-    assert "its processing raised ValueError" in str(error)
-    assert read_topic(scene.broker.bootstrap_servers, small) == []
-    with scene.running(options=replace(options, dead_letter_topic=dead)):
-        letter = scene.letter(dead, b"bad")
-    assert letter.value() == b"bad"
-
-
-@pytest.mark.slow
-def test_batches(scene: ProcessorScene) -> None:
-    scene.produce(range(100))
-    sizes = []
-
-    def book(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
-        sizes.append(len(messages))
-        for message in messages:
-            scene.book(message, tx)
-
-    with scene.writer() as writer:
-        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=book, options=FAST)
-        with scene.started(processor):
-            scene.wait_for(range(100))
-    assert scene.agree() == list(range(100))
-    assert max(sizes) <= FAST.batch
 
 
 @pytest.mark.slow
@@ -298,37 +226,20 @@ def test_a_paused_consumer_cannot_commit(scene: ProcessorScene) -> None:
             slow.append(1)
             until_received(lambda: scene.events.numbers(scene.group), "another has processed them", at_least=PARTITIONS)
 
-    with scene.running(book, options=FAST, **{"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}):
+    with scene.running(book, **{"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}):
         until(lambda: slow, "the first works")
-        with scene.running(name="2", options=FAST):
+        with scene.running(name="2"):
             scene.wait_for(range(PARTITIONS))
             scene.produce(range(PARTITIONS, 4 * PARTITIONS))
             scene.wait_for(range(4 * PARTITIONS))
     assert scene.agree() == list(range(4 * PARTITIONS))
 
 
-@pytest.mark.soak  # in CI: while it runs, in test_beginnings
-def test_a_recreated_topic_is_detected(scene: ProcessorScene) -> None:
-    scene.produce(range(8))
-    with scene.running(options=FAST):
-        scene.wait_for(range(8))
-    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
-    admin.delete_topics([scene.source])[scene.source].result(LIMIT)
-    until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
-    make_topic(scene.broker, scene.source, PARTITIONS)
-    scene.produce(range(8, 16))
-    with scene.running(options=FAST) as running:
-        assert isinstance(running.ended(), TopicReplacedError)
-    with scene.running(options=ProcessorOptions(on_new_topic="begin")):
-        scene.wait_for(range(16))
-    assert scene.agree() == list(range(16))
-
-
 @pytest.mark.slow
 def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> None:
     """Forwards: what is in between is never processed. Backwards, while nothing comes: it is processed again."""
     scene.produce(range(8))
-    with scene.writer("operator") as operator, scene.running(options=FAST):
+    with scene.writer("operator") as operator, scene.running():
         scene.wait_for(range(8))
         positions = operator.store.positions
         assert positions is not None
@@ -344,7 +255,7 @@ def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> Non
 @pytest.mark.slow
 def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
     scene.produce(range(8))
-    with scene.writer("operator") as operator, scene.running(options=FAST):
+    with scene.writer("operator") as operator, scene.running():
         scene.wait_for(range(8))
         positions = operator.store.positions
         assert positions is not None
@@ -383,7 +294,7 @@ def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch
                 positions.reset(scene.group, moves)
             scene.book(message, tx)
 
-        with scene.running(book, options=FAST):
+        with scene.running(book):
             scene.wait_for([8])
     assert scene.agree() == [8]
     assert next(failures, None) is None
@@ -405,7 +316,7 @@ def test_what_another_has_processed_is_not_processed_one_by_one(scene: Processor
 
     monkeypatch.setattr(GroupConsumer, "poll", whole)
     batches: list[list[int]] = []
-    with scene.writer("another") as another, scene.writer() as writer:
+    with scene.writer("another") as another:
 
         def handle(messages: Any, tx: dualwrite.Transaction[Any]) -> None:
             batches.append([int(message.value()) for message in messages])
@@ -414,10 +325,10 @@ def test_what_another_has_processed_is_not_processed_one_by_one(scene: Processor
             if len(batches) == 1:
                 another.store.positions.reset(scene.group, [Move(None, Position(scene.source, 0, 2))])
             if len(batches) == 2:
+                messages.clear()
                 raise ValueError("poison")
 
-        processor = DualProcessor(writer, scene.settings(), [scene.source], handle_batch=handle, options=FAST)
-        with scene.started(processor):
+        with scene.running(handle_batch=handle):
             scene.wait_for([1, 2, 3, 5, 6, 7])
             scene.produce([8])
             scene.wait_for([1, 2, 3, 5, 6, 7, 8])
@@ -439,7 +350,7 @@ def test_an_error_is_not_blamed_on_a_message_that_was_processed_already(scene: P
                 raise ValueError("it is there already")
             scene.book(message, tx)
 
-        with scene.running(handle, options=replace(FAST, attempts=1)):
+        with scene.running(handle, attempts=1):
             assert begun.wait(LIMIT)
             scene.produce([4])
             scene.wait_for([4])
@@ -457,32 +368,17 @@ def test_a_failing_listener_of_the_commit_stops_nothing(scene: ProcessorScene, c
 
     servers = scene.broker.bootstrap_servers
     scene.produce(range(10))
-    with dualwrite.connect(scene.events.database, kafka=servers, transactional_id=scene.prefix, session=maker) as writer:
-        processor = DualProcessor(
-            writer, scene.settings(), [scene.source], handle=handle, options=ProcessorOptions(batch=3, attempts=1)
-        )
-        with scene.started(processor):
-            scene.wait_for(range(10))
+    with (
+        dualwrite.connect(scene.events.database, kafka=servers, transactional_id=scene.prefix, session=maker) as writer,
+        scene.running(handle, runner=writer, batch=3, attempts=1),
+    ):
+        scene.wait_for(range(10))
     assert scene.agree() == list(range(10))
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_database_outage(scene: ProcessorScene) -> None:
-    scene.produce(range(20))
-    with scene.running(options=FAST):
-        scene.wait_for(range(20))
-        engine = scene.events.database
-        with engine.connect() as connection:
-            connection.execute(sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"))
-        engine.dispose()
-        scene.produce(range(20, 60))
-        scene.wait_for(range(60))
-    assert scene.agree() == list(range(60))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@table(
+    "arguments, message",
     [
         ({}, "either handle or handle_batch"),
         ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
@@ -498,8 +394,8 @@ def test_invalid_arguments(scene: ProcessorScene, arguments: dict[str, Any], mes
         DualProcessor(writer, given.pop("consumer"), given.pop("topics"), **given)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
+@table(
+    "setting, value",
     [
         ("enable.auto.commit", True),
         ("enable.auto.offset.store", True),

@@ -7,18 +7,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from processor_scene import ProcessorScene
 
 import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import GroupMetadata
-from dualwrite.kafka.librdkafka.consumer import BEGINNING, GroupConsumer
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.zookeeper import ZooKeeperServer
@@ -28,7 +26,7 @@ from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.producing import producing
 from fixtures.tiers import thinned
 from processor.conftest import BRISK
-from processor.ledger import booked, make_ledger
+from processor.ledger import ledger
 
 pytestmark = pytest.mark.slow
 
@@ -39,25 +37,20 @@ AT_KAFKA = "offsets=kafka"
 RECIPES: list[tuple[str, ...]] = [(), (AT_KAFKA,)]
 STOPPED = {0, -signal.SIGTERM}
 """A process that has only just been started has no handler yet."""
-PARTITIONS = 6
 BATCH = 5
 
 
-class Crashing:
-    """Input, output, a group, a database, and the processes on them."""
+class Crashing(ProcessorScene):
+    """A scene with the processes on it."""
 
-    def __init__(self, url: str, servers: str, new_name: NewName) -> None:
-        self.url = url
-        self.servers = servers
-        self.group, self.source, self.target = new_name("group"), new_name("source"), new_name("target")
-        self.prefix = new_name("processor")
+    def __init__(self, url: str, broker: DevCluster, new_name: NewName) -> None:
+        super().__init__(ledger(url), broker, new_name)
+        self.url, self.servers = url, broker.bootstrap_servers
         self.produced = 0
         self._processes = ExitStack()
 
-    def produce(self, count: int) -> None:
-        with producing(self.servers, {"linger.ms": 5}) as produce:
-            for number in range(self.produced, self.produced + count):
-                produce(self.source, b"%d" % number, partition=number % PARTITIONS)
+    def produce_more(self, count: int) -> None:
+        self.produce(range(self.produced, self.produced + count))
         self.produced += count
 
     def start(self, name: str = "1", failpoints: str = "", batch: int = BATCH, *more: str) -> ForkedProcess:
@@ -68,47 +61,22 @@ class Crashing:
         self._processes.callback(_kill, process)
         return process
 
-    def booked(self) -> list[int]:
-        return booked(self.url, self.group)
-
-    def answered(self) -> list[int]:
-        return sorted(int(message.value() or b"") for message in read_topic(self.servers, self.target))
-
     def wait_for_all(self) -> None:
-        until_recorded(self.booked, range(self.produced), pause=0.3)
+        self.wait_for(range(self.produced))
 
     def wait_for_answers(self) -> None:
         """Until as many are visible as there should be; so nothing is left that waits for recovery."""
-        until_received(self.answered, "answers", at_least=self.produced, seconds=3 * LIMIT, pause=1)
+        until_received(self.answers, "answers", at_least=self.produced, seconds=3 * LIMIT, pause=1)
 
     def check(self) -> None:
         """Both sides have each number once."""
         wait_for_markers(self.servers)
-        self.check_one(self.booked())
-        self.check_one(self.answered())
+        self.check_one(self.events.numbers(self.group))
+        self.check_one(self.answers())
 
     def check_one(self, found: list[int]) -> None:
         expected = list(range(self.produced))
         assert found == expected, Counter(found) - Counter(expected) or Counter(expected) - Counter(found)
-
-    def rebalances(self, *more: str) -> int:
-        """The group's generation, or epoch: it has changed so often, the last time since this joins."""
-        settings = {"bootstrap.servers": self.servers, "group.id": self.group, **dict(text.split("=", 1) for text in more)}
-        settings = {key: value for key, value in settings.items() if value and key != "offsets"}
-        with closing(GroupConsumer(settings, [self.source], lambda keys: dict.fromkeys(keys, BEGINNING))) as consumer:
-
-            def generation() -> int:
-                consumer.poll(1, 0.1)
-                return GroupMetadata.from_librdkafka(consumer.member.consumer_group_metadata()).generation_id
-
-            return until(lambda: max(generation(), 0), "a member of the group")
-
-    def shown(self) -> int:
-        """The sum of the group's offsets at Kafka."""
-        settings = {"bootstrap.servers": self.servers, "group.id": self.group}
-        with closing(Consumer(settings)) as consumer:
-            found = consumer.committed([TopicPartition(self.source, number) for number in range(PARTITIONS)], LIMIT)
-        return sum(max(one.offset, 0) for one in found)
 
     def close(self) -> None:
         self._processes.close()
@@ -136,7 +104,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[[type[Any
             url = str(server_of(ZooKeeperServer).url)
         else:
             url = server_of(PostgresServer if database == "postgresql" else MariaDBServer).create_database("processor")
-        make_ledger(url)
+        ledger(url).create()
         made[database] = url
         return url
 
@@ -148,9 +116,7 @@ def crashing(urls: Callable[[str], str], brisk: DevCluster, new_name: NewName) -
     with ExitStack() as opened:
 
         def make(database: str) -> Crashing:
-            found = Crashing(urls(database), brisk.bootstrap_servers, new_name)
-            for topic in (found.source, found.target):
-                make_topic(brisk, topic, PARTITIONS)
+            found = Crashing(urls(database), brisk, new_name)
             opened.callback(found.close)
             return found
 
@@ -158,38 +124,27 @@ def crashing(urls: Callable[[str], str], brisk: DevCluster, new_name: NewName) -
 
 
 @pytest.mark.parametrize(
-    ("database", "point"),
+    ("database", "point", "more"),
     thinned(
-        product(DATABASES, WRITER_POINTS),
+        product(DATABASES, WRITER_POINTS, RECIPES),
         kept=[
-            *product(["postgresql"], ["after_prepare", "after_db_commit", "after_kafka_commit"]),
-            ("zookeeper", "after_db_commit"),  # each database: tests/crash
+            *product(["postgresql"], ["after_prepare", "after_db_commit", "after_kafka_commit"], [()]),
+            ("zookeeper", "after_db_commit", ()),  # each database: tests/crash
+            ("sqlite", "after_prepare", (AT_KAFKA,)),
         ],
     ),
 )
-def test_a_processor_that_is_killed(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
-    kill_and_restart(crashing(database), database, point)
-
-
-@pytest.mark.parametrize(
-    ("database", "point"),
-    thinned(
-        product(DATABASES, WRITER_POINTS),
-        kept=[("sqlite", "after_prepare")],
-    ),
-)
-def test_a_kill_with_offsets_at_kafka(crashing: Callable[[str], Crashing], database: str, point: str) -> None:
-    kill_and_restart(crashing(database), database, point, AT_KAFKA)
-
-
-def kill_and_restart(scene: Crashing, database: str, point: str, *more: str) -> None:
-    scene.produce(30)
+def test_a_processor_that_is_killed(
+    crashing: Callable[[str], Crashing], database: str, point: str, more: tuple[str, ...]
+) -> None:
+    scene = crashing(database)
+    scene.produce_more(30)
     killed = scene.start("1", f"{point}#3=kill", 2, *more)
     assert ended(killed) == -signal.SIGKILL
     running = scene.start("1", "", BATCH, *more)
     if database == "rocksdb":  # only one process can open it
         time.sleep(1)
-        until_recorded(scene.answered, range(scene.produced), pause=0.3)
+        until_recorded(scene.answers, range(scene.produced), pause=0.3)
     else:
         scene.wait_for_all()
     running.send_signal(signal.SIGTERM)
@@ -209,17 +164,17 @@ def test_a_kill_of_a_processor_that_writes_only_to_the_database(
 ) -> None:
     """Kafka has no part in its transactions."""
     scene = crashing(database)
-    scene.produce(30)
+    scene.produce_more(30)
     assert ended(scene.start("1", f"{point}#3=kill", 2, "answers=no")) == -signal.SIGKILL
     running = scene.start("1", "", BATCH, "answers=no")
     if database == "rocksdb":  # only one process can open it; it shows what it has done by the group's offsets
-        until_recorded(lambda: {"offsets": scene.shown()}, {"offsets": scene.produced}, pause=0.3)
+        until_recorded(lambda: {"offsets": sum(scene.shown().values())}, {"offsets": scene.produced}, pause=0.3)
     else:
         scene.wait_for_all()
     running.send_signal(signal.SIGTERM)
     assert ended(running) == 0
-    scene.check_one(scene.booked())
-    assert scene.answered() == []
+    scene.check_one(scene.events.numbers(scene.group))
+    assert scene.answers() == []
 
 
 @pytest.mark.parametrize(
@@ -231,13 +186,15 @@ def test_a_kill_between_two_attempts(
     """The next process begins to count again, and gives the message up once."""
     scene, dead = crashing("postgresql"), new_name("dead")
     make_topic(brisk, dead)
-    scene.produce(6)
+    scene.produce_more(6)
     with producing(scene.servers) as produce:
         produce(scene.source, b"bad", partition=0)
-    scene.produce(6)
+    scene.produce_more(6)
     more = (*more, f"dead_letter_topic={dead}")
     with_pauses = scene.start("1", "", BATCH, *more, "attempts=1000000")
-    until_received(lambda: [one for one in scene.booked() if one == 0], "those before it are booked", pause=0.2)
+    until_received(
+        lambda: [one for one in scene.events.numbers(scene.group) if one == 0], "those before it are booked", pause=0.2
+    )
     time.sleep(1)
     with_pauses.kill()
     assert ended(with_pauses) == -signal.SIGKILL
@@ -262,13 +219,13 @@ def test_a_processor_paused_beyond_its_session_timeout(
     """SIGSTOP in the middle of a transaction, takeover by another member, SIGCONT: it can't commit what it had begun."""
     scene = crashing("postgresql")
     more = (*more, *PROTOCOLS[protocol])
-    scene.produce(60)
+    scene.produce_more(60)
     paused = scene.start("1", "after_send#7=stop", 4, *more)
     until(lambda: _is_stopped(paused), "it stops")
     other = scene.start("2", "", BATCH, *more)
-    until_recorded(scene.booked, range(scene.produced), seconds=2 * LIMIT, pause=0.5)
+    scene.wait_for_all()
     paused.send_signal(signal.SIGCONT)
-    scene.produce(60)
+    scene.produce_more(60)
     scene.wait_for_all()
     for process in (paused, other):
         process.send_signal(signal.SIGTERM)
@@ -293,10 +250,8 @@ def test_random_kills_and_pauses_of_processors_and_broker(
     count = 1 if database == "rocksdb" else 3
     arguments = (*more, "processors=3") if database == "rocksdb" else more
     with started(config=BRISK) as cluster, ExitStack() as opened:
-        scene = Crashing(urls(database), cluster.bootstrap_servers, new_name)
+        scene = Crashing(urls(database), cluster, new_name)
         opened.callback(scene.close)
-        for topic in (scene.source, scene.target):
-            make_topic(cluster, topic, PARTITIONS)
         processes = [scene.start("*", "", BATCH, *arguments) for _ in range(count)]
         done = Counter[str]()
 
@@ -305,7 +260,7 @@ def test_random_kills_and_pauses_of_processors_and_broker(
 
         until_then = time.monotonic() + 60
         while time.monotonic() < until_then:
-            scene.produce(200)
+            scene.produce_more(200)
             time.sleep(chance.uniform(0.5, 3))
             place = chance.randrange(count)
             what = chance.choice(["kill", "kill", "pause", "stop", "broker"])
@@ -327,21 +282,16 @@ def test_random_kills_and_pauses_of_processors_and_broker(
                 cluster.kill()
                 cluster.start()
         if database != "rocksdb":  # which can't be read while it is open
-            until_recorded(scene.booked, range(scene.produced), seconds=3 * LIMIT, pause=1)
+            scene.wait_for_all()
         scene.wait_for_answers()  # those that live have recovered what the killed ones had prepared
         if database != "rocksdb":
             scene.check()
         check_that_nobody_has_ended()
-        rebalances = scene.rebalances(*more)
         for process in processes:
             process.send_signal(signal.SIGTERM)
         assert {ended(process) for process in processes} <= STOPPED
         dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
         scene.check()
-        print(  # noqa: T201  (the counts of a soak run)
-            f"\n{database}, {' '.join(more)}: {scene.produced} messages, {len(scene.answered())} answers, "
-            f"{rebalances} rebalances, {dict(done)}"
-        )
 
 
 def _is_stopped(process: ForkedProcess) -> bool:

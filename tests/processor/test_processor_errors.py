@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -18,8 +19,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
 from crash.databases import Databases
+from dualwrite import Topic
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import AfterCommitError, MessageFailedError
+from dualwrite.errors import AfterCommitError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
@@ -67,15 +69,11 @@ def running(
 ) -> Iterator[Any]:
     """A processor on a writer or a pool."""
     settings = {"bootstrap.servers": scene.broker.bootstrap_servers, **more.pop("kafka", {})}
-    opened: Any
+    opened: Any = scene.pool()
     if runner == "writer":
         opened = dualwrite.connect(scene.events.database, kafka=settings, transactional_id=f"{scene.prefix}.1", **more)
-    else:
-        opened = dualwrite.create_pool(scene.events.database, kafka=settings, prefix=scene.prefix, size=2)
-    with opened as made:
-        processor = DualProcessor(made, scene.settings(), [scene.source], handle=handle, options=options)
-        with scene.started(processor) as found:
-            yield found
+    with opened as made, scene.running(handle, runner=made, **asdict(options)) as found:
+        yield found
 
 
 def letters(scene: ProcessorScene, dead: str, found: Any) -> list[Message]:
@@ -159,6 +157,9 @@ def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene, 
     assert (error.partition, error.offset, error.attempts) == (1, 1, 2)
     assert isinstance(error.__cause__, sa.exc.IntegrityError)
     assert BAD not in scene.agree()
+    with scene.running():
+        scene.wait_for(range(8))
+    assert scene.agree() == list(range(8))
     (stopping,) = [record for record in caplog.records if "the processor stops" in record.getMessage()]
     assert stopping.exc_info
     assert stopping.exc_info[1] is error
@@ -258,6 +259,79 @@ def test_errors_not_caused_by_the_message_are_not_counted(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("runner", "offsets"), [("writer", "database"), ("pool", "database"), ("pool", "kafka")])
+def test_a_further_attempt_gets_all_messages_again(scene: ProcessorScene, runner: str, offsets: Any) -> None:
+    """New objects in a new list: the first attempt has used up both."""
+    seen: list[list[int]] = []
+
+    def handle(messages: list[Any], tx: dualwrite.Transaction[Any]) -> None:
+        seen.append([message.value().pop() for message in messages])
+        messages.clear()
+        for number in seen[-1]:
+            scene.events.write(tx.db, scene.group, number)
+            tx.send(scene.target, b"%d" % number)
+        if len(seen) == 1:
+            conflict(scene, tx)
+
+    topic: Topic[Any, Any] = Topic(scene.source, value_deserializer=lambda content, _: [int(content)])
+    scene.produce(range(8))
+    opened: Any = scene.writer() if runner == "writer" else scene.pool()
+    with opened as made, scene.running(handle_batch=handle, runner=made, topics=[topic], attempts=1, offsets=offsets):
+        scene.wait_for(range(8))
+    assert scene.agree() == list(range(8))
+    assert seen[0] == seen[1]
+
+
+def other_server() -> None:
+    sa.create_engine("postgresql+psycopg://127.0.0.1:1/nowhere").connect()
+
+
+@pytest.mark.slow
+def test_an_outage_before_does_not_make_a_bad_message_retriable(scene: ProcessorScene) -> None:
+    """The program calls `run` while it handles one, and the first attempt fails by one, of another server."""
+    calls: list[int] = []
+    answers: Topic[Any, Any] = Topic(scene.target, value_serializer=lambda value, _: value + b"")
+
+    def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        calls.append(message.offset())
+        if len(calls) == 1:
+            other_server()
+        answers.send(tx, 17)
+
+    scene.produce([0])
+    options = ProcessorOptions(attempts=3, pause=0.01)
+    with scene.writer() as writer:
+        processor = DualProcessor(writer, scene.settings(), [scene.source], handle=handle, options=options)
+        try:
+            other_server()
+        except sa.exc.OperationalError:
+            with pytest.raises(MessageFailedError) as raised:
+                processor.run()
+    assert isinstance(raised.value.__cause__, SerializationError)
+    assert (raised.value.attempts, len(calls)) == (3, 4)
+
+
+async def coroutine(_messages: Any, _tx: Any) -> None:
+    pass
+
+
+def generator(_messages: Any, _tx: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handler", [{"handle": coroutine}, {"handle_batch": generator}])
+def test_a_handler_that_only_returns_a_coroutine_or_a_generator_is_refused(scene: ProcessorScene, handler: Any) -> None:
+    """Otherwise every message would count as processed."""
+    scene.produce([0])
+    with scene.running(**handler) as running:
+        error = running.ended()
+    assert isinstance(error, UsageError)
+    (name,) = (each.__name__ for each in handler.values())
+    assert f"{name} returned a {name}" in str(error)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runner", "offsets"),
     thinned(product(RUNNERS, ["database", "kafka"]), kept=[("writer", "kafka"), ("pool", "database")]),
@@ -310,7 +384,7 @@ def test_a_message_processed_by_another_member_between_two_attempts(
     numbers = range(0, 10 * PARTITIONS, PARTITIONS)
     scene.produce(numbers)
     brief = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
-    with scene.running(fail_once, options=ProcessorOptions(batch=1, pause=0.01), **brief):
+    with scene.running(fail_once, batch=1, **brief):
         until(failed.is_set, "the first attempt")
         with scene.running(name="2"):
             scene.wait_for(numbers)

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.outages import kafka_at
-from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.recipe.phases import Phase
 from dualwrite.stores.positions import Partition
@@ -60,7 +59,6 @@ def test_the_broker_is_killed_between_the_two_commits(
     ):
         for lane in writer._lanes:
             lane._timeouts = lane.ownership._timeouts = dualwrite.Timeouts(kafka=PATIENCE)
-        settings = scene.settings(**BRIEF)
 
         def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
             """As with a unique key: a message that was processed already is an error."""
@@ -68,10 +66,7 @@ def test_the_broker_is_killed_between_the_two_commits(
                 raise ValueError("it is there already")
             scene.book(message, tx)
 
-        processor = DualProcessor(
-            writer, settings, [scene.source], handle=book, options=replace(OPTIONS, offsets=offsets, attempts=1)
-        )
-        with scene.started(processor):
+        with scene.running(book, runner=writer, batch=5, offsets=offsets, attempts=1, **BRIEF):
             scene.wait_for(range(40))
     back.join(LIMIT)
     assert scene.agree() == list(range(40))
@@ -145,7 +140,7 @@ def test_the_broker_is_killed_while_it_assigns_partitions(
         return found
 
     monkeypatch.setattr(Progress, "begin", begin_and_die)
-    with scene.running(options=replace(OPTIONS, offsets=offsets, start="latest"), **BRIEF):
+    with scene.running(offsets=offsets, start="latest", **BRIEF):
         until(lambda: back.ident, "the partitions are assigned")
         back.join(LIMIT)
         scene.produce(range(8, 16))
@@ -160,20 +155,13 @@ def test_stop_does_not_wait_for_a_coordinator_that_is_down(
     """librdkafka would wait for it for session.timeout.ms: five minutes here, longer than the test's limit."""
     scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)
     scene.produce(range(8))
-    with scene.writer() as writer:
-        processor = DualProcessor(
-            writer,
-            scene.settings(**{"session.timeout.ms": 300_000, "heartbeat.interval.ms": 1000}),
-            [scene.source],
-            handle=scene.book,
-            options=replace(OPTIONS, offsets=offsets),
-        )
-        with scene.started(processor) as running:
-            scene.wait_for(range(8))
-            until(lambda: writer.phase is Phase.READY, "the last transaction has ended at Kafka, too")
-            brisk.kill()
-            try:
-                running.stop()
-            finally:
-                brisk.start()
+    endless = {"session.timeout.ms": 300_000, "heartbeat.interval.ms": 1000}
+    with scene.writer() as writer, scene.running(runner=writer, batch=5, offsets=offsets, **endless) as running:
+        scene.wait_for(range(8))
+        until(lambda: writer.phase is Phase.READY, "the last transaction has ended at Kafka, too")
+        brisk.kill()
+        try:
+            running.stop()
+        finally:
+            brisk.start()
     assert scene.agree() == list(range(8))

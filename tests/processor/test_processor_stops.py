@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MessageFailedError, StoreUnavailableError
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.attempts import StopFlag
 from dualwrite.processor.position_keeping import StoredProgress
 from fixtures.broker import make_topic
@@ -28,10 +26,9 @@ from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received
 from fixtures.producing import producing
 from fixtures.tiers import thinned
-from processor.ledger import booked, make_ledger
+from processor.ledger import ledger
 
 NewName = Callable[[str], str]
-FAST = ProcessorOptions(batch=20, pause=0.01, longest_pause=0.1)
 BRIEF = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300, "max.poll.interval.ms": 2000}
 
 
@@ -62,7 +59,7 @@ def test_a_processor_can_be_stopped_while_positions_cannot_be_read(
     scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = Reading(monkeypatch)
-    with scene.running(options=replace(FAST, pause=10 * LIMIT, longest_pause=10 * LIMIT)):
+    with scene.running(pause=10 * LIMIT, longest_pause=10 * LIMIT):
         until(lambda: reading.tried, "the partitions are assigned")
 
 
@@ -77,7 +74,7 @@ def test_an_assignment_waits_for_the_database_beyond_the_poll_interval(
     if protocol == "consumer":
         more |= {"group.protocol": "consumer", "session.timeout.ms": None, "heartbeat.interval.ms": None}
     scene.produce(range(8))
-    with scene.running(options=FAST, **more):
+    with scene.running(**more):
         until(lambda: reading.tried, "the partitions are assigned")
         time.sleep(3)
         reading.is_back.set()
@@ -104,7 +101,7 @@ def test_a_flag_that_a_signal_handler_sets() -> None:
 def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_path: Path) -> None:
     """The process ends at once, without an error."""
     url = f"sqlite:///{tmp_path}/app.db"
-    make_ledger(url)
+    ledger(url).create()
     group, source, target = new_name("group"), new_name("source"), new_name("target")
     for topic in (source, target):
         make_topic(brisk, topic)
@@ -113,10 +110,10 @@ def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_
             produce(source, value)
     arguments = [url, brisk.bootstrap_servers, group, source, target, new_name("id"), "1", "attempts=1000000"]
     with ForkedProcess("processor.processor_worker", arguments) as process:
-        until_received(lambda: booked(url, group), "the message before it is booked", pause=0.2)
+        until_received(lambda: ledger(url).numbers(group), "the message before it is booked", pause=0.2)
         process.send_signal(signal.SIGTERM)
         assert ended(process) == 0
-    assert booked(url, group) == [0]
+    assert ledger(url).numbers(group) == [0]
 
 
 @pytest.mark.slow
@@ -138,7 +135,7 @@ def test_retries_beyond_the_poll_interval_keep_the_assignment(scene: ProcessorSc
 
     longest = int(1000 * limit(3))
     rare = {**BRIEF, "session.timeout.ms": longest, "max.poll.interval.ms": longest}
-    with scene.running(fail_twice, options=replace(FAST, pause=limit(4), longest_pause=limit(4)), **rare) as running:
+    with scene.running(fail_twice, pause=limit(4), longest_pause=limit(4), **rare) as running:
         scene.wait_for([0])
     assert len(members) == 3
     assert len(set(members)) == 1
@@ -155,7 +152,7 @@ def test_a_batch_that_takes_too_long_for_offsets_at_kafka(scene: ProcessorScene,
         scene.book(message, tx)
 
     scene.produce([0, 4, 8])
-    with caplog.at_level(logging.WARNING), scene.running(slowly, options=replace(FAST, offsets="kafka"), **BRIEF):
+    with caplog.at_level(logging.WARNING), scene.running(slowly, offsets="kafka", **BRIEF):
         scene.wait_for([0, 4, 8])
     assert scene.agree() == [0, 4, 8]
     assert "From now on 1 are taken at once" in caplog.text
@@ -168,7 +165,7 @@ def test_a_single_message_that_takes_too_long_for_offsets_at_kafka(scene: Proces
         scene.book(message, tx)
 
     scene.produce([0])
-    with scene.running(too_slowly, options=replace(FAST, offsets="kafka", attempts=2), **BRIEF) as running:
+    with scene.running(too_slowly, offsets="kafka", attempts=2, **BRIEF) as running:
         error = running.ended()
     assert isinstance(error, MessageFailedError)
     assert (error.offset, error.attempts) == (0, 2)
@@ -197,7 +194,7 @@ def test_offsets_of_a_consumer_without_a_membership_are_refused(
 
     monkeypatch.setattr(GroupConsumer, "member", property(once_nobody))
     scene.produce(range(4))
-    with caplog.at_level(logging.WARNING), scene.running(options=replace(FAST, offsets="kafka")):
+    with caplog.at_level(logging.WARNING), scene.running(offsets="kafka"):
         scene.wait_for(range(4))
     assert scene.agree() == list(range(4))
     assert "no longer a member of the group" in caplog.text
@@ -210,7 +207,7 @@ def test_an_unknown_topic_is_named(scene: ProcessorScene, new_name: NewName, cap
     del known
     with (
         caplog.at_level(logging.WARNING),
-        scene.running(options=FAST, **{"topic.metadata.refresh.interval.ms": 200, "allow.auto.create.topics": False}),
+        scene.running(**{"topic.metadata.refresh.interval.ms": 200, "allow.auto.create.topics": False}),
     ):
         until(lambda: f"don't know the topic '{scene.source}'" in caplog.text, "the warning")
         make_topic(scene.broker, scene.source, PARTITIONS)

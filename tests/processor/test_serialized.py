@@ -23,11 +23,9 @@ from processor_scene import ProcessorScene
 import dualwrite
 from dualwrite import Topic
 from dualwrite.errors import SerializationError
-from dualwrite.processor import DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
 
 NewName = Callable[[str], str]
-FAST = ProcessorOptions(batch=20, attempts=2, pause=0.01, longest_pause=0.1)
 
 
 @dataclass
@@ -129,10 +127,8 @@ def test_serialized_messages_are_read_back(scene: ProcessorScene, registry: Sche
         topic_of_answers.send(tx, message.value())
 
     topic_of_answers = make(scene.target, registry)
-    with scene.writer() as writer:
-        processor = DualProcessor(writer, scene.settings(), [topic], handle=book, options=FAST)
-        with scene.started(processor):
-            scene.wait_for(range(2))
+    with scene.running(book, topics=[topic]):
+        scene.wait_for(range(2))
     assert found == [("17", order, 0), ("18", None, 1)]
     answers = read_topic(scene.broker.bootstrap_servers, scene.target)
     assert sorted((topic.deserialized("value", answer.value()) is None) for answer in answers) == [False, True]
@@ -146,9 +142,7 @@ def test_a_serializer_that_fails_fails_its_unit_only(scene: ProcessorScene, regi
         scene.events.write(tx.db, scene.group, number)
         topic.send(tx, order)
 
-    with dualwrite.create_pool(
-        scene.events.database, kafka=scene.broker.bootstrap_servers, prefix=scene.prefix, size=1
-    ) as pool:
+    with scene.pool(size=1) as pool:
         waiting = [pool.submit(unit, number, Order("lamp", "two" if number == 3 else number)) for number in range(6)]  # type: ignore[arg-type]
         outcomes = [future.exception(60) for future in waiting]
     assert [type(outcome) for outcome in outcomes] == [type(None)] * 3 + [SerializationError] + [type(None)] * 2
@@ -176,12 +170,9 @@ def test_an_undeserializable_message_goes_to_the_dead_letter_topic_unchanged(
         scene.events.write(tx.db, scene.group, message.value().amount)
         tx.send(scene.target, str(message.value().amount))
 
-    with scene.writer() as writer:
-        options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
-        processor = DualProcessor(writer, scene.settings(), [topic], handle=book, options=options)
-        with scene.started(processor):
-            scene.wait_for([1, 2])
-            letter = scene.letter(dead, b"\0nonsense")
+    with scene.running(book, topics=[topic], attempts=2, dead_letter_topic=dead):
+        scene.wait_for([1, 2])
+        letter = scene.letter(dead, b"\0nonsense")
     assert scene.agree() == [1, 2]
     assert (letter.key(), letter.value()) == (b"\xff", b"\0nonsense")
     assert dict(letter.headers())["dualwrite.error"] == b"DeserializationError"
@@ -202,9 +193,7 @@ def test_an_unreachable_registry_costs_no_attempt(scene: ProcessorScene) -> None
         tx.send(scene.target, str(message.value()))
 
     scene.produce(range(3))
-    with scene.writer() as writer:
-        topic: Topic[int, bytes] = Topic(scene.source, value_deserializer=deserialize)
-        processor = DualProcessor(writer, scene.settings(), [topic], handle=book, options=FAST)
-        with scene.started(processor):
-            scene.wait_for(range(3))
+    topic: Topic[int, bytes] = Topic(scene.source, value_deserializer=deserialize)
+    with scene.running(book, topics=[topic], attempts=2):
+        scene.wait_for(range(3))
     assert scene.agree() == [0, 1, 2]

@@ -15,6 +15,7 @@ from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
 from fixtures.pace import until
 from spark.job import SparkJob
 from spark.processes import Role, SparkProcess
+from spark.session import MASTER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,14 +55,22 @@ class DrivenScene(SparkScene):
 
     # --- drivers ----------------------------------------------------------------------------------------------------------
 
-    def stream_driver(self, partitions: int = 3, tries: int = 1) -> SparkJob:
-        """Start a driver that streams the available input and then ends."""
+    def stream_driver(
+        self, partitions: int = 3, tries: int = 1, master: str = MASTER, spark: Mapping[str, str] | None = None
+    ) -> SparkJob:
+        """Start a driver that streams the available input and then ends; see stream_driver.py."""
         self._drivers += 1
         settings = self.place / f"driver-{self._drivers}.json"
         place = self.place / f"driver-{self._drivers}"
         place.mkdir()
         told = {
             "place": str(place),
+            "master": master,
+            "spark": {
+                "spark.executorEnv.PYTHONPATH": str(STREAM_DRIVER.parents[1]),
+                f"spark.executorEnv.{ENVIRONMENT_VARIABLE}": self.environment[ENVIRONMENT_VARIABLE],
+                **(spark or {}),
+            },
             "input": str(self.input),
             "checkpoint": str(self.checkpoint),
             "schema": SCHEMA,

@@ -7,20 +7,19 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from dualwrite.devcluster.programs import Java, find_java
+from dualwrite.devcluster.programs import find_java
 
 _ASKED_FOR = "jdk.incubator.vector"
 """Spark starts every JVM with this module, to speed up linear algebra; it works without, but Java doesn't start then."""
 
 
-def java_home(place: Path, java: Java | None = None) -> Path:
+def java_home(place: Path) -> Path:
     """The Java home for Spark's `JAVA_HOME`; created below `place` if the Java lacks a module that Spark requires.
 
     The created home has only `bin/java`, which drops that one argument and executes (`exec`) the real Java, so that process
     ids stay the same.
     """
-    java = java or find_java()
-    executable = java.executable.resolve()
+    executable = find_java().executable.resolve()
     if _has_module(executable):
         return executable.parent.parent
     command = place / "java-home" / "bin" / "java"

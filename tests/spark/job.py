@@ -102,12 +102,6 @@ class SparkJob:
         """The job's running processes, of one role or all."""
         return [one for one in processes_of_session(self.process.pid) if role is None or one.role is role]
 
-    def only(self, role: Role) -> SparkProcess:
-        """The only running process with that role."""
-        found = self.processes(role)
-        assert len(found) == 1, f"{len(found)} processes are {role}; {self._told()}"
-        return found[0]
-
     # --- ending -----------------------------------------------------------------------------------------------------------
 
     def wait(self, seconds: float = LIMIT) -> int:

@@ -63,10 +63,6 @@ class SparkProcess:
         except psutil.NoSuchProcess:
             return
 
-    def pause(self) -> None:
-        """SIGSTOP: pause the process until `resume`."""
-        self.process.suspend()
-
     def resume(self) -> None:
         """Let a paused process continue."""
         self.process.resume()

@@ -78,6 +78,11 @@ def open_session(place: Path, master: str = MASTER, settings: Mapping[str, str] 
     return builder.getOrCreate()
 
 
+def say(*words: object) -> None:
+    """Print one line with a single write, for the test that waits for it."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 _LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 import pytest
-from driven_scene import DrivenScene, is_stopped, wait_for_stopped, wait_until
+from driven_scene import DrivenScene, is_stopped
 from spark_scene import LIMIT, SparkScene
 
-from dualwrite.devcluster import DevCluster
-from dualwrite.testing.failpoints import ENVIRONMENT_VARIABLE
 from fixtures.pace import until
 from fixtures.tiers import thinned
-from spark.job import SparkJob
 from spark.processes import Role
 
 if TYPE_CHECKING:
@@ -31,68 +26,7 @@ T = TypeVar("T")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-BATCH_DRIVER = Path(__file__).with_name("batch_driver.py")
 SECOND_HOST = "127.0.0.2"
-
-
-class BatchScene(DrivenScene):
-    """A driver that writes one batch after another, on request."""
-
-    @contextmanager
-    def batches(self, master: str, settings: Mapping[str, str] | None = None) -> Iterator[Batches]:
-        place = self.place / "batches"
-        place.mkdir()
-        executors = {
-            "spark.executorEnv.PYTHONPATH": str(BATCH_DRIVER.parents[1]),
-            f"spark.executorEnv.{ENVIRONMENT_VARIABLE}": self.environment[ENVIRONMENT_VARIABLE],
-        }
-        told = {"place": str(place), "master": master, "spark": {**executors, **(settings or {})}, "options": self.options}
-        (place / "settings").write_text(json.dumps(told))
-        with SparkJob(BATCH_DRIVER, [place / "settings"], environment=self.environment) as job:
-            job.wait_for("open")
-            yield Batches(job, place)
-
-
-class Batches:
-    """The running driver.
-
-    Args:
-        job: Its processes.
-        place: The folder in which it looks for requests.
-    """
-
-    def __init__(self, job: SparkJob, place: Path) -> None:
-        self.job, self._place = job, place
-        self._count = 0
-
-    def start(self, ids: range, *, partitions: int = 2, fails: Path | None = None) -> str:
-        """Start a write; return its number."""
-        number = self._count
-        self._count += 1
-        told: dict[str, Any] = {"first": ids.start, "last": ids.stop, "partitions": partitions}
-        if fails is not None:
-            told["fails"] = str(fails)
-        hidden = self._place / "hidden"
-        hidden.write_text(json.dumps(told))
-        hidden.rename(self._place / f"write-{number}")
-        return str(number)
-
-    def write(self, ids: range, **how: Any) -> None:
-        """Write, and wait for the end of the write."""
-        self.job.wait_for(f"saved {self.start(ids, **how)}")
-
-    def end(self) -> None:
-        (self._place / "end").touch()
-        assert self.job.wait() == 0, self.job.output
-
-
-@pytest.fixture
-def driven(
-    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path, spark_environment: dict[str, str]
-) -> Iterator[BatchScene]:
-    made = BatchScene(postgres_url, broker.bootstrap_servers, new_name("spark"), tmp_path, spark_environment)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("wakes", thinned(["before the commit", "after the commit"], kept=["after the commit"]))
@@ -156,8 +90,8 @@ def ids_of_partition(scene: SparkScene, partition: int) -> int:
 
 
 @pytest.mark.soak
-def test_speculation(driven: BatchScene) -> None:
-    """A task that hangs gets a copy on another host, which wins; the first continues when everything is done."""
+def test_speculation(driven: DrivenScene) -> None:
+    """A task that hangs gets a copy on another host, which wins; the first continues during the next micro-batches."""
     if not has_second_host():
         pytest.skip(f"{SECOND_HOST} can't be bound, and Spark copies a task to another host only")
     speculation = {
@@ -171,20 +105,16 @@ def test_speculation(driven: BatchScene) -> None:
         "spark.speculation.task.duration.threshold": "500ms",
         "spark.python.task.killTimeout": "60s",
     }
-    with driven.batches("standalone", speculation) as batches:
-        batches.write(range(10))
-        driven.fail_at("job_after_batch", "stop")
-        number = batches.start(range(10, 30))
-        loser = wait_for_stopped(batches.job)
-        batches.job.wait_for(f"saved {number}")
+    ids = driven.add_files(5)
+    with driven.stream_driver(2, master="standalone", spark=speculation) as job:
+        driven.wait_for_micro_batches(job, 1)
+        loser = driven.stopped_at(job, "job_after_batch")
+        driven.wait_for_micro_batches(job, driven.micro_batches + 1)
         assert is_stopped(loser.process)
-        driven.assert_holds(range(30))
         loser.resume()
         psutil.wait_procs([loser.process], timeout=LIMIT)
-        driven.assert_holds(range(30))
-        batches.write(range(30, 40))
-        batches.end()
-    driven.assert_holds(range(40))
+        assert job.wait() == 0, job.output
+    driven.assert_holds(ids)
 
 
 def has_second_host() -> bool:
@@ -197,41 +127,14 @@ def has_second_host() -> bool:
 
 
 @pytest.mark.soak
-def test_zombies_that_end_in_the_next_write(driven: BatchScene, tmp_path: Path) -> None:
-    """Spark has aborted their write; they end during the next write, with ids that it may also use."""
-    points = ("job_after_open", "job_after_claim", "job_before_staged", "job_after_prepare")
-    expected = 0
-    with driven.batches("local[2,1]", {"spark.python.task.killTimeout": "60s"}) as batches:
-        for round_number, point in enumerate(points):
-            gate = tmp_path / f"gate-{round_number}"
-            lost = batches.start(range(1000, 1020), fails=gate)
-            driven.fail_at(point, "stop")
-            zombie = wait_for_stopped(batches.job)
-            gate.touch()
-            batches.job.wait_for(f"failed {lost}")
-            driven.fail_at("job_after_batch", "sleep:2")
-            number = batches.start(range(expected, expected + 10))
-            expected += 10
-            wait_until(lambda: driven.has_failed, batches.job, "the next write")
-            zombie.resume()
-            batches.job.wait_for(f"saved {number}")
-            psutil.wait_procs([zombie.process], timeout=LIMIT)
-            driven.assert_holds(range(expected))
-        batches.end()
-    driven.assert_holds(range(expected))
-
-
-@pytest.mark.soak
-def test_executors_of_their_own(driven: BatchScene) -> None:
+def test_executors_of_their_own(driven: DrivenScene) -> None:
     """The commit runs in another process tree than the tasks; one executor dies."""
-    with driven.batches("local-cluster[2,1,1024]") as batches:
-        batches.write(range(100), partitions=5)
-        driven.fail_at("job_after_prepare", "stop")
-        number = batches.start(range(100, 200), partitions=5)
-        worker = wait_for_stopped(batches.job)
+    ids = driven.add_files(3, rows=50)
+    with driven.stream_driver(5, master="local-cluster[2,1,1024]") as job:
+        driven.wait_for_micro_batches(job, 1)
+        worker = driven.stopped_at(job, "job_after_prepare")
         executor = worker.process.parents()[1]  # behind the daemon
-        assert executor.pid in {one.pid for one in batches.job.processes(Role.EXECUTOR)}
+        assert executor.pid in {one.pid for one in job.processes(Role.EXECUTOR)}
         executor.kill()
-        batches.job.wait_for(f"saved {number}")
-        batches.end()
-    driven.assert_holds(range(200))
+        assert job.wait() == 0, job.output
+    driven.assert_holds(ids)

@@ -18,6 +18,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import until
+from fixtures.tables import table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,13 +68,11 @@ def test_other_databases(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"producer": "librdkafka"}, {"twoPhase": "false"}, {"producer": "native", "twoPhase": "true"}]
-)
-def test_every_producer(scene: SparkScene, options: dict[str, str]) -> None:
-    for first in (0, 100):
-        scene.write(scene.orders(range(first, first + 100)), **options)
-    scene.assert_holds(range(200))
+def test_every_producer_one_after_the_other(scene: SparkScene) -> None:
+    options = [{"producer": "librdkafka"}, {"twoPhase": "false"}, {"producer": "native", "twoPhase": "true"}]
+    for number, chosen in enumerate([*options, *options]):
+        scene.write(scene.orders(range(50 * number, 50 * (number + 1))), **chosen)
+    scene.assert_holds(range(300))
 
 
 @pytest.mark.slow
@@ -112,6 +111,10 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
 
 @pytest.mark.slow
 def test_upsert(scene: SparkScene) -> None:
+    told = refused(scene, scene.orders([1, 2, 2, 3]), upsertKeys="id")
+    assert "The batch is ambiguous" in told
+    assert "id=2 (2 rows)" in told
+    scene.assert_holds([])
     scene.write(scene.orders(range(10)))
     newer = scene.orders(range(5, 15)).selectExpr("id", "upper(item) AS item", "price", "key", "value")
     scene.write(newer, upsertKeys="id")
@@ -119,14 +122,6 @@ def test_upsert(scene: SparkScene) -> None:
         (i, f"item {i}" if i < 5 else f"ITEM {i}") for i in range(15)
     ]
     assert len(scene.messages()) == 20
-
-
-@pytest.mark.slow
-def test_an_upsert_that_is_ambiguous(scene: SparkScene) -> None:
-    told = refused(scene, scene.orders([1, 2, 2, 3]), upsertKeys="id")
-    assert "The batch is ambiguous" in told
-    assert "id=2 (2 rows)" in told
-    scene.assert_holds([])
 
 
 @pytest.mark.slow
@@ -162,48 +157,40 @@ def test_a_write_that_finds_its_prefix_in_use_leaves_the_other_write_alone(scene
     scene.assert_holds(range(12_000))
 
 
-@pytest.mark.slow
-def test_a_row_that_the_table_refuses(scene: SparkScene) -> None:
-    scene.write(scene.orders([1, 2]))
-    told = refused(scene, scene.orders([2, 3]))
-    assert "duplicate key value violates unique constraint" in told
-    scene.assert_holds([1, 2])
-    scene.write(scene.orders([3]))
-    scene.assert_holds([1, 2, 3])
+REFUSED_OPTIONS = [
+    ({"dbTabel": "orders"}, "unknown option dbtabel (did you mean dbtable?)"),
+    ({"url": ""}, "url is missing"),
+    ({"transactionalIdPrefix": "a#b"}, "contains '#'"),
+    ({"producer": "quick"}, "producer must be one of auto, native, librdkafka, not 'quick'"),
+    ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
+    ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
+    ({"numPartitions": "2"}, "The frame has more partitions than numPartitions allows (2)"),
+]
 
 
 @pytest.mark.slow
-def test_every_mismatch_of_types_in_one_error(scene: SparkScene) -> None:
-    frame = scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key", "value")
-    told = refused(scene, frame)
-    assert "column id: string does not fit bigint" in told
-    assert "column colour: the table has no column with this name" in told
-    assert "column item of the table is NOT NULL" in told
-    assert scene.store.list(scene.name) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"dbTabel": "orders"}, "unknown option dbtabel (did you mean dbtable?)"),
-        ({"url": ""}, "url is missing"),
-        ({"transactionalIdPrefix": "a#b"}, "contains '#'"),
-        ({"producer": "quick"}, "producer must be one of auto, native, librdkafka, not 'quick'"),
-        ({"url": "zookeeper://nowhere:2181"}, "needs a SQL database"),
-        ({"dbtable": "nowhere"}, "There is no table 'nowhere'"),
-        ({"numPartitions": "2"}, "The frame has more partitions than numPartitions allows (2)"),
-    ],
-)
+@table("options, expected", REFUSED_OPTIONS)
 def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expected: str) -> None:
     assert expected in refused(scene, scene.orders(range(30), 3), **options)
     assert scene.rows() == []
 
 
 @pytest.mark.slow
-def test_overwriting(scene: SparkScene) -> None:
+def test_frames_that_are_refused(scene: SparkScene) -> None:
+    """By mode, by types (all mismatches in one error), and by the table itself."""
     with pytest.raises(PySparkException, match="messages can't be taken back"):
         scene.orders([1]).write.format("dualwrite").mode("overwrite").options(**scene.options).save()
+    told = refused(scene, scene.orders([1]).selectExpr("CAST(id AS string) AS id", "price", "'x' AS colour", "key", "value"))
+    assert "column id: string does not fit bigint" in told
+    assert "column colour: the table has no column with this name" in told
+    assert "column item of the table is NOT NULL" in told
+    scene.write(scene.orders([]))
+    assert scene.store.list(scene.name) == []
+    scene.write(scene.orders([1, 2]))
+    assert "duplicate key value violates unique constraint" in refused(scene, scene.orders([2, 3]))
+    scene.assert_holds([1, 2])
+    scene.write(scene.orders([3]))
+    scene.assert_holds([1, 2, 3])
 
 
 @pytest.mark.slow
@@ -211,23 +198,15 @@ def test_a_named_job_is_done_once(scene: SparkScene) -> None:
     for partitions in (3, 1, 5):
         scene.write(scene.orders(range(50), partitions), jobId="nightly 2026-11-21")
     scene.assert_holds(range(50))
-    scene.write(scene.orders(range(50, 60)), jobId="nightly 2026-11-22")
+    address = scene.store.engine.url
+    jdbc = {"url": scene.url}
+    if address.host:
+        jdbc = {
+            "url": f"jdbc:postgresql://{address.host}:{address.port}/{address.database}",
+            "user": address.username or "",
+        }
+    scene.write(scene.orders(range(50, 60)), jobId="nightly 2026-11-22", **jdbc)
     scene.assert_holds(range(60))
     told = refused(scene, scene.orders(range(60, 70)), jobId="nightly 2026-11-22", topic=f"{scene.name}-other")
     assert f"committed for table orders, topic {scene.name}; this run is of table orders, topic {scene.name}-other" in told
     scene.assert_holds(range(60))
-
-
-@pytest.mark.slow
-def test_an_empty_frame(scene: SparkScene) -> None:
-    scene.write(scene.orders([]))
-    assert scene.rows() == []
-    assert scene.store.list(scene.name) == []
-
-
-@pytest.mark.slow
-def test_a_jdbc_url(scene: SparkScene) -> None:
-    address = scene.store.engine.url
-    jdbc = f"jdbc:postgresql://{address.host}:{address.port}/{address.database}" if address.host else scene.url
-    scene.write(scene.orders(range(10)), url=jdbc, **({"user": address.username or ""} if address.host else {}))
-    scene.assert_holds(range(10))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,9 +30,7 @@ from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures import zookeeper_client
 from fixtures.pace import until
-from fixtures.tiers import thinned
 from spark.job import LIMIT
-from spark.session import SUBMITTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +43,6 @@ for module in (sys.modules[__name__], events, zookeeper_client):  # Spark's work
 # Spark warns about every pandas since 3.0; it requires pandas here, but does not use it
 
 COUNT = 1000
-EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_partitions.py"
 
 
 class DiedError(Exception):
@@ -170,28 +166,18 @@ def test_every_row_once(spark: SparkSession, job: Job, arrow: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arrow", [False, True])
-def test_one_transaction_a_partition(spark: SparkSession, job: Job, arrow: bool) -> None:
-    report = job.run(numbered(spark), rows_per_transaction=None, arrow=arrow)
-    assert report.chunks == len(report.partitions) == 2
-    assert job.found() == ALL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["raise", "kill"])
-def test_a_task_killed_in_its_third_chunk(spark: SparkSession, job: Job, trouble: str) -> None:
-    report = replace(job, trouble=trouble).run(frame(spark))
+def test_a_task_that_fails_in_its_third_chunk(spark: SparkSession, job: Job) -> None:
+    report = replace(job, trouble="raise").run(frame(spark))
     assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 2)
     assert job.found() == ALL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["before_db_commit", "after_db_commit"])
-def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job, point: str) -> None:
-    """The retried task opens the writer, which resolves the third chunk, and then finds its marker or not."""
-    report = replace(job, point=point).run(frame(spark))
+def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job) -> None:
+    """The retried task opens the writer, which resolves the third chunk, and then finds its marker."""
+    report = replace(job, point="after_db_commit").run(frame(spark))
     assert (job.folder / "armed").exists()
-    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3 if point == "after_db_commit" else 2)
+    assert (report.rows + report.rows_before, report.chunks_before) == (COUNT, 3)
     assert job.found() == ALL
 
 
@@ -217,15 +203,22 @@ def test_two_attempts_of_a_partition_at_once(spark: SparkSession, job: Job) -> N
 
 @pytest.mark.slow
 def test_a_failed_job_is_continued(spark: SparkSession, job: Job) -> None:
+    """With the same number of partitions."""
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
 
     with pytest.raises(PythonException, match="DiedError"):
         replace(job, trouble="always").run(frame_with_rows_in_one(spark))
-    database, topic = job.found()
-    assert database == topic
-    assert 0 < len(database) < COUNT
-    report = job.run(frame_with_rows_in_one(spark))
-    assert (report.rows, report.rows_before) == (COUNT - len(database), len(database))
+    before = job.found()
+    written = len(before[0])
+    assert before[0] == before[1]
+    assert 0 < written < COUNT
+    with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
+        job.run(frame(spark, 3))
+    with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
+        job.run(frame_with_rows_in_one(spark), partitions=3)
+    assert job.found() == before
+    report = job.run(frame_with_rows_in_one(spark), partitions=4)
+    assert (report.rows, report.rows_before) == (COUNT - written, written)
     assert job.found() == ALL
 
 
@@ -240,43 +233,6 @@ def test_other_databases(spark: SparkSession, make_job: Callable[[str], Job], da
     assert job.found() == ALL
     with job.writer(f"{job.name}.forgetting") as writer:
         assert forget_job(writer.store, job.name) == report.chunks + report.chunks_before
-
-
-@pytest.mark.slow
-def test_another_number_of_partitions_is_refused(spark: SparkSession, job: Job) -> None:
-    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
-
-    with pytest.raises(PythonException):
-        replace(job, trouble="always").run(frame_with_rows_in_one(spark))
-    before = job.found()
-    with pytest.raises(PythonException, match=r"JobPlanChangedError.* 4 partitions, 50 rows .* then, 3 partitions"):
-        job.run(frame(spark, 3))
-    with pytest.raises(ConfigurationError, match="has 4 partitions, not 3"):
-        job.run(frame_with_rows_in_one(spark), partitions=3)
-    assert job.found() == before
-    job.run(frame_with_rows_in_one(spark), partitions=4)
-    assert job.found() == ALL
-
-
-@pytest.mark.slow
-def test_a_nondeterministic_frame_is_refused(spark: SparkSession, job: Job) -> None:
-    from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
-
-    once = numbered(spark).where("rand(1) < 0.5")
-    other = numbered(spark).where("rand(2) < 0.5")
-    job.run(once)
-    before = job.found()
-    with pytest.raises(PythonException, match="ChunkChangedError: Chunk 0 of partition"):
-        job.run(other)
-    assert job.found() == before
-
-
-@pytest.mark.slow
-def test_rows_in_another_order_are_the_same_where_a_partition_is_one_transaction(spark: SparkSession, job: Job) -> None:
-    rows = numbered(spark).repartition(2, "id")
-    job.run(rows.sortWithinPartitions("id"), rows_per_transaction=None)
-    assert job.run(rows.sortWithinPartitions("id", ascending=False), rows_per_transaction=None).rows_before == COUNT
-    assert job.found() == ALL
 
 
 @pytest.mark.slow
@@ -345,16 +301,11 @@ def test_arguments_that_are_refused(spark: SparkSession, job: Job) -> None:
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 
-@pytest.mark.parametrize("started", thinned(["here", "as a script"], kept=["here"], quick=[]))
+@pytest.mark.slow
 def test_the_example(
-    request: pytest.FixtureRequest,
-    sqlite_url: str,
-    broker: DevCluster,
-    new_name: Callable[[str], str],
-    tmp_path: Path,
-    started: str,
+    run_example: Callable[..., str], sqlite_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """A second run finds everything written. Every day both run in the shared session."""
+    """A second run finds everything written."""
     path, topic = tmp_path / "orders.csv", new_name("orders")
     path.write_text("id,item,quantity\n" + "".join(f"o{number},tea {number},{number}\n" for number in range(3000)))
     variables = {
@@ -363,16 +314,11 @@ def test_the_example(
         "SHOP_TOPIC": topic,
         "PYTHONWARNINGS": "ignore",
     }
-    said = ("Wrote 3000 orders in 8 transactions; 0 orders were", "Wrote 0 orders in 0 transactions; 3000 orders were")
-    for expected in said:
-        if started == "here":
-            assert expected in request.getfixturevalue("run_example")(EXAMPLE.name, path, "orders-1", **variables)
-            continue
-        command = [sys.executable, str(EXAMPLE), str(path), "orders-1"]
-        spark_environment = request.getfixturevalue("spark_environment")
-        environ = {**os.environ, **spark_environment, "PYSPARK_SUBMIT_ARGS": SUBMITTED, **variables}
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert expected in ran.stdout, ran.stdout + ran.stderr[-3000:]
+    for expected in (
+        "Wrote 3000 orders in 8 transactions; 0 orders were",
+        "Wrote 0 orders in 0 transactions; 3000 orders were",
+    ):
+        assert expected in run_example("spark_partitions.py", path, "orders-1", **variables)
     messages = [json.loads(message.value or b"") for message in read_committed(broker.bootstrap_servers, topic)]
     engine = sa.create_engine(sqlite_url)
     with engine.connect() as connection:

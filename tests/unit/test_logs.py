@@ -30,7 +30,7 @@ ABOUT_NOTHING = {
     "failpoints.py",
     "outages.py",  # Kafka or a database
     "pool/calls.py",  # a unit
-    "processor/runners.py",  # the transaction of a processor, which may have no id
+    "processor/processor.py",  # the transaction of a processor, which may have no id
     "recipe/idle.py",  # all writers
     "stores/base.py",  # a database
     "stores/sql/postgresql.py",

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,36 +32,17 @@ def batch() -> Batch:
     return Batch((Read(A, 3), Read(B, 7), Read(A, 4), Read(A, 9), Read(B, 8)), {A: TERM_A, B: TERM_B})
 
 
-def test_the_next_offset_of_each_partition() -> None:
-    assert batch().after == {A: 10, B: 9}
-    assert Batch((), {}).after == {}
-
-
-def test_a_partition_without_messages_has_no_next_offset() -> None:
-    assert Batch((Read(A, 3),), {A: TERM_A, B: TERM_B}).after == {A: 4}
-
-
-@pytest.mark.parametrize("owned", [{A: TERM_A, B: TERM_B}, {A: TERM_A, B: TERM_B, ("payments", 0): LATER}])
-def test_all_partitions_are_still_owned(owned: dict[Partition, object]) -> None:
+def test_what_is_left_of_a_batch() -> None:
     whole = batch()
-    assert whole.still_owned(owned) is whole
-
-
-@pytest.mark.parametrize("owned", [{A: TERM_A}, {A: TERM_A, B: LATER}], ids=["revoked", "assigned again"])
-def test_a_partition_that_was_revoked_is_left_out(owned: dict[Partition, object]) -> None:
-    left = batch().still_owned(owned)
-    assert [one.at for one in left.messages] == [3, 4, 9]
-    assert left.terms == {A: TERM_A}
-    assert left.after == {A: 10}
-
-
-def test_nothing_is_left() -> None:
-    left = batch().still_owned({})
-    assert (left.messages, left.terms, left.after) == ((), {}, {})
-
-
-def test_a_partition_without_messages_left_keeps_none() -> None:
-    left = batch().from_offsets({B: 9})
+    assert whole.after == {A: 10, B: 9}
+    assert Batch((Read(A, 3),), {A: TERM_A, B: TERM_B}).after == {A: 4}
+    assert whole.still_owned({A: TERM_A, B: TERM_B, ("payments", 0): LATER}) is whole
+    for owned in ({A: TERM_A}, {A: TERM_A, B: LATER}):  # revoked; assigned again
+        left = whole.still_owned(owned)
+        assert [one.at for one in left.messages] == [3, 4, 9]
+        assert (left.terms, left.after) == ({A: TERM_A}, {A: 10})
+    assert (whole.still_owned({}).messages, whole.still_owned({}).after) == ((), {})
+    left = whole.from_offsets({B: 9})
     assert left.after == {A: 10}
     assert left.only({B}).messages == ()
 

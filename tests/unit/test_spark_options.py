@@ -10,6 +10,7 @@ pytest.importorskip("pyarrow")
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.spark.source_options import NAMES, SinkOptions, database_url
+from fixtures.tables import table
 
 LEAST = {
     "url": "postgresql+psycopg://me:s3cret@db/shop",
@@ -64,7 +65,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@table("name", NAMES)
 def test_every_option_has_an_effect(name: str) -> None:
     least = {**LEAST, "url": "postgresql+psycopg://me@db/shop"}
     if name == "batchId":
@@ -76,15 +77,14 @@ def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in repr(of(**{"kafka.sasl.password": "s3cret", "password": "s3cret"}))
 
 
-@pytest.mark.parametrize(
-    ("url", "user", "password", "expected"),
+@table(
+    "url, user, password, expected",
     [
-        ("jdbc:postgresql://db:5433/shop", None, None, "postgresql://db:5433/shop"),
         (
-            "jdbc:postgresql://db/shop?user=me&password=a%40b&sslmode=require",
+            "jdbc:postgresql://db:5433/a?user=me&password=a%40b&sslmode=x",
             None,
             None,
-            "postgresql://me:a%40b@db/shop?sslmode=require",
+            "postgresql://me:a%40b@db:5433/a?sslmode=x",
         ),
         ("jdbc:mariadb://db/shop", "me", "p:w", "mariadb://me:p%3Aw@db/shop"),
         ("postgresql+psycopg://you:old@db/shop", "me", None, "postgresql+psycopg://me:old@db/shop"),
@@ -95,8 +95,8 @@ def test_urls(url: str, user: str | None, password: str | None, expected: str) -
     assert database_url(url, user, password) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
+@table(
+    "changes, expected",
     [
         ({"url": "nonsense"}, "url can't be parsed"),
         ({"topics": "orders"}, "unknown option topics (did you mean topic?)"),
@@ -117,7 +117,6 @@ def test_invalid_options(changes: dict[str, str], expected: str) -> None:
 def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         SinkOptions.of({"producer": "quick", "dbTabel": "x"})
-    told = str(caught.value)
     for part in (
         "url is missing",
         "dbtable is missing",
@@ -125,11 +124,4 @@ def test_all_problems_are_reported_at_once() -> None:
         "kafka.bootstrap.servers",
         "quick",
     ):
-        assert part in told
-
-
-def test_every_option_is_documented() -> None:
-    import dualwrite.spark  # noqa: PLC0415
-
-    documented = dualwrite.spark.__doc__ or ""
-    assert [name for name in NAMES if f"`{name}`" not in documented] == []
+        assert part in str(caught.value)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dualwrite.errors import LogTruncatedError, MessagesDeletedError, TopicReplacedError
+from dualwrite.kafka.librdkafka.consumer import BEGINNING
 from dualwrite.processor import ProcessorOptions
-from dualwrite.processor.progress import BEGINNING, Seen, begin_of
+from dualwrite.processor.progress import Seen, begin_of
 from dualwrite.stores.positions import Position
 from fixtures.tables import table
 
@@ -19,7 +20,7 @@ def at(offset: int, topic_id: str = "one") -> Position:
     return Position(*KEY, offset, topic_id)
 
 
-def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
+def begin(stored: Position | None, seen: Seen, **options: Any) -> int:
     return begin_of(KEY, stored, seen, ProcessorOptions(**options))
 
 
@@ -38,7 +39,7 @@ def begin(stored: Position | None, seen: Seen, **options: Any) -> int | str:
     ids=["nothing", "at Kafka", "at Kafka, kept", "stored", "all kept", "stored before Kafka's", "no id stored", "old brokers"],
 )
 @table("start", ["earliest", "latest"])
-def test_where_a_partition_begins(stored: Position | None, seen: Seen, expected: int | str, start: str) -> None:
+def test_where_a_partition_begins(stored: Position | None, seen: Seen, expected: int, start: str) -> None:
     """`start` has no meaning here: where it is "latest", the ends are positions by now."""
     assert begin(stored, seen, start=start) == expected
 

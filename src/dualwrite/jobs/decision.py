@@ -61,13 +61,10 @@ class Decided(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision and what remains to be done.
+    """A decision, the batch's marker if it is committed, and what remains to be done.
 
-    Args:
-        decided: The decision.
-        marker: The marker, if the batch is committed.
-        left: Attempts of the prefix that belong to no open run and are not winners of this one: their transactions must be
-            resolved, and their staged rows deleted.
+    `left` has the attempts of the prefix that belong to no open run and are not winners of this one: their transactions must be
+    resolved, and their staged rows deleted.
     """
 
     decided: Decided
@@ -95,11 +92,8 @@ class JobDecision:
 
         If the response to COMMIT is lost, the transaction runs again and either finds the marker or decides again.
 
-        Args:
-            run: The open run.
-            winners: What its tasks have prepared.
-            rows: How many rows they have staged.
-            move: Moves the rows into the table and returns how many there were.
+        The tasks have prepared `winners` and staged `rows` rows; `move` moves these into the table and returns how many there
+        were.
 
         Raises:
             JobClosedError: The run is no longer open.
@@ -115,7 +109,7 @@ class JobDecision:
             found = read_marker(connection, run.job_id, run.batch_id)
             if found is not None:
                 check_binding(run, found.bound_to)
-                return self._discarded(connection, run, row, found, winners=names)
+                return self._discarded(connection, run, row, found, names)
             if row is None or not row.is_open_for(run):
                 raise closed(run, row)
             now = datetime.now(UTC)
@@ -149,13 +143,9 @@ class JobDecision:
     def close(self, prefix: str, *, expected: JobRow | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
         """Close the open run on a prefix, regardless of its owner, and fence its attempts.
 
-        Args:
-            prefix: The prefix.
-            expected: If given, close the run only if the newest run is still the one in this row, and open only if it was.
-            release: Whether to release the prefix for another job, even if its job keeps the lease.
-
-        Returns:
-            The row as it was, and what is left behind; None if there is no row, or not the expected one.
+        With `expected`, only if the newest run is still the one in this row, and open only if it was. With `release`, another
+        job may use the prefix, even if its job keeps the lease. Returns the row as it was, and what is left behind; None if
+        there is no row, or not the expected one.
         """
 
         def work(connection: Connection) -> tuple[JobRow, Verdict] | None:
@@ -169,7 +159,7 @@ class JobDecision:
         return self._short.run(work, f"closing the job on {prefix!r}", patience=self._patience)
 
     def _discarded(
-        self, connection: Connection, run: JobRun, row: JobRow | None, marker: Marker | None, *, winners: Collection[str] = ()
+        self, connection: Connection, run: JobRun, row: JobRow | None, marker: Marker | None, winners: Collection[str] = ()
     ) -> Verdict:
         """End a run that needs no commit: its batch is already committed, by this run or an earlier one, or it is aborted."""
         if row is not None and row.is_open_for(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -22,6 +22,7 @@ from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, resolve_ids
 from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
+from dualwrite.jobs.task import Sink
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
@@ -29,17 +30,6 @@ from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.stores.base import LostTransaction
 
 log = SubjectLogger(__name__)
-
-
-class Mover(Protocol):
-    """Moves staged rows into their table."""
-
-    @property
-    def staging_table(self) -> str:
-        """The name of the staging table, as `quoted_name` writes it."""
-
-    def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
-        """Move the rows staged under these ids and fencing tokens; return how many there were."""
 
 
 class JobCommitter:
@@ -50,7 +40,7 @@ class JobCommitter:
         sink: Moves what the tasks have staged.
     """
 
-    def __init__(self, site: OpenSite, sink: Mover) -> None:
+    def __init__(self, site: OpenSite, sink: Sink[Any]) -> None:
         self._site = site
         self._sink = sink
         settings = site.site
@@ -96,7 +86,7 @@ class JobCommitter:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
         else:  # a task without rows does not open the run
             open_run(self._site, run, owner=describe_owner("job commit"), staging_table=self._sink.staging_table)
-        verdict = self._decided(run, winners, rows)
+        verdict = self._decide(run, winners, rows)
         hit("job_after_commit")
         completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()
         hit("job_after_complete")
@@ -108,7 +98,7 @@ class JobCommitter:
         log.info("%s rows and messages, %s", f"{marker.row_count:,}", verdict.decided.value, job=run.name)
         return rows if verdict.decided is Decided.COMMITTED else 0
 
-    def _decided(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
+    def _decide(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
         keys = [(winner.transactional_id, winner.fence) for winner in winners]
 
         def move(connection: Connection) -> int:

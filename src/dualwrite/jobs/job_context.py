@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.registry import keeps_a_table
 from dualwrite.stores.sql import SqlStateStore
-
-log = logging.getLogger(__name__)
 
 DEFAULT_COMMIT_TIMEOUT: Final = 600.0
 _HEARTBEAT_INTERVAL: Final = 5.0
@@ -79,13 +76,7 @@ class JobSite:
 
 @dataclass(frozen=True)
 class OpenSite:
-    """A site with its connections, in one process.
-
-    Args:
-        site: The settings.
-        store: The database.
-        coordinator: The client of Kafka's transaction coordinators.
-    """
+    """A site with its connections to the database and to Kafka's transaction coordinators, in one process."""
 
     site: JobSite
     store: SqlStateStore

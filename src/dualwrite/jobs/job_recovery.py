@@ -38,22 +38,24 @@ _DELETING: Final = "deleting staged rows"
 def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
     """Commit the winners of a run that has just been committed in the database, under the claims of their tasks.
 
-    Returns:
-        The outcome for each id; if one can't be completed now, its report has the error, and it stays prepared.
+    If one can't be completed now, its report has the error, and it stays prepared. If another process has claimed an id since,
+    we wait until it has resolved the id.
     """
-    claims = [Claim(winner.transactional_id, winner.fence, winner.owner) for winner in winners]
-    return _in_parallel(site, claims, lambda claim: _resolve_under(site, claim))
+
+    def resolve(claim: Claim) -> IdReport:
+        try:
+            return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+        except FencedError:
+            return _wait_until_resolved(site, claim)
+
+    return _in_parallel(site, [Claim(winner.transactional_id, winner.fence, winner.owner) for winner in winners], resolve)
 
 
 def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
     """Resolve the transactions of ids by the states in their rows, each only while it still has the given fencing token.
 
-    An id that was claimed in the meantime is left to its claimant.
-
-    Args:
-        site: The database and Kafka.
-        ids: Transactional ids, each with its fencing token.
-        awaited: Ids for which, if they were claimed in the meantime, we wait until the claimant has resolved what was prepared.
+    An id that was claimed in the meantime is left to its claimant; if it is `awaited`, until that one has resolved what was
+    prepared.
     """
     owner = describe_owner("job recovery")
     look = KafkaCheck(site.store, site.coordinator)
@@ -72,14 +74,6 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
             return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
 
     return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
-
-
-def _resolve_under(site: OpenSite, claim: Claim) -> IdReport:
-    """Resolve under the task's own claim; if another process has claimed since, wait until it has resolved the id."""
-    try:
-        return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
-    except FencedError:
-        return _wait_until_resolved(site, claim)
 
 
 def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
@@ -117,36 +111,24 @@ def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Cla
 def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
     """Resolve the transactions that earlier runs left open, and delete the rows that they staged.
 
-    If a task of a newer run has claimed an id in the meantime, the id has another fencing token and is left to that task,
-    which resolves it before it starts.
-
-    Args:
-        site: The database and Kafka.
-        left: The attempts left behind, listed while the job's row was locked.
-        staged: Where their rows were staged.
+    `left` was listed while the job's row was locked. If a task of a newer run has claimed an id in the meantime, the id has
+    another fencing token and is left to that task, which resolves it before it starts.
     """
     report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_resolved])
     for found in report:
         if found.outcome is not Outcome.NOTHING:
-            log.info(
-                "cleaned up generation %d: %s",
-                found.generation,
-                found.outcome.in_words,
-                transactional_id=found.transactional_id,
-            )
+            done = found.outcome.in_words
+            log.info("cleaned up generation %d: %s", found.generation, done, transactional_id=found.transactional_id)
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
-    """Delete the rows staged under each id by claims up to a given fencing token; later claims have higher ones.
+    """Delete the rows staged under each id by claims up to a given fencing token; return how many there were.
 
     On MariaDB and MySQL a task that is loading rows, perhaps a paused one, holds locks on them. Such rows are skipped: the
     task is fenced, so it can only roll them back. Rows that another process is deleting are left to it, or to the next
     cleanup.
-
-    Returns:
-        How many rows were deleted.
     """
     if not up_to:
         return 0
@@ -174,14 +156,7 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
 def open_run(site: OpenSite, run: JobRun, *, owner: str, staging_table: str, ids: Iterable[str] = ()) -> Opening:
     """Open the run, unless it is open, and resolve what earlier runs left.
 
-    Opening the run fences the tasks of earlier runs, so Kafka is checked first.
-
-    Args:
-        site: The database and Kafka.
-        run: The run.
-        owner: The name of the process that opens it, for messages.
-        staging_table: Where the run stages its rows.
-        ids: Transactional ids that must be on this Kafka cluster.
+    Opening the run fences the tasks of earlier runs, so Kafka is checked first: `ids` must be on this cluster.
 
     Raises:
         JobClosedError: The run was closed or replaced.

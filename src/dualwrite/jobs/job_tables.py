@@ -119,15 +119,9 @@ class Winner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A committed batch.
+    """A committed batch: the run, how many rows it moved into the table, and the transactions with its messages.
 
-    Args:
-        prefix: The prefix under which it was written.
-        token: The run that was committed.
-        row_count: How many rows it moved into the table.
-        winners: The transactions with its messages.
-        committed_at: When it was committed (UTC, aware; the driver's clock).
-        bound_to: What the job's name stood for; see JobRun.
+    `committed_at` is by the driver's clock (UTC, aware).
     """
 
     prefix: str
@@ -177,14 +171,7 @@ def read_marker(connection: Connection, job_id: str, batch_id: int) -> Marker | 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One transactional id of a job, with the run that claimed it last.
-
-    Args:
-        transactional_id: The logical id of the task attempt.
-        token: The run.
-        fence: The fencing token in the id's row.
-        is_resolved: Whether no transaction of the id is open.
-    """
+    """One transactional id of a job, with the run that claimed it last, and whether no transaction of the id is open."""
 
     transactional_id: str
     token: str
@@ -237,11 +224,7 @@ _PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`()]+
 
 
 class StagedRows:
-    """A staging table of which only the name is known.
-
-    Args:
-        name: The name from the job's row, as written by `quoted_name`.
-    """
+    """A staging table of which only the name is known: that in the job's row, as written by `quoted_name`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -8,16 +8,16 @@ when the run is closed, or can't claim it at all.
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
-from dualwrite.errors import PrefixLeasedError
+from dualwrite.errors import PrefixLeasedError, StoreError
 from dualwrite.jobs.job_tables import (
     LOCKED,
     SHARED,
@@ -58,13 +58,7 @@ _CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bin
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The result of opening a run.
-
-    Args:
-        outcome: Whether it was opened, joined, or had been committed before.
-        earlier: The job's row as it was before, or None if there was no row.
-        left: If it was opened: the attempts of earlier runs, whose transactions must be resolved.
-    """
+    """The result of opening a run: the row as it was, and the attempts of earlier runs, whose transactions must be resolved."""
 
     outcome: Opening
     earlier: JobRow | None
@@ -92,13 +86,7 @@ class JobLedger:
         If another batch write, which does not keep its lease, holds the prefix, its attempts are watched: if none of them
         sends a heartbeat for `lease_timeout` seconds, it is presumed dead and replaced.
 
-        Args:
-            run: The run.
-            owner: The name of the process that opens it, for messages.
-            staging_table: Where the run stages its rows.
-            lease_timeout: Seconds without a heartbeat after which an open batch write is presumed dead.
-
-        Raises: as `lease.opened`, and StoreError.
+        Raises: as `rules.opened`, and StoreError.
         """
         dead: str | None = None
         while True:
@@ -130,14 +118,14 @@ class JobLedger:
                 return Opened(outcome, row, left_behind(connection, new))
             return Opened(outcome, row)
 
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: self._short.is_caused_by(error, ErrorClass.DUPLICATE)),
-            stop=stop_after_attempt(_OPEN_ATTEMPTS),
-            wait=wait_random(0, 0.05),
-            reraise=True,
-        )
-        made: Opened = retrying(self._short.run, work, f"opening {run.name}", patience=self._patience)
-        return made
+        for left in reversed(range(_OPEN_ATTEMPTS)):
+            try:
+                return self._short.run(work, f"opening {run.name}", patience=self._patience)
+            except StoreError as error:  # another task may have inserted the row
+                if not left or not self._short.is_caused_by(error, ErrorClass.DUPLICATE):
+                    raise
+            time.sleep(random.uniform(0, 0.05))  # noqa: S311  (spreads retries; no secret)
+        raise AssertionError  # the last attempt has raised
 
     def seems_dead(self, row: JobRow, seconds: float) -> bool:
         """Whether an open run's row and its attempts' heartbeat counters stay unchanged for so many seconds, by our clock."""
@@ -165,12 +153,7 @@ class JobLedger:
         that: when Spark reruns a stage, it counts from 0 again and leaves the first stage's tasks running. So if another
         attempt of this run has the id, the next number is tried.
 
-        Args:
-            run: The run.
-            first: The first id to try.
-            task: A unique text for this attempt, at most 32 characters.
-            owner: The name of the process that claims, for messages.
-            timeout: Maximum time to wait, in seconds.
+        `task` is a unique text for this attempt, of at most 32 characters; `first` is the first id to try.
 
         Raises:
             JobClosedError: The run is not, or no longer, the open one; nothing was claimed.
@@ -206,14 +189,8 @@ class JobLedger:
     def beat_before_claim(self, run: JobRun, seen: datetime | None) -> datetime | None:
         """Send a heartbeat for a task that has not claimed its id yet: it changes the job's row, if the run is open.
 
-        One such task is enough: if another one has changed the row since the last call, it is left alone.
-
-        Args:
-            run: The run.
-            seen: What the last call returned, or None.
-
-        Returns:
-            When the row was last changed; None if the run is not open.
+        One such task is enough: if another one has changed the row since the last call, which returned `seen`, it is left
+        alone. Returns when the row was last changed; None if the run is not open.
         """
 
         def work(connection: Connection) -> datetime | None:
@@ -260,7 +237,9 @@ class JobLedger:
 
     def attempts_among(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the given ids that belong to task attempts of jobs."""
-        return self._ids(select(a.c.transactional_id)).intersection(ids)
+        query = select(a.c.transactional_id)
+        found = self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")
+        return found.intersection(ids)
 
     def attempt_fences(self) -> dict[str, int | None]:
         """The fencing token of each id that a task has used; None for an id that a task of an open run is using.
@@ -269,9 +248,6 @@ class JobLedger:
         """
         found = self._short.query(lambda connection: connection.execute(_FENCES).all(), "listing the ids of tasks")
         return {row.transactional_id: None if row.is_open else row.fence for row in found}
-
-    def _ids(self, query: Select[tuple[str]]) -> frozenset[str]:
-        return self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")
 
 
 # --- internals ----------------------------------------------------------------------------------------------------------------

@@ -61,15 +61,8 @@ class JobRun:
 class Prepared:
     """What a task has prepared, waiting for the job's decision.
 
-    Args:
-        transactional_id: The logical id of the task attempt.
-        fence: The fencing token of its claim; the transaction can be committed only while the row has it.
-        owner: Who claimed the id.
-        generation: The generation of the id that the transaction runs on.
-        state: The prepared Kafka transaction.
-        delivery: Where its messages are in Kafka's log.
-        began_at: When the Kafka transaction began, in seconds by the database's clock.
-        timeout: Seconds after which Kafka may abort it; None with two-phase commit.
+    It can be committed only while the id's row has `fence`. The Kafka transaction began at `began_at`, in seconds by the
+    database's clock, and Kafka may abort it `timeout` seconds later; None with two-phase commit.
     """
 
     transactional_id: str
@@ -84,15 +77,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What one task attempt reports to the driver.
+    """What one task attempt reports to the driver: how many rows it staged, each also a message, and what it prepared.
 
-    Args:
-        run: The run that the task belongs to.
-        partition: Number of the partition.
-        attempt: Number of the attempt.
-        rows: How many rows it staged; each row is also a message.
-        prepared: What it prepared; None if the partition was empty or the batch had been committed before.
-        already_committed: Whether an earlier run had committed the batch, so that nothing was written.
+    Nothing is prepared if the partition was empty, or if an earlier run had committed the batch.
     """
 
     run: JobRun
@@ -105,13 +92,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AttemptId:
-    """One attempt of the task for one partition.
-
-    Args:
-        prefix: The job's prefix.
-        partition: Number of the partition, from 0.
-        attempt: Number of the attempt, from 0: each retry and each speculative copy has its own number.
-    """
+    """One attempt, from 0, of the task for one partition: each retry and each speculative copy has its own number."""
 
     prefix: str
     partition: int
@@ -141,11 +122,11 @@ def validate_prefix(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What the database stores about a prefix.
+    """What the database stores about a prefix: the job that holds it, or held it last, and its newest run.
 
     Args:
         prefix: The prefix.
-        job_id: The job that holds it, or held it last.
+        job_id: The job.
         batch_id: The batch of the newest run.
         token: The newest run.
         is_open: Whether the newest run is neither committed nor aborted.
@@ -188,13 +169,7 @@ class Opening(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The batches that a job has committed, as far as opening a run needs to know.
-
-    Args:
-        this: Whether the batch in question is committed.
-        newest: The highest committed batch id, or None if no batch is committed.
-        bound_to: What the job's name stood for when the batch in question was committed; see JobRun.
-    """
+    """What a job has committed: whether the batch in question (and for what, see JobRun), and its highest batch id."""
 
     this: bool
     newest: int | None
@@ -206,13 +181,7 @@ def opened(
 ) -> tuple[Opening, JobRow | None]:
     """The result of opening a run, and the row to write, or None if the row does not change.
 
-    Args:
-        row: The current row, or None if there is no row.
-        run: The run to open.
-        committed: What its job has committed.
-        owner: The name of the process that opens it, for messages.
-        staging_table: Where the run stages its rows.
-        dead: The token of an open run that was watched and sent no heartbeat: it may be replaced.
+    `dead` is the token of an open run that was watched and sent no heartbeat: it may be replaced.
 
     Raises:
         PrefixLeasedError: Another job holds the prefix.
@@ -225,16 +194,13 @@ def opened(
         raise _out_of_order(run, committed.newest)
     if committed.this:
         return Opening.ALREADY_COMMITTED, None
-    if row is not None and row.token == run.token:
-        if not row.is_open:
+    if row is not None:
+        if row.is_open_for(run):
+            return Opening.JOINED, None
+        if run.token in (row.token, *row.earlier_tokens) or (row.job_id == run.job_id and row.batch_id > run.batch_id):
             raise closed(run, row)
-        return Opening.JOINED, None
-    if row is not None and run.token in row.earlier_tokens:
-        raise closed(run, row)
-    if row is not None and row.job_id == run.job_id and row.batch_id > run.batch_id:
-        raise closed(run, row)
-    if row is not None and row.job_id != run.job_id and (row.is_open or row.keeps_lease) and row.token != dead:
-        raise _leased(run, row)
+        if row.job_id != run.job_id and (row.is_open or row.keeps_lease) and row.token != dead:
+            raise _leased(run, row)
     return Opening.OPENED, JobRow(
         prefix=run.prefix,
         job_id=run.job_id,
@@ -259,7 +225,7 @@ def with_given_up(row: JobRow, run: JobRun) -> JobRow:
     """The row after another run than its newest one was given up, which can then no longer be opened."""
     if run.token in row.earlier_tokens:
         return row
-    return replace(row, earlier_tokens=_newest((*row.earlier_tokens, run.token)))
+    return replace(row, earlier_tokens=(*row.earlier_tokens, run.token)[-_TOKENS_KEPT:])
 
 
 def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
@@ -305,11 +271,7 @@ def check_binding(run: JobRun, bound_to: str) -> None:
 def _earlier_tokens(row: JobRow | None, run: JobRun) -> tuple[str, ...]:
     if row is None or (row.job_id == run.job_id and row.batch_id != run.batch_id):
         return ()
-    return _newest((*row.earlier_tokens, row.token))
-
-
-def _newest(tokens: tuple[str, ...]) -> tuple[str, ...]:
-    return tokens[-_TOKENS_KEPT:]
+    return (*row.earlier_tokens, row.token)[-_TOKENS_KEPT:]
 
 
 def _leased(run: JobRun, row: JobRow) -> PrefixLeasedError:

@@ -8,11 +8,11 @@ the attempt sees all the rows that it will ever have; the Kafka transaction is p
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from threading import Event, Thread
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -22,7 +22,6 @@ from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import open_run
-from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutcome
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.logs import SubjectLogger
@@ -66,6 +65,9 @@ class Sink(Protocol[BatchIn_contra]):
     def loader(self, connection: Connection, claim: Claim, /) -> Loader[BatchIn_contra]:
         """The loader that writes a task's rows to staging, under the claim's id and fencing token."""
 
+    def move(self, connection: Connection, keys: Sequence[tuple[str, int]], /) -> int:
+        """Move the rows staged under these ids and fencing tokens into their table; return how many there were."""
+
 
 class TaskAttempt(Generic[Batch]):
     """Runs one attempt of one task.
@@ -96,59 +98,42 @@ class TaskAttempt(Generic[Batch]):
             DualWriteError: As for the steps of the recipe.
         """
         remaining = iter(batches)
-        with heartbeats_before_claim(self._site.ledger, self._run, str(self._id), interval=self._site.site.heartbeat_interval):
+        with self._heartbeats_before_claim():
             first = next(remaining, None)
             if first is None:
                 return self._outcome()
-            if self._open() is Opening.ALREADY_COMMITTED:
+            owner, table = describe_owner("task"), self._sink.staging_table
+            opening = open_run(self._site, self._run, owner=owner, staging_table=table, ids=[str(self._id)])
+            if opening is Opening.ALREADY_COMMITTED:
                 return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
-            producers, claim = self._claim()
+            producers = self._site.producers(str(self._id))  # contacts Kafka before anything is claimed
+            self._id, claim = self._site.ledger.claim(
+                self._run, self._id, self._task, owner, timeout=self._site.site.timeouts.claim
+            )
         hit("job_after_claim")
         rows, prepared = self._write_all(itertools.chain((first,), remaining), producers, claim)
         log.info("%d rows staged, %s prepared", rows, prepared.state, transactional_id=self._id)
         return self._outcome(rows=rows, prepared=prepared)
 
     def _outcome(self, *, rows: int = 0, prepared: Prepared | None = None, already_committed: bool = False) -> TaskOutcome:
-        return TaskOutcome(
-            self._run,
-            self._id.partition,
-            self._id.attempt,
-            rows=rows,
-            prepared=prepared,
-            already_committed=already_committed,
-        )
-
-    def _open(self) -> Opening:
-        return open_run(
-            self._site,
-            self._run,
-            owner=describe_owner("task"),
-            staging_table=self._sink.staging_table,
-            ids=[str(self._id)],
-        )
-
-    def _claim(self) -> tuple[ProducerFactory, Claim]:
-        site, timeout = self._site, self._site.site.timeouts.claim
-        producers = site.producers(str(self._id))  # contacts Kafka before anything is claimed
-        self._id, claim = site.ledger.claim(self._run, self._id, self._task, describe_owner("task"), timeout=timeout)
-        return producers, claim
+        return TaskOutcome(self._run, self._id.partition, self._id.attempt, rows, prepared, already_committed)
 
     def _write_all(self, batches: Iterator[Batch], producers: ProducerFactory, claim: Claim) -> tuple[int, Prepared]:
         site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
         ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
-        with heartbeats(site.ledger, self._run, str(self._id), interval=site.site.heartbeat_interval) as status:
+        with self._heartbeats() as is_closed:
             ownership.adopt(claim)
             ownership.resolve()
             ownership.start()
             hit("job_after_start")
             try:
-                return self._send_and_stage(ownership, batches, status)
+                return self._send_and_stage(ownership, batches, is_closed)
             except short.driver_errors as error:
                 raise short.errors.translated(error, "staging a task's rows", str(self._id)) from error
             finally:
                 ownership.drop_producer()  # leaves the transaction open
 
-    def _send_and_stage(self, ownership: Ownership, batches: Iterator[Batch], status: RunStatus) -> tuple[int, Prepared]:
+    def _send_and_stage(self, ownership: Ownership, batches: Iterator[Batch], is_closed: Event) -> tuple[int, Prepared]:
         producer, claim, short = ownership.producer, ownership.claim, self._site.store.short_transactions
         began_at = short.query(database_clock, "reading the database's clock", str(self._id))
         producer.begin_transaction()
@@ -157,7 +142,7 @@ class TaskAttempt(Generic[Batch]):
                 with self._sink.loader(connection, claim) as loader:
                     sent = 0
                     for batch in batches:
-                        status.check()
+                        self._check_open(is_closed)
                         sent += self._sink.send(batch, producer)
                         loader.add(batch)
                         hit("job_after_batch")
@@ -197,25 +182,8 @@ class TaskAttempt(Generic[Batch]):
         except DualWriteError as error:
             log.warning("the transaction could not be aborted and is left to recovery: %s", error, transactional_id=self._id)
 
-
-class RunStatus:
-    """Whether, at the last heartbeat, the run was still open and the attempt still owned its id."""
-
-    def __init__(self, run: JobRun) -> None:
-        self._run = run
-        self._closed = threading.Event()
-
-    def set_closed(self) -> None:
-        """Record that the run is closed, or that the attempt no longer has its id."""
-        self._closed.set()
-
-    def check(self) -> None:
-        """Return if the run was open at the last heartbeat.
-
-        Raises:
-            JobClosedError: The run was closed or replaced, or another run claimed the id: nothing of this attempt is kept.
-        """
-        if self._closed.is_set():
+    def _check_open(self, is_closed: Event) -> None:
+        if is_closed.is_set():
             raise JobClosedError(
                 f"The task was stopped: its run of {self._run.name} was closed, or its id was claimed by another run.",
                 cause="the task outlived its run, or the job runs twice at once",
@@ -225,40 +193,39 @@ class RunStatus:
                 batch_id=self._run.batch_id,
             )
 
+    # --- heartbeats: without them, the run of a batch write is presumed dead ----------------------------------------------
 
-@contextmanager
-def heartbeats(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[RunStatus]:
-    """Send a heartbeat every `interval` seconds while the block runs, so that the run is not presumed dead."""
-    status = RunStatus(run)
+    @contextmanager
+    def _heartbeats(self) -> Iterator[Event]:
+        """Send heartbeats while the block runs; the event is set once the run is closed, or the attempt has lost its id."""
+        is_closed = Event()
 
-    def beat() -> bool:
-        is_open = ledger.beat(run, transactional_id)
-        if not is_open:
-            status.set_closed()
-        return is_open
+        def beat() -> bool:
+            if not self._site.ledger.beat(self._run, str(self._id)):
+                is_closed.set()
+            return not is_closed.is_set()
 
-    with _repeated(beat, transactional_id, interval):
-        yield status
+        with _repeated(beat, str(self._id), self._site.site.heartbeat_interval):
+            yield is_closed
 
+    @contextmanager
+    def _heartbeats_before_claim(self) -> Iterator[None]:
+        """Like `_heartbeats`, before the id is claimed; the run may be open already because of other tasks."""
+        seen: datetime | None = None
 
-@contextmanager
-def heartbeats_before_claim(ledger: JobLedger, run: JobRun, transactional_id: str, *, interval: float) -> Iterator[None]:
-    """Like `heartbeats`, for a task that has not claimed its id; its run may be open already because of other tasks."""
-    seen: datetime | None = None
+        def beat() -> bool:
+            nonlocal seen
+            seen = self._site.ledger.beat_before_claim(self._run, seen)
+            return True
 
-    def beat() -> bool:
-        nonlocal seen
-        seen = ledger.beat_before_claim(run, seen)
-        return True
-
-    with _repeated(beat, transactional_id, interval):
-        yield
+        with _repeated(beat, str(self._id), self._site.site.heartbeat_interval):
+            yield
 
 
 @contextmanager
 def _repeated(beat: Callable[[], bool], name: str, interval: float) -> Iterator[None]:
     """Call `beat` every `interval` seconds in a thread while the block runs, until it returns False."""
-    stop = threading.Event()
+    stop = Event()
 
     def run() -> None:
         while not stop.wait(interval):
@@ -268,7 +235,7 @@ def _repeated(beat: Callable[[], bool], name: str, interval: float) -> Iterator[
             except DualWriteError as error:
                 log.warning("a heartbeat could not be sent: %s", error, transactional_id=name)
 
-    thread = threading.Thread(target=run, name=f"dualwrite-{name}", daemon=True)
+    thread = Thread(target=run, name=f"dualwrite-{name}", daemon=True)
     thread.start()
     try:
         yield

@@ -12,12 +12,11 @@ from dualwrite.aio.async_pool import AsyncWriterPool
 from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
 from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, V
-from dualwrite.processor.attempts import StoppedError
+from dualwrite.processor.attempts import Content, Runner, StoppedError
 from dualwrite.processor.decoded import Received
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.processor import check_handlers, make_loop
+from dualwrite.processor.processor import check_handlers, log_failed_listener, make_loop, says_nothing_about_messages
 from dualwrite.processor.progress import Finish
-from dualwrite.processor.runners import Content, Runner, is_transient_in, log_failed_listener
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import opened
 from dualwrite.transactional import awaited, name_of
@@ -98,8 +97,7 @@ class AsyncDualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work = handle_batch if handle_batch is not None else _each(handle)
-        self._runner = _LoopRunner(pool, work, asyncio.get_running_loop(), alone=options.offsets == "kafka")
+        self._runner = _LoopRunner(pool, handle_batch or _each(handle), alone=options.offsets == "kafka")
         self._loop = make_loop(self._runner, pool.store, consumer, topics, options)
 
     @property
@@ -138,21 +136,12 @@ class AsyncDualProcessor:
 
 
 class _LoopRunner(Runner):
-    """Runs the handler on the event loop, for the processor's thread.
+    """Runs the handler on the running event loop, for the processor's thread; see ThreadRunner."""
 
-    Args:
-        pool: The pool.
-        handle: Called with the messages and the transaction.
-        loop: The pool's event loop.
-        alone: See ThreadRunner.
-    """
-
-    def __init__(
-        self, pool: AsyncWriterPool[Any], handle: AsyncHandle, loop: asyncio.AbstractEventLoop, *, alone: bool
-    ) -> None:
+    def __init__(self, pool: AsyncWriterPool[Any], handle: AsyncHandle, *, alone: bool) -> None:
         self._pool = pool
         self._handle = handle
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._alone = alone
         self._current: asyncio.Task[None] | None = None
         self._is_cancelled = False
@@ -176,27 +165,25 @@ class _LoopRunner(Runner):
             self._current.cancel()  # not the future: then the thread would not wait for the coroutine
 
     def is_transient(self, error: BaseException) -> bool:
-        return isinstance(error, FencedError) or is_transient_in(self._pool.store, error)  # a pool uses another id
+        return isinstance(error, FencedError) or says_nothing_about_messages(self._pool.store, error)  # a pool uses another id
 
     async def _run(self, content: Content | None, finish: Finish) -> None:
         if self._is_cancelled:
             raise asyncio.CancelledError
-        self._current = asyncio.current_task()
-        try:
-            await self._run_here(content, finish)
-        finally:
-            self._current = None
 
-    async def _run_here(self, content: Content | None, finish: Finish) -> None:
         async def unit(tx: AsyncTransaction[Any]) -> None:
             if content is not None:
                 await awaited(self._handle(content(), tx), name_of(self._handle))
             await tx.run_sync(finish)
 
         unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner
-        if not self._alone:
-            await self._pool.run(unit)
-            return
+        self._current = asyncio.current_task()
+        try:
+            await (self._run_alone(unit) if self._alone else self._pool.run(unit))
+        finally:
+            self._current = None
+
+    async def _run_alone(self, unit: Callable[[AsyncTransaction[Any]], Awaitable[None]]) -> None:
         try:
             async with self._pool.transaction() as tx:
                 await unit(tx)

@@ -1,13 +1,18 @@
-"""Attempts at one transaction of a processor: until it has committed, or until nothing of its batch is left to process."""
+"""Attempts at one transaction of a processor: until it has committed, or until nothing of its batch is left to process.
+
+`Runner` runs a transaction, `verdict_of` decides what its error means, `Attempts` acts on that.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from dualwrite.errors import (
@@ -33,11 +38,40 @@ from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Finish, Progress, UnprocessableError
-from dualwrite.processor.runners import Content, Runner
+from dualwrite.processor.progress import Finish, Progress
 from dualwrite.stores.positions import Partition
 from dualwrite.stores.store_transaction import RunAloneError
+from dualwrite.transaction import Transaction
 from dualwrite.transactional import made_for_each_attempt
+
+log = SubjectLogger(__name__)
+
+Content = Callable[[], list[Any]]
+"""Returns the messages for a handler: with each call a list of its own, with new objects if they were deserialized."""
+
+
+class Runner(ABC):
+    """Runs transactions, one at a time: on a writer, as a unit of a pool, or as a separate transaction of a pool."""
+
+    @abstractmethod
+    def run(self, content: Content | None, finish: Finish) -> None:
+        """Run one transaction; when it returns, it has committed. If a listener of the commit has failed, that is logged.
+
+        Args:
+            content: Called for the handler's messages each time the handler is called; None for a transaction that does not
+                call it.
+            finish: Called after the handler.
+
+        Raises:
+            AfterCommitError: Another transaction's, raised by the handler; this one has not committed.
+            Exception: What the handler, the transaction, or `finish` raises.
+            StoppedError: The transaction was cancelled because the processor is being stopped.
+        """
+
+    @abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether a retry may succeed after an error, or the cause of one, even if the error is not `retriable`."""
+
 
 IsPassing = Callable[[BaseException], bool]
 """Whether an error, the driver's or our own, says that the same transaction may succeed later."""
@@ -70,12 +104,10 @@ _OFTEN_ABOUT_MESSAGES: Final = (
 
 
 def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseException | None = None) -> Verdict:
-    """Decide what an error of a transaction means. Both sides of it are rolled back, unless it is in doubt.
+    """Decide what an error of a transaction, or of the handler in it, means. Both sides are rolled back, unless it is in doubt.
 
-    Args:
-        error: What the transaction, or the handler in it, has raised.
-        is_transient: Called with the error, and also with its causes if the error itself does not say what it means.
-        before: What was being handled before the transaction began; see `causes_of`.
+    `is_transient` is also asked about the error's causes if the error itself does not say what it means. `before` is what was
+    being handled before the transaction began; see `causes_of`.
     """
     if isinstance(error, InDoubtTransactionError):
         return Verdict.IN_DOUBT
@@ -84,43 +116,11 @@ def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseExcepti
     if is_transient(error):
         return Verdict.LATER
     if not isinstance(error, DualWriteError) or isinstance(error, _OFTEN_ABOUT_MESSAGES) or type(error) is StoreError:
-        return Verdict.LATER if any(map(_says_so(is_transient), causes_of(error, before=before))) else Verdict.MESSAGE
+        for cause in causes_of(error, before=before):
+            if is_transient(cause) or isinstance(cause, StoreUnavailableError):  # ours, for a COMMIT that was not sent
+                return Verdict.LATER
+        return Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
-
-
-def _says_so(is_transient: IsPassing) -> IsPassing:
-    """Like `is_transient`, but also true for our own error for a COMMIT that was not sent, as the database was unreachable."""
-    return lambda cause: is_transient(cause) or isinstance(cause, StoreUnavailableError)
-
-
-PREFIX: Final = "dualwrite."
-_LONGEST: Final = 1000
-
-
-def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, attempts: int) -> list[tuple[str, bytes]]:
-    """The headers of the message, followed by ours.
-
-    Args:
-        message: The message.
-        error: The exception of the last attempt to process it.
-        group_id: The consumer group.
-        attempts: The number of attempts.
-    """
-    kind, timestamp = message.timestamp()
-    ours = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": timestamp if kind else "",
-        "group": group_id,
-        "attempts": attempts,
-        "error": type(error).__qualname__,
-        "error.message": str(error)[:_LONGEST],
-    }
-    return [
-        *(message.headers() or ()),
-        *((f"{PREFIX}{name}", str(value).encode(errors="backslashreplace")) for name, value in ours.items()),
-    ]
 
 
 _STEP: Final = 0.1
@@ -155,9 +155,17 @@ class StoppedError(BaseException):
     """The processor was stopped in the middle of its work. Internal: the processor never raises it."""
 
 
-log = SubjectLogger(__name__)
+class UnprocessableError(Exception):
+    """One of the messages may have caused the failure of the transaction. Internal: the processor never raises it.
 
-FinishOf = Callable[[Batch], Finish]
+    Args:
+        reason: The exception that the transaction raised.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"{type(reason).__qualname__}: {reason}")
+        self.reason = reason
+
 
 _LONGEST_INTERVAL_MS: Final = 300_000
 """librdkafka's default of `max.poll.interval.ms`."""
@@ -191,8 +199,10 @@ class Attempts:
         runner: Runs a transaction.
         progress: Stores the positions.
         options: Pauses and attempts.
-        reading: How the member reads, which errors may change.
         stopped: Set when the processor is to stop.
+
+    Attributes:
+        reading: How the member reads, which errors may change.
     """
 
     def __init__(
@@ -203,7 +213,6 @@ class Attempts:
         runner: Runner,
         progress: Progress,
         options: ProcessorOptions,
-        reading: Reading,
         stopped: StopFlag,
     ) -> None:
         self._group = group_id
@@ -212,18 +221,18 @@ class Attempts:
         self._runner = runner
         self._progress = progress
         self._options = options
-        self._reading = reading
+        self.reading = Reading(options.batch)
         self._stopped = stopped
         self._times_too_slow = 0
 
     def begin(self) -> None:
         """Forget what the batches of an earlier run have shown."""
-        self._reading.most, self._times_too_slow = self._options.batch, 0
+        self.reading.most, self._times_too_slow = self._options.batch, 0
 
-    def run(self, consumer: GroupConsumer, batch: Batch, finish_of: FinishOf, *, handled: bool) -> bool:
+    def run(self, consumer: GroupConsumer, batch: Batch, *, instead: Finish | None = None) -> bool:
         """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.
 
-        Transient errors are retried.
+        Transient errors are retried. `instead` is called in place of the handler, to send a dead letter.
 
         Returns:
             Whether this call has committed it; False also if it turns out that an earlier attempt had committed it.
@@ -238,10 +247,11 @@ class Attempts:
         while batch.messages:
             began = time.monotonic()
             try:
-                self._runner.run(self._content(batch) if handled else None, finish_of(batch))
+                content = None if instead is not None else self._content(batch)
+                self._runner.run(content, partial(self._finish, consumer, batch, instead))
             except PositionMovedError as error:
-                left = self._caught_up(consumer, batch)
-                if len(left.messages) < len(batch.messages):
+                left = self._left_of(consumer, batch, "positions have moved")
+                if left is not None and len(left.messages) < len(batch.messages):
                     batch = left
                     continue
                 log.warning("trying again in %.3g s: %s", pause, error, group_id=self._group)
@@ -257,7 +267,7 @@ class Attempts:
                     log.info(
                         "the batch is committed, %.1f s after its first attempt", time.monotonic() - first, group_id=self._group
                     )
-                self._reading.next |= batch.after
+                self.reading.next |= batch.after
                 self._progress.moved(consumer, batch)
                 return True
             if self._progress.can_assign:
@@ -270,6 +280,11 @@ class Attempts:
             batch = batch.still_owned(consumer.owned())
         return False
 
+    def _finish(self, consumer: GroupConsumer, batch: Batch, instead: Finish | None, tx: Transaction[Any]) -> None:
+        if instead is not None:
+            instead(tx)
+        self._progress.move(consumer, batch, tx)
+
     def _rest_after(
         self, error: Exception, verdict: Verdict, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
     ) -> Batch | None:
@@ -281,7 +296,7 @@ class Attempts:
             Exception: The error itself, if the processor can't continue.
         """
         if isinstance(error, RunAloneError):
-            self._reading.most = 1
+            self.reading.most = 1
             what = "from now on each message has a transaction of its own: the next ones would see"
             log.info("%s %s", what, error.what, group_id=self._group)
             raise UnprocessableError(error) from error
@@ -295,7 +310,7 @@ class Attempts:
                 raise error
             case Verdict.MESSAGE:
                 return self._without_cause(error, consumer, batch)
-        if self._progress.is_transient(error):
+        if self._progress.has_lost_partitions(error):
             self._was_too_slow(batch, seconds, error)
         return None
 
@@ -317,12 +332,8 @@ class Attempts:
         Raises:
             UnprocessableError: No position has moved.
         """
-        try:
-            left = self._without_processed(consumer, batch)
-        except DualWriteError as reading:
-            if not reading.retriable:
-                raise
-            log.warning("a batch failed, and its positions can't be read yet: %s; %s", error, reading, group_id=self._group)
+        left = self._left_of(consumer, batch, f"a batch failed ({error})")
+        if left is None:
             return None
         if len(left.messages) == len(batch.messages):
             raise UnprocessableError(error) from error
@@ -341,11 +352,11 @@ class Attempts:
         if seconds < limit:
             return
         if len(batch.messages) > 1:
-            self._reading.most = max(1, len(batch.messages) // 2)
+            self.reading.most = max(1, len(batch.messages) // 2)
             log.warning(
                 "%d messages took %.3g s, longer than max.poll.interval.ms (%g s), so that the group has given their "
                 "partitions to another member. From now on %d are taken at once.",
-                *(len(batch.messages), seconds, limit, self._reading.most),
+                *(len(batch.messages), seconds, limit, self.reading.most),
                 group_id=self._group,
             )
             return
@@ -366,35 +377,33 @@ class Attempts:
         return made_for_each_attempt(make)
 
     def _is_transient(self, error: BaseException) -> bool:
-        return self._runner.is_transient(error) or self._progress.is_transient(error)
+        return self._runner.is_transient(error) or self._progress.has_lost_partitions(error)
 
-    def _caught_up(self, consumer: GroupConsumer, batch: Batch) -> Batch:
-        """What is left of a batch whose positions have moved: nothing if our own earlier attempt has moved them.
-
-        Partitions whose positions another consumer has moved continue from there, if they are still assigned. If the positions
-        can't be read now, the whole batch is returned, and the next attempt tries again.
-        """
-        try:
-            return self._without_processed(consumer, batch)
-        except DualWriteError as error:
-            if not error.retriable:
-                raise
-            log.warning("positions have moved, and can't be read yet: %s", error, group_id=self._group)
-            return batch
-
-    def _without_processed(self, consumer: GroupConsumer, batch: Batch) -> Batch:
+    def _left_of(self, consumer: GroupConsumer, batch: Batch, what: str) -> Batch | None:
         """The batch without the partitions whose positions have moved, as far as the database or Kafka shows that now.
+
+        Nothing is left if our own earlier attempt has moved them. Those that another consumer has moved continue from there, if
+        they are still assigned.
+
+        Returns:
+            None if the positions can't be read now (logged, with `what` has happened): the next attempt tries again.
 
         Raises:
             DualWriteError: The positions can't be read, or are gone.
         """
-        left, moved = self._progress.catch_up(consumer, batch)
+        try:
+            left, moved = self._progress.catch_up(consumer, batch)
+        except DualWriteError as error:
+            if not error.retriable:
+                raise
+            log.warning("%s, and the positions can't be read yet: %s", what, error, group_id=self._group)
+            return None
         after = batch.after
-        self._reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
+        self.reading.next |= {key: max(offset, 0) for key, offset in moved.items()}
         elsewhere = {key: offset for key, offset in moved.items() if offset != after[key]}
         if elsewhere:
             log.warning("continuing at the positions of another consumer: %s", elsewhere, group_id=self._group)
-            self._reading.seek(consumer, elsewhere)
+            self.reading.seek(consumer, elsewhere)
         return left
 
 

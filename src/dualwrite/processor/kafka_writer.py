@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self, cast
+from typing import Any, Final, NoReturn, Self
 
 from dualwrite.deadline import check_may_block
 from dualwrite.errors import (
@@ -25,12 +25,9 @@ from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
-from dualwrite.processor.progress import Finish
-from dualwrite.processor.runners import Content, Handle, Runner
 from dualwrite.settings import ProducerName, Settings, Timeouts
-from dualwrite.stores.base import StoreTransaction
+from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.transaction import OpenTransaction, Transaction
-from dualwrite.transactional import check_has_run, name_of
 from dualwrite.transactional_id import validate_transactional_id
 
 log = SubjectLogger(__name__)
@@ -42,34 +39,33 @@ _GENERATION: Final = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_
 """The consumer's membership has ended; the producer is not fenced."""
 
 
-class KafkaTransaction(OpenTransaction):
-    """A transaction on Kafka alone: `db` and `session` raise UsageError."""
+class NoDatabase(StoreTransaction):
+    """The database's side of a transaction on Kafka alone: `db` and `session` raise UsageError, nothing is committed."""
 
-    def __init__(self, transactional_id: str, producer: TransactionalProducer, *, timeout: float) -> None:
-        super().__init__(transactional_id, cast("StoreTransaction", None), producer, timeout=timeout)
+    def __init__(self, transactional_id: str) -> None:
+        self._id = transactional_id
 
     @property
-    def db(self) -> NoReturn:
-        """Not available.
-
-        Raises:
-            UsageError: There is no database.
-        """
+    def handle(self) -> NoReturn:
         raise self._no_database()
 
     @property
     def session(self) -> NoReturn:
-        """Not available; see `db`."""
         raise self._no_database()
 
-    def check_fence(self) -> None:
-        """Nothing to check: only Kafka fences this writer."""
-        self._may_send = True
+    def record(self, *_state: object, **_generation: object) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
 
     def _no_database(self) -> UsageError:
         return UsageError(
             "A KafkaWriter's transaction has no database.",
-            transactional_id=self.transactional_id,
+            transactional_id=self._id,
             next_step="give DualProcessor a DualWriter or a WriterPool to write to a database",
         )
 
@@ -161,7 +157,7 @@ class KafkaWriter:
         check_may_block("transaction()", "AsyncDualProcessor on an AsyncWriterPool")
         producer = self._ready()
         producer.begin_transaction()
-        begun = KafkaTransaction(self._id, producer, timeout=self._timeouts.kafka)
+        begun = OpenTransaction(self._id, NoDatabase(self._id), producer, timeout=self._timeouts.kafka)
         committing = False
         try:
             yield Transaction(begun)
@@ -248,27 +244,3 @@ class KafkaWriter:
         except DualWriteError as aborting:
             log.log(level_of(aborting), "aborting: %s", aborting, kafka_transactional_id=self._id)
             self._drop_producer()
-
-
-class KafkaRunner(Runner):
-    """Runs a plain handler in transactions of a KafkaWriter.
-
-    Args:
-        writer: The writer.
-        handle: Called with the messages and the transaction.
-    """
-
-    def __init__(self, writer: KafkaWriter, handle: Handle) -> None:
-        self._writer = writer
-        self._handle = handle
-
-    def run(self, content: Content | None, finish: Finish) -> None:
-        with self._writer.transaction() as tx:
-            if content is not None:
-                check_has_run(self._handle(content(), tx), name_of(self._handle))
-            finish(tx)
-
-    def is_transient(self, error: BaseException) -> bool:
-        """There is no database."""
-        del error
-        return False

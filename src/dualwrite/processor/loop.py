@@ -22,10 +22,9 @@ from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
-from dualwrite.processor.attempts import Attempts, Reading, StopFlag, StoppedError, dead_letter_headers, where
+from dualwrite.processor.attempts import Attempts, Runner, StopFlag, StoppedError, UnprocessableError, where
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Finish, Progress, UnprocessableError, how_to_reset
-from dualwrite.processor.runners import Runner
+from dualwrite.processor.progress import Progress, how_to_reset
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction
@@ -35,11 +34,11 @@ log = SubjectLogger(__name__)
 _TURN: Final = 1.0
 """The maximum wait for messages, in seconds; `stop` is noticed at its end."""
 
-_LOOKING: Final = 5.0
+_CHECK_INTERVAL: Final = 5.0
 """Seconds after which the positions are read again."""
 
-_ASKING: Final = 5.0
-"""Seconds for one attempt to read what is needed when partitions are assigned; `stop` is noticed at its end."""
+_HEADER_PREFIX: Final = "dualwrite."
+_LONGEST_HEADER: Final = 1000
 
 
 class ProcessingLoop:
@@ -70,10 +69,10 @@ class ProcessingLoop:
         self._topics = topics
         self._progress = progress
         self._options = options
-        self._reading = Reading(options.batch)
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._stopped = StopFlag()
-        self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._reading, self._stopped)
+        self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._stopped)
+        self._reading = self._attempts.reading
         self._free = threading.Lock()  # locked from `begin` until `run` has ended
         self._consumer: GroupConsumer | None = None
 
@@ -107,7 +106,7 @@ class ProcessingLoop:
                 self._consumer = consumer
                 while not self._stopped.is_set():
                     self._turn(consumer)
-                self._pass_ends(consumer)
+                self._advance_to_ends(consumer)
         except StoppedError:
             log.debug("stopped in the middle of its work", group_id=self._group)
         except Exception as error:
@@ -124,7 +123,7 @@ class ProcessingLoop:
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
             self._reading.seek(consumer, self._begin(list(refused), refused))
-        self._look_again(consumer)
+        self._follow_moves(consumer)
         batch = consumer.poll(self._reading.most, _TURN).from_offsets(
             self._reading.next
         )  # without messages that were processed already
@@ -135,33 +134,33 @@ class ProcessingLoop:
             if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
                 return
 
-    def _look_again(self, consumer: GroupConsumer) -> None:
+    def _follow_moves(self, consumer: GroupConsumer) -> None:
         """Notice that positions were reset in partitions without new messages; with new messages, moving the position fails."""
-        if time.monotonic() - self._looked_at < _LOOKING:
+        if time.monotonic() - self._checked_at < _CHECK_INTERVAL:
             return
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
-            moved = self._progress.look_again(consumer)
+            moved = self._progress.moved_by_others(consumer)
         except (StoreError, BrokerError) as error:
             log.log(level_of(error), "%s", error, group_id=self._group)
             return
         if moved:
             log.warning("positions were moved: %s", moved, group_id=self._group)
             self._reading.seek(consumer, moved)
-        self._pass_ends(consumer)
+        self._advance_to_ends(consumer)
 
-    def _pass_ends(self, consumer: GroupConsumer) -> None:
+    def _advance_to_ends(self, consumer: GroupConsumer) -> None:
         """Move positions past the markers at the ends of partitions in which every polled message has been processed."""
         ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._reading.next.get(key, 0)}
         try:
-            self._progress.pass_ends(consumer, ends)
+            self._progress.advance_to_ends(consumer, ends)
         except DualWriteError as error:  # the next batch moves them too, or raises the reason
             log.info("positions were not moved to the ends of partitions: %s", error, group_id=self._group)
 
     def _process(self, consumer: GroupConsumer, batch: Batch) -> bool:
         """Process a batch in one transaction, without reassigned partitions; False if one of its messages may be at fault."""
         try:
-            self._handle(consumer, batch)
+            self._attempts.run(consumer, batch)
         except UnprocessableError as error:
             if len(batch.messages) > 1:
                 if not isinstance(error.reason, RunAloneError):
@@ -192,7 +191,7 @@ class ProcessingLoop:
                 if not one.still_owned(consumer.owned()).messages:
                     return True  # the partition was reassigned: its position may have moved, and was read again
             try:
-                self._handle(consumer, one)
+                self._attempts.run(consumer, one)
             except UnprocessableError as error:
                 tried, reason = tried + 1, error.reason
                 log.warning("%s failed (attempt %d): %s", name_of(message), tried, error, **self._fields(message))
@@ -201,9 +200,6 @@ class ProcessingLoop:
         assert reason is not None
         self._give_up(consumer, one, reason, tried)
         return True
-
-    def _handle(self, consumer: GroupConsumer, batch: Batch) -> None:
-        self._attempts.run(consumer, batch, lambda left: self._progress.move(consumer, left), handled=True)
 
     def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
         """Send the message to the dead-letter topic, and continue after it; or stop."""
@@ -222,17 +218,11 @@ class ProcessingLoop:
             ) from reason
         headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
 
-        def finish_of(batch: Batch) -> Finish:
-            move = self._progress.move(consumer, batch)
-
-            def finish(tx: Transaction[Any]) -> None:
-                tx.send(topic, message.value(), key=message.key(), headers=headers)
-                move(tx)
-
-            return finish
+        def send(tx: Transaction[Any]) -> None:
+            tx.send(topic, message.value(), key=message.key(), headers=headers)
 
         try:
-            is_sent = self._attempts.run(consumer, one, finish_of, handled=False)
+            is_sent = self._attempts.run(consumer, one, instead=send)
         except (UnprocessableError, UnknownTopicError, BrokerAuthorizationError) as error:
             refused = error.reason if isinstance(error, UnprocessableError) else error
             raise MessageFailedError(
@@ -267,7 +257,7 @@ class ProcessingLoop:
         pause = self._options.pause
         while True:
             try:
-                found = self._progress.begin(consumer, partitions, _ASKING, refused)
+                found = self._progress.begin(consumer, partitions, refused)
             except DualWriteError as error:
                 if not error.retriable:
                     raise
@@ -279,3 +269,22 @@ class ProcessingLoop:
             else:
                 self._reading.next |= {key: max(offset, 0) for key, offset in found.items()}
                 return found
+
+
+def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, attempts: int) -> list[tuple[str, bytes]]:
+    """The headers of a message, followed by ours: its origin, and the exception of the last attempt to process it."""
+    kind, timestamp = message.timestamp()
+    ours = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": timestamp if kind else "",
+        "group": group_id,
+        "attempts": attempts,
+        "error": type(error).__qualname__,
+        "error.message": str(error)[:_LONGEST_HEADER],
+    }
+    return [
+        *(message.headers() or ()),
+        *((f"{_HEADER_PREFIX}{name}", str(value).encode(errors="backslashreplace")) for name, value in ours.items()),
+    ]

@@ -1,8 +1,8 @@
-"""Positions in the database, moved by compare-and-set in the transaction of the data: the default.
+"""Where a processor's positions are: in the database, moved by compare-and-set with the data (the default), or at Kafka.
 
-Whatever a consumer believes about its assignment, its writes take effect only if no other consumer has continued from the same
-position. The position also shows the outcome of a COMMIT that was not answered: the next attempt finds it either unchanged or
-moved.
+Whatever a consumer believes about its assignment, compare-and-set makes its writes take effect only if no other consumer has
+continued from the same position. The position also shows the outcome of a COMMIT that was not answered: the next attempt finds
+it either unchanged or moved.
 """
 
 from __future__ import annotations
@@ -18,33 +18,29 @@ from dualwrite.kafka.inspect import TopicMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Finish, Progress, place_of, topics_without
+from dualwrite.processor.progress import QUERY_TIMEOUT, Progress, place_of
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.transaction import Transaction, opened
 
 
 class StoredProgress(Progress):
-    """The positions of a group in a store.
-
-    Args:
-        store: The writer's store.
-        group_id: The group.
-        kafka: The consumer's settings, for queries of the topics' ids.
-        options: The policies.
+    """The positions of a group in the writer's store.
 
     Raises:
         ConfigurationError: The store does not support consumer positions.
     """
 
-    keeps_ids = True
-    forgotten_because = (
-        "it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored database)"
-    )
+    in_database = True
 
     def __init__(self, store: TxnStateStore, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
         super().__init__(group_id, kafka, options)
-        self._positions = _positions_of(store)
+        if store.positions is None:
+            raise ConfigurationError(
+                f"The store {type(store).__name__} ({store.description}) does not support consumer positions.",
+                next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
+            )
+        self._positions: Positions = store.positions
 
     def prepare(self) -> None:
         self._positions.prepare()
@@ -53,37 +49,28 @@ class StoredProgress(Progress):
         del consumer, keys, timeout
         return self._positions.read(self._group)
 
-    def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
-        """The offsets that an earlier consumer has committed."""
-        return consumer.offsets.committed(keys, timeout)
-
     def keep_ends(
         self,
         consumer: GroupConsumer,
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
         """If several members start at once, one of them stores all ends; the others continue from there."""
-        unread = topics_without(partitions, stored)
+        unread = {topic for topic, _ in partitions} - {topic for topic, _ in stored}
         keys = {(topic, number) for topic in unread for number in topics[topic].partitions}
         keys |= {key for key in partitions if key[0] in unread}
         if not keys:
             return False
-        begin = {**consumer.offsets.end_offsets(keys, timeout), **consumer.offsets.committed(keys, timeout)}
+        begin = {**consumer.offsets.end_offsets(keys, QUERY_TIMEOUT), **consumer.offsets.committed(keys, QUERY_TIMEOUT)}
         moves = [Move(None, Position(*key, offset, topics[key[0]].id)) for key, offset in begin.items()]
         with suppress(PositionMovedError):
             self._positions.reset(self._group, moves)
         return True
 
-    def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
+    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
         del consumer
-
-        def finish(tx: Transaction[Any]) -> None:
-            opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))
-
-        return finish
+        opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         self._moved(consumer, batch.after)
@@ -92,8 +79,8 @@ class StoredProgress(Progress):
         self._positions.reset(self._group, self._moves(ends))
         self._moved(consumer, ends)
 
-    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
-        begun = super().look_again(consumer)
+    def moved_by_others(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
+        begun = super().moved_by_others(consumer)
         found = self._positions.read(self._group)
         moved: dict[Partition, int] = {}
         for key in consumer.owned().keys() - begun.keys():
@@ -115,29 +102,18 @@ class StoredProgress(Progress):
         return Position(*key, offset, self._ids.get(key, ""))
 
 
-def _positions_of(store: TxnStateStore) -> Positions:
-    found = store.positions
-    if found is None:
-        raise ConfigurationError(
-            f"The store {type(store).__name__} ({store.description}) does not support consumer positions.",
-            next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
-        )
-    return found
-
-
 class GroupProgress(Progress):
-    """The offsets of a group at Kafka.
+    """The offsets of a group at Kafka. `on_new_topic` has no effect: Kafka deletes the offsets of a topic with the topic.
 
     Args:
         group_id: The group.
         topics: The topics.
         kafka: The consumer's settings, for queries of the topics' ids.
-        options: The policies; `on_new_topic` has no effect, because Kafka deletes the offsets of a topic with the topic.
+        options: The policies.
         stored: The positions in the writer's store, if it supports them: the group must not have any there.
     """
 
-    keeps_ids = False
-    forgotten_because = "the group's offset was deleted at Kafka, possibly because the topic was deleted"
+    in_database = False
 
     def __init__(
         self,
@@ -153,11 +129,7 @@ class GroupProgress(Progress):
         self._in_doubt = False
 
     def prepare(self) -> None:
-        """See Progress.
-
-        Raises:
-            ConfigurationError: The group has positions in the database; its offsets at Kafka are only for monitoring tools.
-        """
+        """If the group has positions in the database, its offsets at Kafka are only for monitoring tools."""
         found = {} if self._stored is None else self._stored.read(self._group)
         there = sorted(position for position in found.values() if position.topic in self._topics)
         if there:
@@ -172,15 +144,11 @@ class GroupProgress(Progress):
         return _positions(consumer.offsets.committed(keys, timeout))
 
     def begin(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        timeout: float,
-        refused: Mapping[Partition, int] | None = None,
+        self, consumer: GroupConsumer, partitions: Sequence[Partition], refused: Mapping[Partition, int] | None = None
     ) -> Mapping[Partition, int]:
         """A member that stores positions in the database may have joined in the meantime."""
         self.prepare()
-        return super().begin(consumer, partitions, timeout, refused)
+        return super().begin(consumer, partitions, refused)
 
     def keep_ends(
         self,
@@ -188,9 +156,8 @@ class GroupProgress(Progress):
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
-        """See Progress. The member that reads partition 0 commits all ends, in one request; the others wait for it.
+        """The member that reads partition 0 commits all ends, in one request; the others wait for it.
 
         Kafka commits offsets unconditionally: a second member could move positions back that the first has already advanced.
         """
@@ -198,7 +165,7 @@ class GroupProgress(Progress):
         changed = False
         for topic in sorted({key[0] for key in partitions if key not in stored}):
             keys = {*((topic, n) for n in topics[topic].partitions), *(key for key in partitions if key[0] == topic)}
-            if consumer.offsets.committed(keys, timeout):
+            if consumer.offsets.committed(keys, QUERY_TIMEOUT):
                 continue  # the group has read the topic, or another member has committed its ends
             if (topic, 0) not in ours:
                 raise BrokerUnavailableError(
@@ -206,18 +173,15 @@ class GroupProgress(Progress):
                     cause="that member is just starting, or it has died",
                     next_step="retry",
                 )
-            consumer.offsets.commit(consumer.offsets.end_offsets(keys, timeout))
+            consumer.offsets.commit(consumer.offsets.end_offsets(keys, QUERY_TIMEOUT))
             changed = True
         return changed
 
-    def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
-        def finish(tx: Transaction[Any]) -> None:
-            if self._in_doubt:
-                self._find_out(consumer, batch)
-            self._check_membership(consumer)
-            tx.send_offsets(consumer.member, batch.after)
-
-        return finish
+    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
+        if self._in_doubt:
+            self._find_out(consumer, batch)
+        self._check_membership(consumer)
+        tx.send_offsets(consumer.member, batch.after)
 
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         del consumer
@@ -242,7 +206,7 @@ class GroupProgress(Progress):
     def left_in_doubt(self) -> None:
         self._in_doubt = True
 
-    def is_transient(self, error: BaseException) -> bool:
+    def has_lost_partitions(self, error: BaseException) -> bool:
         """The generation has ended. If it is the writer that was fenced, the next transaction reports it."""
         return isinstance(error, ProducerFencedError)
 
@@ -274,7 +238,7 @@ class GroupProgress(Progress):
             PositionMovedError: The transaction in doubt has committed.
             BrokerError: The offsets can't be read yet.
         """
-        if self._elsewhere(consumer, batch):
+        if self._changed(consumer, batch):
             raise PositionMovedError(f"The offsets of the group {self._group!r} have moved.", group_id=self._group)
         self._in_doubt = False
 

@@ -1,24 +1,25 @@
-"""`DualProcessor`: consume, transform, dual write, so that each message takes effect once."""
+"""`DualProcessor`: consume, transform, dual write, so that each message takes effect once; and how it runs transactions."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dualwrite.deadline import check_may_block
-from dualwrite.errors import ConfigurationError
+from dualwrite.errors import AfterCommitError, ConfigurationError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
 from dualwrite.pool.pool import WriterPool
+from dualwrite.processor.attempts import Content, Runner
 from dualwrite.processor.decoded import Received
-from dualwrite.processor.kafka_writer import KafkaRunner, KafkaWriter
+from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.position_keeping import GroupProgress, StoredProgress
-from dualwrite.processor.progress import Progress
-from dualwrite.processor.runners import Handle, Runner, ThreadRunner
+from dualwrite.processor.progress import Finish, Progress
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
@@ -28,6 +29,10 @@ from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[list[Any], Transaction[Any]], object]
 
 M = TypeVar("M")
 _Handler = Callable[[M, Transaction[H]], None]
@@ -107,13 +112,8 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        work: Handle = handle_batch if handle_batch is not None else _each(handle, runner)
-        runs: Runner
-        if isinstance(runner, KafkaWriter):
-            runs, store = KafkaRunner(runner, work), None
-        else:
-            runs, store = ThreadRunner(runner, work, alone=options.offsets == "kafka"), runner.store
-        self._loop = make_loop(runs, store, consumer, topics, options)
+        runs = ThreadRunner(runner, handle_batch or each_of(handle), alone=options.offsets == "kafka")
+        self._loop = make_loop(runs, runs.store, consumer, topics, options)
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
@@ -191,15 +191,69 @@ def make_loop(
     return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
 
 
-def _each(
-    handle: Callable[[Any, Transaction[Any]], object] | None, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter
-) -> Handle:
+class ThreadRunner(Runner):
+    """Runs a plain handler in the processor's thread, or in the pool's.
+
+    Args:
+        runner: A writer or a pool.
+        handle: Called with the messages and the transaction.
+        alone: Don't run in a unit that shares its commit, because `finish` does something that a unit may not do.
+    """
+
+    def __init__(self, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter, handle: Handle, *, alone: bool) -> None:
+        self._runner = runner
+        self._handle = handle
+        self._alone = alone
+        self.store = None if isinstance(runner, KafkaWriter) else runner.store
+
+    def run(self, content: Content | None, finish: Finish) -> None:
+        def work(tx: Transaction[Any]) -> None:
+            if content is not None:
+                check_has_run(self._handle(content(), tx), name_of(self._handle))
+            finish(tx)
+
+        work.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
+        if isinstance(self._runner, WriterPool) and not self._alone:
+            self._runner.run(work)
+            return
+        block: AbstractContextManager[Transaction[Any]] = self._runner.transaction()
+        try:
+            with block as tx:
+                opened(tx).watch(shares=False)
+                work(tx)
+        except AfterCommitError as error:
+            log_failed_listener(error, opened(tx).after_commit_error)
+
+    def is_transient(self, error: BaseException) -> bool:
+        if isinstance(error, FencedError):
+            return isinstance(self._runner, WriterPool)  # a pool uses another id
+        return self.store is not None and says_nothing_about_messages(self.store, error)
+
+
+def says_nothing_about_messages(store: TxnStateStore, error: BaseException) -> bool:
+    """Whether an error of the store's driver is a conflict or an outage."""
+    return store.is_conflict(error) or store.is_outage(error)
+
+
+def log_failed_listener(error: AfterCommitError, own: Exception | None) -> None:
+    """Log that a transaction has committed, and a listener of the commit has failed: `own`, the `after_commit_error`.
+
+    Raises:
+        AfterCommitError: `error`, if it is another transaction's.
+    """
+    if own is None:
+        raise error
+    log.error("a transaction has committed, and a listener of the commit has failed", exc_info=error)
+
+
+def each_of(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
+    """The handler of a list that passes each message to `handle`."""
     assert handle is not None
     name = name_of(handle)
 
     def all_of(messages: list[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            with nullcontext() if isinstance(runner, KafkaWriter) else opened(tx).part(shares=len(messages) > 1):
+            with opened(tx).part(shares=len(messages) > 1):
                 check_has_run(handle(message, tx), name)
 
     all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it

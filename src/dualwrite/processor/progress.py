@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,15 +15,23 @@ from dualwrite.errors import (
     TopicReplacedError,
 )
 from dualwrite.kafka.inspect import TopicMetadata, topic_ids, topic_metadata
-from dualwrite.kafka.librdkafka import consumer as places
-from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.kafka.librdkafka.consumer import BEGINNING, GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
 from dualwrite.logs import SubjectLogger
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import Transaction
 
-BEGINNING: Final = "beginning"
+log = SubjectLogger(__name__)
+
+Finish = Callable[[Transaction[Any]], None]
+"""The end of a transaction's work: sends a dead letter, if any, and moves the positions. Called in the transaction's thread."""
+
+_READING: Final = 10.0
+"""Seconds for one attempt to read positions while a transaction waits for them."""
+
+QUERY_TIMEOUT: Final = 5.0
+"""Seconds for one query between two transactions, and when partitions are assigned; `stop` is noticed at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,8 @@ class Seen:
     is_truncated: bool = False
 
 
-def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int | str:
-    """The offset to start at, or BEGINNING.
-
-    Args:
-        partition: The partition.
-        stored: The stored position.
-        seen: The partition as it is now.
-        options: The policies.
+def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int:
+    """The offset to start at, or BEGINNING: by the stored position, the partition as it is now, and the policies.
 
     Raises:
         TopicReplacedError: The topic was deleted and created again, and the policy is to stop.
@@ -120,32 +122,6 @@ def how_to_reset(options: ProcessorOptions) -> str:
     return "`dualwrite offsets reset`"
 
 
-Finish = Callable[[Transaction[Any]], None]
-"""The end of a transaction's work: sends a dead letter, if any, and moves the positions. Called in the transaction's thread."""
-
-
-class UnprocessableError(Exception):
-    """One of the messages may have caused the failure of the transaction. Internal: the processor never raises it.
-
-    Args:
-        reason: The exception that the transaction raised.
-    """
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(f"{type(reason).__qualname__}: {reason}")
-        self.reason = reason
-
-
-log = SubjectLogger(__name__)
-
-_READING: Final = 10.0
-"""Seconds for one attempt to read positions while a transaction waits for them."""
-
-
-_COMPARING: Final = 5.0
-"""Seconds for one query of the topics' ids, between two transactions."""
-
-
 class Progress(ABC):
     """The positions of one consumer group, as one of its members knows them. For one thread.
 
@@ -163,6 +139,18 @@ class Progress(ABC):
         self._ids: dict[Partition, str] = {}  # the topic's id when the partition was assigned
         self._compared: dict[Partition, int | None] = {}  # the position at which the id was last seen unchanged
 
+    in_database: bool
+    """Whether positions are in the database; they then include the topic's id, unlike a group's offsets at Kafka."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Called before partitions are assigned.
+
+        Raises:
+            StoreError: The positions can't be stored.
+            ConfigurationError: The group has positions elsewhere, too.
+        """
+
     @abstractmethod
     def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
         """The positions of at least these partitions, as they are now, without partitions that have none.
@@ -172,74 +160,49 @@ class Progress(ABC):
         """
 
     @abstractmethod
-    def move(self, consumer: GroupConsumer, batch: Batch) -> Finish:
-        """The step that moves the positions past a batch, in its transaction. It fails if the batch is no longer ours."""
+    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
+        """Move the positions past a batch, at the end of its transaction. This fails if the batch is no longer ours."""
 
     @abstractmethod
     def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
         """Called when the transaction has committed."""
-
-    def prepare(self) -> None:  # noqa: B027  (there may be nothing to prepare)
-        """Called before partitions are assigned.
-
-        Raises:
-            StoreError: The positions can't be stored.
-        """
 
     def known(self) -> Mapping[Partition, Position]:
         """The positions, as far as they are known."""
         return dict(self._known)
 
     def begin(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        timeout: float,
-        refused: Mapping[Partition, int] | None = None,
+        self, consumer: GroupConsumer, partitions: Sequence[Partition], refused: Mapping[Partition, int] | None = None
     ) -> Mapping[Partition, int]:
-        """The offset at which to start reading each of these partitions, or places.BEGINNING.
+        """The offset at which to start reading each of these partitions, or BEGINNING.
 
-        Args:
-            consumer: The member.
-            partitions: The partitions.
-            timeout: Seconds for each query.
-            refused: The offsets from which Kafka refused to read some of the partitions.
+        `refused` has the offsets from which Kafka refused to read some of them.
 
         Raises:
             DualWriteError: The offsets can't be determined now (retriable), or a policy says to stop.
         """
         refused = refused or {}
-        stored = self.read(consumer, partitions, timeout)
-        topics = self._topics_of(partitions, timeout)
+        stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        topics = self._topics_of(partitions)
         ids = {key: topics[key[0]].id for key in partitions}
         for key in partitions:
             position = stored.get(key)
             if position is None or position.topic_id != ids[key]:
                 self._check_replaced(key, ids[key])
             self._check_not_forgotten(key, position)
-        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics, timeout):
-            stored = self.read(consumer, partitions, timeout)
-        seen = self._seen(consumer, partitions, stored, ids, refused, timeout)
+        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics):
+            stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        seen = self._seen(consumer, partitions, stored, ids, refused)
         found: dict[Partition, int] = {}
         for key in partitions:
             position = stored.get(key)
-            begin = begin_of(key, position, seen[key], self._options)
-            if seen[key].is_truncated:
-                log.warning(
-                    "%s-%d was truncated before its position; continuing at %s",
-                    *key,
-                    begin,
-                    group_id=self._group,
-                    topic=key[0],
-                    partition=key[1],
-                )
-            found[key] = begin if isinstance(begin, int) else places.BEGINNING
+            found[key] = begin_of(key, position, seen[key], self._options)
             self._note(key, position)
             self._ids[key] = ids[key]
-            self._compared[key] = None if position is None else position.offset
-            _warn_of_gap(self._group, key, seen[key].committed if position is None else position.offset, found[key])
-        unsaid = [key for key in refused if found.get(key) == places.BEGINNING]
-        return found | consumer.offsets.first_offsets(unsaid, timeout)
+            self._compared[key] = self._offset(key)
+            self._warn_of_gap(key, seen[key].committed if position is None else position.offset, seen[key], found[key])
+        refused_first = [key for key in refused if found.get(key) == BEGINNING]  # a seek needs their offsets
+        return found | consumer.offsets.first_offsets(refused_first, QUERY_TIMEOUT)
 
     @abstractmethod
     def keep_ends(
@@ -248,7 +211,6 @@ class Progress(ABC):
         partitions: Sequence[Partition],
         stored: Mapping[Partition, Position],
         topics: Mapping[str, TopicMetadata],
-        timeout: float,
     ) -> bool:
         """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
 
@@ -262,12 +224,7 @@ class Progress(ABC):
             DualWriteError: The ends can't be stored, or another member is about to store them (retriable).
         """
 
-    def committed(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, int]:
-        """The group's offsets at Kafka, for partitions without a position, if reading starts there."""
-        del consumer, keys, timeout
-        return {}
-
-    def pass_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+    def advance_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
         """Move the positions of partitions that were read to their ends past the markers and aborted messages there.
 
         Otherwise, when retention deletes only those, unread messages would seem to be deleted.
@@ -275,13 +232,13 @@ class Progress(ABC):
         Raises:
             DualWriteError: The positions were not moved, which does no harm.
         """
-        moved = {key: end for key, end in ends.items() if end > (0 if key not in self._known else self._known[key].offset)}
+        moved = {key: end for key, end in ends.items() if end > (self._offset(key) or 0)}
         if moved and self.can_assign:
             self.move_to_ends(consumer, moved)
 
     @abstractmethod
     def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """See pass_ends."""
+        """Move these positions, outside of a transaction; see `advance_to_ends`."""
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """After PositionMovedError: the rest of a batch, and the new offsets of the partitions whose positions have moved.
@@ -289,17 +246,11 @@ class Progress(ABC):
         The rest does not include messages that an earlier attempt of our own has committed.
         """
         moved: dict[Partition, int] = {}
-        for key, position in self._elsewhere(consumer, batch).items():
+        for key, position in self._changed(consumer, batch).items():
             self._check_not_forgotten(key, position)
             self._note(key, position)
-            moved[key] = places.BEGINNING if position is None else position.offset
+            moved[key] = BEGINNING if position is None else position.offset
         return batch.only(batch.after.keys() - moved.keys()), moved
-
-    keeps_ids: bool
-    """Whether positions include the topic's id, which distinguishes it from an earlier topic with the same name."""
-
-    forgotten_because: str
-    """The likely cause when a position is gone, for error messages."""
 
     @property
     def can_assign(self) -> bool:
@@ -309,7 +260,7 @@ class Progress(ABC):
     def left_in_doubt(self) -> None:  # noqa: B027  (compare-and-set needs no such note)
         """Note that it is unknown whether the last transaction committed: the next one must find out."""
 
-    def look_again(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
+    def moved_by_others(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
         """Where to continue in partitions whose position another process has moved; called between two transactions.
 
         Raises:
@@ -319,7 +270,7 @@ class Progress(ABC):
                 messages were read.
         """
         owned = consumer.owned().keys()
-        ids = topic_ids(self._kafka, {topic for topic, _ in owned}, timeout=_COMPARING)
+        ids = topic_ids(self._kafka, {topic for topic, _ in owned}, timeout=QUERY_TIMEOUT)
         replaced = []
         for key in owned:
             now, before = ids.get(key[0], ""), self._ids.get(key, "")
@@ -328,9 +279,9 @@ class Progress(ABC):
                 replaced.append(key)
             else:
                 self._compared[key] = self._offset(key)
-        return self.begin(consumer, replaced, _COMPARING) if replaced else {}
+        return self.begin(consumer, replaced) if replaced else {}
 
-    def is_transient(self, error: BaseException) -> bool:
+    def has_lost_partitions(self, error: BaseException) -> bool:
         """Whether the error means that the member may have lost its partitions."""
         del error
         return False
@@ -341,7 +292,7 @@ class Progress(ABC):
         self._ids.clear()
         self._compared.clear()
 
-    def _elsewhere(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
+    def _changed(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
         """The positions of a batch's partitions that have changed since the batch was read."""
         keys = batch.after.keys()
         found = self.read(consumer, keys, _READING)
@@ -361,7 +312,10 @@ class Progress(ABC):
         if found is None and known is not None:
             raise PositionForgottenError(
                 f"The position of group {self._group!r} on {key[0]}-{key[1]} is gone; it was {known.offset}.",
-                cause=self.forgotten_because,
+                cause="it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored "
+                "database)"
+                if self.in_database
+                else "the group's offset was deleted at Kafka, possibly because the topic was deleted",
                 next_step="stop the other processors of the group too, and check where it will start when it is started again: "
                 f"{how_to_reset(self._options)} moves it",
                 topic=key[0],
@@ -378,7 +332,7 @@ class Progress(ABC):
         before = self._ids.get(key, "")
         if not (before and now and before != now):
             return
-        is_certain = self.keeps_ids and self._options.on_new_topic == "begin" and self._compared.get(key) == self._offset(key)
+        is_certain = self.in_database and self._options.on_new_topic == "begin" and self._compared.get(key) == self._offset(key)
         if not is_certain:
             raise TopicReplacedError(
                 f"The topic {key[0]!r} was deleted and created again while it was read: the position {self._offset(key)} of "
@@ -387,14 +341,14 @@ class Progress(ABC):
                 f"{self._compared.get(key)}, where the topic was last compared",
                 next_step="check which messages of the new topic took effect, and choose where to start in it: "
                 + how_to_reset(self._options)
-                + (" or on_new_topic='begin'" if self.keeps_ids else ""),
+                + (" or on_new_topic='begin'" if self.in_database else ""),
                 topic=key[0],
             )
 
-    def _topics_of(self, partitions: Sequence[Partition], timeout: float) -> dict[str, TopicMetadata]:
+    def _topics_of(self, partitions: Sequence[Partition]) -> dict[str, TopicMetadata]:
         """The topics of these partitions; not by `list_topics`, which must not be called here: see GroupConsumer."""
         names = {topic for topic, _ in partitions}
-        found = topic_metadata(self._kafka, names, timeout=timeout)
+        found = topic_metadata(self._kafka, names, timeout=QUERY_TIMEOUT)
         for topic in names - found.keys():  # or a new topic could pass for the old one
             raise BrokerUnavailableError(
                 f"The brokers don't know the topic {topic!r} of an assigned partition.",
@@ -410,21 +364,29 @@ class Progress(ABC):
         stored: Mapping[Partition, Position],
         ids: Mapping[Partition, str],
         refused: Mapping[Partition, int],
-        timeout: float,
     ) -> dict[Partition, Seen]:
         """The partitions as they are now, to check the positions against."""
         missing = [key for key in partitions if key not in stored]
-        committed = self.committed(consumer, missing, timeout) if missing else {}
+        committed = consumer.offsets.committed(missing, QUERY_TIMEOUT) if missing and self.in_database else {}
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
-        first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], timeout)
+        first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], QUERY_TIMEOUT)
         truncated = consumer.truncated & refused.keys()  # whose offset is not the position's if markers were passed meanwhile
         ends = consumer.offsets.end_offsets(
-            [key for key, place in refused.items() if key in truncated or begun.get(key) == place], timeout
+            [key for key, place in refused.items() if key in truncated or begun.get(key) == place], QUERY_TIMEOUT
         )
         return {
             key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)
             for key in partitions
         }
+
+    def _warn_of_gap(self, key: Partition, position: int | None, seen: Seen, begin: int) -> None:
+        fields: dict[str, Any] = {"group_id": self._group, "topic": key[0], "partition": key[1]}
+        where = "its first message" if begin == BEGINNING else begin
+        if seen.is_truncated:
+            log.warning("%s-%d was truncated before its position; continuing at %s", *key, where, **fields)
+        if position is not None and begin != position:
+            message = "%s-%d continues at %s instead of its position %d; messages in between are not processed"
+            log.warning(message, *key, where, position, offset=position, **fields)
 
     def _note(self, key: Partition, position: Position | None) -> None:
         if position is None:
@@ -436,25 +398,6 @@ class Progress(ABC):
 def place_of(position: Position | None) -> tuple[int, str] | None:
     """The parts of a position that are compared: the offset, and the topic that it belongs to."""
     return None if position is None else (position.offset, position.topic_id)
-
-
-def topics_without(partitions: Iterable[Partition], stored: Mapping[Partition, Position]) -> list[str]:
-    """The topics of these partitions in which there is no position at all."""
-    return sorted({topic for topic, _ in partitions} - {topic for topic, _ in stored})
-
-
-def _warn_of_gap(group: str, key: Partition, position: int | None, begin: int) -> None:
-    if position is not None and begin != position:
-        log.warning(
-            "%s-%d continues at %s instead of its position %d; messages in between are not processed",
-            *key,
-            "its first message" if begin == places.BEGINNING else begin,
-            position,
-            group_id=group,
-            topic=key[0],
-            partition=key[1],
-            offset=position,
-        )
 
 
 def _connection(settings: Mapping[str, Any]) -> dict[str, Any]:

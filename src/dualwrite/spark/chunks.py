@@ -6,7 +6,7 @@ transaction, so a later attempt sees which chunks are committed and skips them. 
 - Opening the writer claims the partition's transactional id and resolves what an earlier attempt left in doubt, including an
   unknown outcome. After that no earlier attempt can commit, so the markers read afterwards are complete.
 - Chunks are committed in order, so the chunks with a marker come first.
-- On a later run a committed chunk must have the same rows (its marker has their digest, see `digest.py`), and the job must be
+- On a later run a committed chunk must have the same rows (its marker has their digest, `table_digest`), and the job must be
   divided as before (see JobPlan). Otherwise rows would be lost or duplicated: the attempt fails and writes nothing.
 """
 
@@ -23,7 +23,6 @@ from typing import Final, Generic, Self, TypeVar
 import pyarrow as pa
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import (
     ChunkChangedError,
@@ -44,8 +43,21 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.transaction import Transaction
-from dualwrite.transactional import check_has_run, made_for_each_attempt, name_of
+from dualwrite.transactional import check_has_run, made_for_each_attempt, name_of, repeated
 from dualwrite.writer import DualWriter
+
+log = SubjectLogger(__name__)
+
+T = TypeVar("T")
+
+DEFAULT_ATTEMPTS: Final = 3
+
+_PLAN_ATTEMPTS: Final = 5
+_KEEP_ROWS: Final = (
+    "materialize the rows before a job's first run (as files, or a table that no longer changes), and keep the number of "
+    "partitions; with rows_per_transaction, also the order of rows in each partition"
+)
+_START_OVER: Final = "To start over, undo what was committed and call forget_job, or use another job id"
 
 WHOLE_JOB: Final = -1
 """The partition number of the one marker that belongs to the job itself and stores its plan."""
@@ -62,13 +74,7 @@ _DELETE: Final = delete(t).where(_OF_JOB)
 
 @dataclass(frozen=True, slots=True)
 class ChunkMarker:
-    """Records that a chunk is committed.
-
-    Args:
-        number: The chunk's number within its partition, from 0.
-        rows: How many rows it has.
-        digest: A digest of these rows, at most 64 characters.
-    """
+    """Records that a chunk of a partition (numbered from 0) is committed; the digest has at most 64 characters."""
 
     number: int
     rows: int
@@ -156,9 +162,6 @@ class ChunkMarkers:
     The statements run on the connection of `tx.session`, which every SQL store has. The database's errors are passed on
     unchanged, as they would be for a statement in the user's block.
 
-    Args:
-        store: The store.
-
     Raises:
         ConfigurationError: The store is not a SQL database.
     """
@@ -191,13 +194,7 @@ class ChunkMarkers:
             ) from error
 
     def read(self, transaction: Transaction, job_id: str, partition: int) -> Mapping[int, ChunkMarker]:
-        """The markers of a partition by chunk number, including all that were committed before the writer claimed its id.
-
-        Args:
-            transaction: An open transaction.
-            job_id: The job.
-            partition: Number of the partition, or WHOLE_JOB.
-        """
+        """The markers of a partition by chunk number, including all that were committed before the writer claimed its id."""
         with _own_statements(transaction) as connection:
             found = connection.execute(_READ, {"job_id": job_id, "partition": partition}).all()
         return {row.chunk_number: ChunkMarker(row.chunk_number, row.row_count, row.digest) for row in found}
@@ -223,14 +220,7 @@ class ChunkMarkers:
             raise _committed_meanwhile(job_id, partition, marker) from error
 
     def forget(self, job_id: str) -> int:
-        """Remove all markers of a job, in a separate transaction. Idempotent.
-
-        Returns:
-            How many chunks had a marker.
-
-        Raises:
-            StoreError: The database's own errors, translated.
-        """
+        """Remove all markers of a job, in a separate transaction; return how many chunks had one. Idempotent."""
         counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
 
         def work(connection: Connection) -> None:
@@ -281,30 +271,9 @@ def _committed_meanwhile(job_id: str, partition: int, marker: ChunkMarker) -> St
     )
 
 
-log = SubjectLogger(__name__)
-
-T = TypeVar("T")
-
-DEFAULT_ATTEMPTS: Final = 3
-
-_PLAN_ATTEMPTS: Final = 5
-_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.05)
-_KEEP_ROWS: Final = (
-    "materialize the rows before a job's first run (as files, or a table that no longer changes), and keep the number of "
-    "partitions; with rows_per_transaction, also the order of rows in each partition"
-)
-_START_OVER: Final = "To start over, undo what was committed and call forget_job, or use another job id"
-
-
 @dataclass(frozen=True)
 class Chunk(Generic[T]):
-    """Rows for one transaction.
-
-    Args:
-        rows: How many rows.
-        digest: A digest of the rows: equal for the same rows, different for others.
-        content: Returns what the job's function receives; called for each attempt, since the function may change it.
-    """
+    """Rows for one transaction: how many, their digest, and what returns them for each attempt of the job's function."""
 
     rows: int
     digest: str
@@ -348,7 +317,7 @@ def write_chunks(
         fn: Writes one chunk; called with the transaction and the chunk's content.
         plan: How the job is divided into chunks.
         partition: Number of the partition, from 0.
-        attempts: Maximum number of attempts for one chunk's transaction, after errors that leave nothing behind (conflicts).
+        attempts: Maximum number of attempts for one chunk's transaction.
 
     Raises:
         JobPlanChangedError: The job was divided differently before.
@@ -387,7 +356,8 @@ class _Attempt:
                 self._write(number, chunk, fn)
                 rows += chunk.rows
             else:
-                self._check_same(marker, chunk)
+                if (marker.rows, marker.digest) != (chunk.rows, chunk.digest):
+                    raise self._changed(marker, chunk.rows)
                 rows_before += marker.rows
                 chunks_before += 1
         missing = [marker for number, marker in sorted(committed.items()) if number >= count]
@@ -405,10 +375,7 @@ class _Attempt:
 
     def _committed(self) -> Mapping[int, ChunkMarker]:
         """The partition's markers. The job's first transactions record the plan; if several do so at once, one succeeds."""
-        retrying = Retrying(
-            retry=retry_if_exception(_may_be_a_conflict), stop=stop_after_attempt(_PLAN_ATTEMPTS), wait=_WAIT, reraise=True
-        )
-        return retrying(self._committed_once)
+        return repeated(self._committed_once, attempts=_PLAN_ATTEMPTS, is_retriable=_may_be_a_conflict)()
 
     def _committed_once(self) -> Mapping[int, ChunkMarker]:
         job_id = self.plan.job_id
@@ -432,10 +399,6 @@ class _Attempt:
                 before=str(before),
                 now=str(self.plan),
             )
-
-    def _check_same(self, marker: ChunkMarker, chunk: Chunk[T]) -> None:
-        if (marker.rows, marker.digest) != (chunk.rows, chunk.digest):
-            raise self._changed(marker, chunk.rows)
 
     def _changed(self, marker: ChunkMarker, rows: int | None) -> ChunkChangedError:
         now = "no longer exists" if rows is None else f"has other rows now ({rows})"
@@ -484,13 +447,8 @@ def arrow_chunks(
 ) -> Iterator[Chunk[T]]:
     """Chunks in the order of the batches; no chunk if there are no rows.
 
-    A chunk's rows stay in memory, in Arrow's format, until the next chunk is complete.
-
-    Args:
-        batches: The partition's batches, all with the same schema.
-        rows_per_transaction: Rows per chunk (the last chunk has the remainder), or None for a single chunk.
-        content: Converts a chunk's table to what the job's function receives; called only for chunks that must be written,
-            once for each attempt.
+    A chunk's rows stay in memory, in Arrow's format, until the next chunk is complete. `content` converts them to what the
+    job's function receives, only for chunks that must be written, once for each attempt.
     """
     for table in cut(batches, rows_per_transaction):
         yield Chunk(table.num_rows, table_digest(table), partial(content, table))

@@ -53,15 +53,9 @@ _EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # integers of so many bits that a f
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of the table.
+    """A column of the table, with its name as stored in the database, and its type also as written in CREATE TABLE.
 
-    Args:
-        name: Its name as stored in the database.
-        type: Its type as reflected by SQLAlchemy.
-        ddl: Its type as written in CREATE TABLE.
-        nullable: Whether it accepts NULL.
-        has_default: Whether a row may omit it even if it does not accept NULL.
-        is_generated: Whether only the database generates its values.
+    A row may omit it if it is nullable or has a default. If it is generated, only the database generates its values.
     """
 
     name: str
@@ -74,14 +68,9 @@ class TargetColumn:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """The table that rows are written to.
+    """The table that rows are written to, with its columns in the table's order.
 
-    Args:
-        name: Its name as stored in the database.
-        schema: Its schema, or None for the connection's default schema.
-        dialect: SQLAlchemy's name of the database's dialect.
-        columns: Its columns, in the table's order.
-        unique_keys: The columns of the primary key and of each unique constraint and unique index on whole columns.
+    `unique_keys` has the columns of the primary key and of each unique constraint and unique index on whole columns.
     """
 
     name: str
@@ -139,10 +128,7 @@ def table_columns(connection: Connection, dbtable: str, schema: str | None = Non
 def compare(schema: pa.Schema, table: TargetTable, upsert_keys: Sequence[str] = ()) -> None:
     """Check that every row of the frame can be written to the table, as far as its columns and types show it.
 
-    Args:
-        schema: The frame's columns for the table, without the message's columns.
-        table: The table.
-        upsert_keys: Columns by which a row replaces an earlier one; empty for append.
+    `schema` has the frame's columns without the message's columns, `upsert_keys` those by which a row replaces an earlier one.
 
     Raises:
         ConfigurationError: The frame does not fit the table; the text lists every mismatch.
@@ -242,13 +228,7 @@ def _unique_keys(inspector: Inspector, name: str, schema: str | None, key: Seque
 
 
 def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
-    """Whether a column can store every value of an Arrow type unchanged, apart from fractions of seconds.
-
-    Args:
-        kind: The type in the frame.
-        column: The type in the table.
-        dialect: SQLAlchemy's name of the database's dialect.
-    """
+    """Whether a column can store every value of the frame's type unchanged, apart from fractions of seconds."""
     column = plain(column)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -301,14 +281,13 @@ def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether the type is one of Arrow's string types."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    """Whether the type is one of those that Spark has its strings in."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether the type is one of Arrow's binary types."""
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(test(kind) for test in tests)
+    """Whether the type is one of those that Spark has its bytes in."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _fits_integer(bits: int, column: TypeEngine[Any], dialect: str) -> bool:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from dualwrite.errors import ConfigurationError, InvalidMessageError
 from dualwrite.jobs.job_tables import quoted_name
 from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
-from dualwrite.spark.columns import TargetTable, compare, table_columns
+from dualwrite.spark.columns import TargetTable, compare, is_binary, is_text, table_columns
 from dualwrite.spark.loading import StagingWriter
 from dualwrite.spark.staging import StagingTable
 from dualwrite.stores.base import Claim
@@ -146,9 +146,9 @@ def _problems_of_source(schema: pa.Schema, topic: str | None) -> Iterator[str]:
 def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:
     """Message columns of a wrong type; Spark's sink has the same rules for its columns."""
     wanted = {
-        "key": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
-        "value": (_CONTENT, lambda kind: _is_text(kind) or _is_binary(kind)),
-        "topic": (_TEXT, _is_text),
+        "key": (_CONTENT, lambda kind: is_text(kind) or is_binary(kind)),
+        "value": (_CONTENT, lambda kind: is_text(kind) or is_binary(kind)),
+        "topic": (_TEXT, is_text),
         "partition": ("an int", pa.types.is_int32),
         "headers": (_HEADERS, _is_headers),
         "timestamp": ("a timestamp (with time zone; a timestamp_ntz is not an instant)", _is_instant),
@@ -161,14 +161,6 @@ def _problems_of_types(schema: pa.Schema, topic: str | None) -> Iterator[str]:
             yield f"column {name} must be {expected}, not {kind}"
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 def _is_instant(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
@@ -177,7 +169,7 @@ def _is_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return False
     fields = list(kind.value_type)
-    return [field.name for field in fields] == ["key", "value"] and _is_text(fields[0].type) and _is_binary(fields[1].type)
+    return [field.name for field in fields] == ["key", "value"] and is_text(fields[0].type) and is_binary(fields[1].type)
 
 
 def _binary(column: pa.Array) -> pa.Array:
@@ -238,7 +230,7 @@ class FrameSettings:
 
 
 class FrameSink:
-    """See `dualwrite.jobs.task.Sink` and `dualwrite.jobs.driver.Mover`. It can be pickled.
+    """See `dualwrite.jobs.task.Sink`. It can be pickled.
 
     Args:
         settings: Where and how the frame is written.

@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy import types as sql
 from sqlalchemy.exc import DBAPIError
 
-from dualwrite.errors import StoreError, UsageError
+from dualwrite.errors import StoreError
 from dualwrite.jobs.job_tables import quoted_name
-from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, plain
+from dualwrite.spark.columns import MYSQL, TargetColumn, is_binary, is_text, plain
 
 _ROWS_PER_STATEMENT: Final = 1000
 _SQLITE_DIGITS: Final = 15
@@ -38,44 +38,27 @@ class StagingWriter(ABC):
     Until `finish`, nothing else may use the connection. If its `with` block ends with an exception, the writer stops what it
     has started, and the transaction can only be rolled back. The database's errors are SQLAlchemy's or the driver's own.
 
-    Args:
-        connection: A connection in a transaction.
-        table: The staging table; its last two columns are the id and the fencing token.
-        columns: Its other columns.
-        transactional_id: The id under which the rows are staged.
-        fence: The fencing token under which the rows are staged.
-
-    Raises:
-        UsageError: The connection is not in a transaction.
+    The staging table's last two columns are the id and the fencing token under which the rows are staged; `columns` are the
+    others.
     """
 
     def __init__(
         self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
     ) -> None:
-        if not connection.in_transaction() or getattr(connection.connection.driver_connection, "autocommit", None) is True:
-            raise UsageError(
-                "Rows can be staged only in a transaction; the connection is in autocommit mode or not in one.",
-                next_step="begin a transaction on the connection first",
-            )
         self._connection = connection
         self._table = table
         self._columns = tuple(columns)
         self._key = (transactional_id, fence)
         self._conversions: dict[str, _Conversion] | None = None
         self._rows = 0
-        self._is_finished = False
+        self._opened = ExitStack()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Load the batch's rows. Columns that the staging table does not have are ignored.
 
         Raises:
-            UsageError: The writer is finished.
             StoreError: The database can't store a number (NaN; infinity on MariaDB and MySQL; more than 15 digits on SQLite).
         """
-        if self._is_finished:
-            raise UsageError("The staging writer is finished; no more rows can be added.", next_step="use a new writer")
-        if not len(batch):
-            return
         if self._conversions is None:
             self._conversions = {
                 column.name: self._conversion(batch.schema.field(column.name).type, column) for column in self._columns
@@ -89,18 +72,14 @@ class StagingWriter(ABC):
         Raises:
             StoreError: The database's row count differs from ours.
         """
-        if not self._is_finished:
-            self._is_finished = True
-            self._end(None, None, None)
+        self._opened.close()
         return self._rows
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if not self._is_finished:
-            self._is_finished = True
-            self._end(kind, error, traceback)
+        self._opened.__exit__(kind, error, traceback)
 
     @abstractmethod
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:
@@ -108,20 +87,7 @@ class StagingWriter(ABC):
 
     @abstractmethod
     def _load(self, columns: list[pa.Array], count: int) -> None:
-        """Load converted columns."""
-
-    def _end(  # noqa: B027  (only COPY has something to end)
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End what was started."""
-
-
-def staging_writer(
-    connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-) -> StagingWriter:
-    """The writer for the connection's database; see StagingWriter for the arguments and errors."""
-    kind = CopyWriter if connection.dialect.name == "postgresql" else StatementWriter
-    return kind(connection, table, columns, transactional_id, fence)
+        """Load converted columns. What is opened for that goes to `_opened`."""
 
 
 class CopyWriter(StagingWriter):
@@ -132,16 +98,10 @@ class CopyWriter(StagingWriter):
     missing. The decision's own COMMIT does wait, and by then everything that it has seen is on disk, too.
     """
 
-    def __init__(
-        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-    ) -> None:
-        super().__init__(connection, table, columns, transactional_id, fence)
-        self._cursor: Any = None
-        self._copying: AbstractContextManager[Any] | None = None
-        self._copy: Any = None
+    _copy: Any = None
 
     def _load(self, columns: list[pa.Array], count: int) -> None:
-        if self._copying is None:
+        if self._copy is None:
             self._begin()
         arrays = [*columns, pa.repeat(self._key[0], count), pa.repeat(pa.scalar(self._key[1], pa.int64()), count)]
         sink = pa.BufferOutputStream()
@@ -152,22 +112,14 @@ class CopyWriter(StagingWriter):
         raw: Any = self._connection.connection.driver_connection
         names = ", ".join(quoted_name(column.name, None) for column in self._table.columns)
         place = quoted_name(self._table.name, self._table.schema)
-        cursor = raw.cursor()
+        cursor = self._opened.enter_context(raw.cursor())
         cursor.execute("SET LOCAL synchronous_commit = off")
+        self._opened.push(lambda kind, *_: None if kind else self._check_count(cursor.rowcount))
         copying = cursor.copy(f"COPY {place} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')")
-        self._copy = copying.__enter__()
-        self._cursor, self._copying = cursor, copying
+        self._copy = self._opened.enter_context(copying)
 
-    def _end(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._copying is None:
-            return
-        copying, self._copying = self._copying, None
-        try:
-            copying.__exit__(kind, error, traceback)
-            copied = self._cursor.rowcount
-        finally:
-            self._cursor.close()
-        if kind is None and copied != self._rows:
+    def _check_count(self, copied: int) -> None:
+        if copied != self._rows:
             raise StoreError(
                 f"{self._rows} rows were loaded into staging, but PostgreSQL reports {copied}.",
                 next_step="roll back and try again; if it happens again, please report it",
@@ -191,26 +143,18 @@ class CopyWriter(StagingWriter):
 class StatementWriter(StagingWriter):
     """Other databases: multi-row INSERT statements, with the driver's own executemany."""
 
-    def __init__(
-        self, connection: Connection, table: Table, columns: Sequence[TargetColumn], transactional_id: str, fence: int
-    ) -> None:
-        super().__init__(connection, table, columns, transactional_id, fence)
-        self._insert = _insert(table, connection.dialect)
-        self._in_utc = connection.dialect.name in MYSQL and any(
-            plain(column.type).__visit_name__ == "TIMESTAMP" for column in columns
-        )
-
     def _load(self, columns: list[pa.Array], count: int) -> None:
+        insert = _insert(self._table, self._connection.dialect)
         with ExitStack() as session:
             if self._connection.dialect.name in MYSQL:
                 session.enter_context(sql_mode(self._connection, STRICT))
-            if self._in_utc:
-                session.enter_context(in_utc(self._connection))
+                if any(plain(column.type).__visit_name__ == "TIMESTAMP" for column in self._columns):
+                    session.enter_context(_setting(self._connection, "time_zone", lambda _: "+00:00"))  # of the texts
             for begin in range(0, count, _ROWS_PER_STATEMENT):
                 some = [column.slice(begin, _ROWS_PER_STATEMENT).to_pylist() for column in columns]
                 size = min(_ROWS_PER_STATEMENT, count - begin)
                 rows = list(zip(*some, [self._key[0]] * size, [self._key[1]] * size, strict=True))
-                self._connection.exec_driver_sql(self._insert, rows)
+                self._connection.exec_driver_sql(insert, rows)
 
     def _conversion(self, kind: pa.DataType, column: TargetColumn) -> _Conversion:  # noqa: PLR0911  (one for each kind of type)
         if pa.types.is_dictionary(kind):
@@ -285,18 +229,9 @@ def _hexadecimal(column: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), _joined("\\x", texts), pa.scalar(None, pa.string()))
 
 
-@contextmanager
-def sql_mode(connection: Connection, *modes: str) -> Iterator[None]:
+def sql_mode(connection: Connection, *modes: str) -> AbstractContextManager[None]:
     """Add modes to the session's `sql_mode` for the `with` block."""
-    with _setting(connection, "sql_mode", lambda before: ",".join(dict.fromkeys([*filter(None, before.split(",")), *modes]))):
-        yield
-
-
-@contextmanager
-def in_utc(connection: Connection) -> Iterator[None]:
-    """Set the session's time zone to UTC for the `with` block: the server reads the text of a TIMESTAMP in that time zone."""
-    with _setting(connection, "time_zone", lambda _: "+00:00"):
-        yield
+    return _setting(connection, "sql_mode", lambda before: ",".join(dict.fromkeys([*filter(None, before.split(",")), *modes])))
 
 
 @contextmanager
@@ -349,7 +284,7 @@ def _texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())  # noqa: PLR2004  (bits, not a setting)
-    elif _is_bytes(kind):
+    elif is_text(kind) or is_binary(kind):
         return _with_length(column.cast(_BYTES))
     elif not _has_text(kind):
         if (comparable := _with_instants(kind)) != kind:
@@ -383,11 +318,6 @@ def _with_instants(kind: Any) -> Any:
 
 def _field_with_instants(field: pa.Field) -> pa.Field:
     return field.with_type(_with_instants(field.type))
-
-
-def _is_bytes(kind: Any) -> bool:
-    types = pa.types
-    return any(each(kind) for each in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
 def _has_text(kind: Any) -> bool:

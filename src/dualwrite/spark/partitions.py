@@ -111,22 +111,9 @@ def write_partitions(
     """Write each partition of a DataFrame in its own transactions, to a SQL database and Kafka, each chunk exactly once.
 
     A *chunk* is what one transaction writes: a whole partition, or `rows_per_transaction` rows of it. Every chunk is atomic,
-    database and messages together. The frame as a whole is not: while the job runs, and after a failure, some chunks are
-    written and others are not. To write a frame all or nothing, use the data source `dualwrite`. ::
-
-        def writer(transactional_id):
-            return dualwrite.connect("postgresql://db/shop", kafka="broker:9092", transactional_id=transactional_id)
-
-        def write(tx, rows):
-            tx.db.execute(insert(orders), [row.asDict() for row in rows])
-            tx.send_many("orders", [row.payload for row in rows], keys=[row.id for row in rows])
-
-        frame = frame.repartition(8, "id").sortWithinPartitions("id")
-        write_partitions(frame, writer, write, job_id="orders-2026-11-21", prefix="orders", rows_per_transaction=5000)
-
-    Run it again with the same `job_id` to continue: committed chunks are skipped. The frame must be deterministic: each run
-    must have the same rows in the same partitions, and with `rows_per_transaction` in the same order. The guide describes what
-    this means, and what happens if two attempts run at once.
+    the frame as a whole is not. Run it again with the same `job_id` to continue: committed chunks are skipped. The frame must
+    be deterministic: each run must have the same rows in the same partitions, and with `rows_per_transaction` in the same
+    order. The guide about Spark has an example, and describes what happens if two attempts run at once.
 
     Args:
         df: The frame; it must not be streaming (in `foreachBatch`, use write_batch, which has the marker that restarts need).
@@ -157,14 +144,8 @@ def write_partitions(
     plan = JobPlan(job_id, partitions, rows_per_transaction)
     if attempts < 1:
         raise ConfigurationError(f"attempts must be at least 1, not {attempts}.")
-    task = _Task(
-        plan,
-        validate_prefix(job_id if prefix is None else prefix),
-        writer_factory,
-        fn,
-        None if arrow else df.schema,
-        attempts,
-    )
+    prefix = validate_prefix(job_id if prefix is None else prefix)
+    task = _Task(plan, prefix, writer_factory, fn, None if arrow else df.schema, attempts)
     with _counted(df.mapInArrow(task, _REPORT), partitions) as results:
         rows = results.collect()
     report = WriteReport(tuple(sorted((PartitionReport(**row.asDict()) for row in rows), key=lambda each: each.partition)))
@@ -201,14 +182,8 @@ class _Task:
         first = list(islice(chunks, 1))  # before the writer is opened: a slow frame must not fence another attempt early
         # even if there are no rows: only the store knows whether chunks of this partition were committed before
         with self._writer(f"{self.prefix}.{partition}") as writer:
-            report = write_chunks(
-                writer,
-                chain(_drain(first), chunks),
-                self.fn,
-                plan=plan,
-                partition=partition,
-                attempts=self.attempts,
-            )
+            chunks = chain(_drain(first), chunks)
+            report = write_chunks(writer, chunks, self.fn, plan=plan, partition=partition, attempts=self.attempts)
         yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
 
     def _plan(self, context: TaskContext) -> JobPlan:
@@ -250,11 +225,8 @@ def _counted(results: DataFrame, partitions: int | None) -> Iterator[DataFrame]:
     With adaptive execution the number is known after the last shuffle. It is taken from the same plan that is collected
     afterwards, so there is no second shuffle.
     """
-    plan = getattr(results, "_jdf", None)
-    if plan is None:  # Spark Connect
-        yield results
-        return
-    count = plan.queryExecution().toRdd().getNumPartitions()
+    plan = getattr(results, "_jdf", None)  # None: Spark Connect
+    count = 0 if plan is None else plan.queryExecution().toRdd().getNumPartitions()
     if count == 0:
         yield results
         return

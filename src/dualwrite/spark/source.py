@@ -55,11 +55,7 @@ _sinks: Final[dict[tuple[object, ...], tuple[float, FrameSink]]] = {}
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """What a task reports to the driver.
-
-    Args:
-        outcome: The task's outcome.
-    """
+    """What a task reports to the driver."""
 
     outcome: TaskOutcome
 
@@ -107,13 +103,7 @@ class DualWriteDataSource(DataSource):
 
 
 class _Writer:
-    """The common part of the batch and stream writers.
-
-    Args:
-        options: The options.
-        sink: Where and how the frame is written.
-        run: The run; for a stream, the tasks add the query and the batch.
-    """
+    """The common part of the batch and stream writers. For a stream, the tasks add the query and the batch to the run."""
 
     def __init__(self, options: SinkOptions, sink: FrameSink, run: JobRun) -> None:
         self._options = options
@@ -212,14 +202,11 @@ def _sink(options: SinkOptions, schema: StructType) -> FrameSink:
     found = _sinks.get(key)
     if found is None or found[0] < time.monotonic():
         _sinks.clear()
-        found = _sinks[key] = (time.monotonic() + _SINK_LIFETIME, _new_sink(options, schema))
+        with SqlStateStore.from_url(options.site.url, schema=options.site.schema) as store:
+            store.check()
+            sink = FrameSink.found(store.engine, options.frame, arrow_schema(schema))
+        found = _sinks[key] = (time.monotonic() + _SINK_LIFETIME, sink)
     return found[1]
-
-
-def _new_sink(options: SinkOptions, schema: StructType) -> FrameSink:
-    with SqlStateStore.from_url(options.site.url, schema=options.site.schema) as store:
-        store.check()
-        return FrameSink.found(store.engine, options.frame, arrow_schema(schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -54,17 +54,7 @@ _LIMITS: Final = Timeouts()
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The parsed options.
-
-    Args:
-        site: The database and the Kafka cluster.
-        frame: Where and how the frame is written.
-        prefix: The prefix of the tasks' transactional ids.
-        job_id: The job's name, which stays the same over runs, or None.
-        batch_id: The batch of the job, or None.
-        query_id: The streaming query that the batch belongs to, if known.
-        num_partitions: The maximum number of partitions of a frame, or None.
-    """
+    """The parsed options; `dualwrite.spark` says what each means."""
 
     site: JobSite
     frame: FrameSettings

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Final
 
-import pyarrow as pa
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -48,7 +47,7 @@ from sqlalchemy.types import ARRAY, TypeEngine, UserDefinedType
 from dualwrite.errors import BatchRefusedError, ConfigurationError, StoreError
 from dualwrite.jobs.job_tables import FENCE_COLUMN, ID_COLUMN
 from dualwrite.spark.columns import MYSQL, TargetColumn, TargetTable
-from dualwrite.spark.loading import STRICT, ZEROS_KEPT, StagingWriter, sql_mode, staging_writer
+from dualwrite.spark.loading import STRICT, ZEROS_KEPT, CopyWriter, StagingWriter, StatementWriter, sql_mode
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.engines import dialect_of
 from dualwrite.stores.sql.sql_errors import ErrorMap
@@ -193,28 +192,14 @@ class StagingTable:
 
     def writer(self, connection: Connection, transactional_id: str, fence: int) -> StagingWriter:
         """A writer that loads record batches one by one; see StagingWriter. Use it in a `with` statement."""
-        return staging_writer(connection, self._staged, self.columns, transactional_id, fence)
-
-    def load(self, connection: Connection, transactional_id: str, fence: int, batches: Iterable[pa.RecordBatch]) -> int:
-        """Load all rows of the batches under this id and fencing token, in the connection's transaction; return how many."""
-        with self.writer(connection, transactional_id, fence) as writer:
-            for batch in batches:
-                writer.add(batch)
-            return writer.finish()
+        kind = CopyWriter if connection.dialect.name == "postgresql" else StatementWriter
+        return kind(connection, self._staged, self.columns, transactional_id, fence)
 
     def move(self, connection: Connection, keys: Sequence[tuple[str, int]], *, upsert_keys: Sequence[str] = ()) -> int:
         """Insert into the target exactly the rows staged under these keys, in the connection's transaction.
 
-        They stay in staging until they are deleted (see StagedRows).
-
-        Args:
-            connection: A connection in a transaction.
-            keys: Ids with their fencing tokens.
-            upsert_keys: Columns by which a row replaces an earlier one; empty for append.
-
-        Returns:
-            How many staged rows the keys have. All of them are now in the target, except rows that a trigger or rule of the
-            target suppressed; those are not counted.
+        They stay in staging until they are deleted (see StagedRows). Returns how many staged rows the keys have. All of them
+        are now in the target, except rows that a trigger or rule of the target suppressed; those are not counted.
 
         Raises:
             BatchRefusedError: Two staged rows have the same upsert keys, so it is undefined which one should be kept.
