@@ -333,16 +333,16 @@ def test_a_unit_that_has_started_is_waited_for(scene: Scene, monkeypatch: pytest
         return both(tx, scene, 1)
 
     with open_pool(scene) as pool:
-        submit = pool._submitter.submit
+        bound = pool.with_options(timeout=0.1)
+        submit = bound._submit
 
-        def submit_and_wait(*arguments: Any, **more: Any) -> Any:
+        def submit_and_wait(*arguments: Any, **more: Any) -> None:
             """The time limit begins when the unit has begun."""
-            future = submit(*arguments, **more)
+            submit(*arguments, **more)
             happened(begun)
-            return future
 
-        monkeypatch.setattr(pool._submitter, "submit", submit_and_wait)
-        assert pool.with_options(timeout=0.1).run(slow) == 1
+        monkeypatch.setattr(bound, "_submit", submit_and_wait)
+        assert bound.run(slow) == 1
         with pytest.raises(TimeoutError, match="mine"):
             pool.run(then_raise, scene, 2, TimeoutError("mine"))
     assert scene.agree() == [1]

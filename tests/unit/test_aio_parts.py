@@ -17,10 +17,9 @@ from dualwrite.aio.async_transaction import UnsentMessages
 from dualwrite.aio.coroutine_threads import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
-from dualwrite.pool.calls import Call, WaitingCalls
+from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
 from dualwrite.pool.pool import BoundPool
 from dualwrite.pool.pool_ids import FixedIds
-from dualwrite.pool.workers import Submitter
 from dualwrite.pool.writers import Writers
 from fixtures.pace import LIMIT
 from fixtures.tables import table
@@ -108,7 +107,7 @@ class Calls(WaitingCalls):
     """A queue that nobody empties; it notes the keys of the calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(AloneUnits("shop"))
         self.keys: set[Hashable] = set()
 
     def put(self, call: Call) -> bool:
@@ -126,11 +125,12 @@ class Threads:
         self.waiting = Calls()
         self.open = 0
         self.sent: Any = Sent()
-        self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
+        self._writers = Writers("shop", FixedIds("shop"))
 
     def with_options(self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[Any]:
         limit = self.options.timeout if timeout is None else timeout
-        return BoundPool(self._submitter, key, limit, lambda _: False, alone=bool(alone))
+        options: Any = {"is_retriable": lambda _: False, "timeout": limit, "alone": bool(alone), "key": key}
+        return BoundPool(self.waiting, self._writers, lambda *_, **__: None, "shop", **options)
 
     @contextmanager
     def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:

@@ -34,12 +34,6 @@ _JOIN: Final = 10.0
 class Upkeep:
     """Keeps a pool at the wanted size. With leased ids, `start` starts a thread that does so.
 
-    Args:
-        prefix: The prefix of the ids, for messages.
-        ids: The pool's ids.
-        writers: Its writers.
-        open_writer: Opens a writer on an id.
-
     Attributes:
         wanted: The number of writers that the pool should have.
         on_opened: Called in the thread when it has opened writers.
@@ -67,13 +61,11 @@ class Upkeep:
     def resize(self, size: int, deadline: Deadline) -> None:
         """Open writers, or close some as soon as their transactions have ended, until there are `size` writers.
 
-        Args:
-            size: The number of writers.
-            deadline: The limit for waiting for transactions.
+        After an error the pool keeps the size that it has reached.
 
         Raises:
-            PoolTimeoutError: The writers were busy until the deadline; the pool keeps the size that it has reached.
-            DualWriteError: A writer could not be opened; the pool keeps the size that it has reached.
+            PoolTimeoutError: The writers were busy until the deadline.
+            DualWriteError: A writer could not be opened.
         """
         with self._sizing:
             before, self.wanted = self.wanted, size
@@ -155,12 +147,7 @@ class Upkeep:
     # --- the thread -------------------------------------------------------------------------------------------------------
 
     def start(self, adoption: Adoption, interval: float) -> None:
-        """Start the thread.
-
-        Args:
-            adoption: Recovers ids of dead processes.
-            interval: Seconds between two searches for such ids.
-        """
+        """Start the thread, which also searches for ids of dead processes every `interval` seconds."""
         self._writers.on_missing = self._woken.set
         self._thread = threading.Thread(
             target=self._run, args=(adoption, interval), name=f"dualwrite upkeep {self._prefix}", daemon=True
@@ -196,12 +183,8 @@ class Upkeep:
             try:
                 self._writers.close_one(writer)
             except Exception as error:  # the process that has the id now resolves it
-                log.info(
-                    "closing a writer whose id another process has claimed: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    transactional_id=writer.transactional_id,
-                )
+                text, name = "closing a writer whose id another process has claimed: %s", writer.transactional_id
+                log.info(text, error, exc_info=if_unexpected(error), transactional_id=name)
 
     def _close_surplus(self) -> None:
         """Close writers that are not wanted any more, as far as they are free now."""
@@ -211,12 +194,8 @@ class Upkeep:
                 try:
                     self._close(writer)
                 except Exception as error:  # recovery resolves what is left
-                    log.info(
-                        "closing a writer that is not needed any more: %s",
-                        error,
-                        exc_info=if_unexpected(error),
-                        transactional_id=writer.transactional_id,
-                    )
+                    text, name = "closing a writer that is not needed any more: %s", writer.transactional_id
+                    log.info(text, error, exc_info=if_unexpected(error), transactional_id=name)
 
     def _replace(self) -> bool:
         """Open writers for those that are missing; False if one could not be opened."""
@@ -231,13 +210,8 @@ class Upkeep:
                 self.on_refused()
                 return True
             if not self._stopping.is_set():
-                log.log(
-                    level_of(error),
-                    "a writer of the pool could not be replaced; trying again: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    prefix=self._prefix,
-                )
+                text = "a writer of the pool could not be replaced; trying again: %s"
+                log.log(level_of(error), text, error, exc_info=if_unexpected(error), prefix=self._prefix)
                 self._writers.fail(error)
             return False
         if missing > 0:
@@ -249,10 +223,5 @@ class Upkeep:
             adoption.search(lambda: not self._stopping.is_set())
         except Exception as error:  # as above
             if not self._stopping.is_set():
-                log.log(
-                    level_of(error),
-                    "the search for ids of dead processes failed; trying again: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    prefix=self._prefix,
-                )
+                text = "the search for ids of dead processes failed; trying again: %s"
+                log.log(level_of(error), text, error, exc_info=if_unexpected(error), prefix=self._prefix)
