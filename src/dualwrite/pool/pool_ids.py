@@ -24,7 +24,6 @@ from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease, LeaseStore, numbered, numbered_ids
 from dualwrite.transactional_id import TransactionalId
 
-
 log = SubjectLogger(__name__)
 
 RENEWALS: Final = 3
