@@ -1,6 +1,6 @@
 """What differs between SQL databases: how to begin, how to wait, how to mark a transaction, what an error means.
 
-A new database needs one file with a `StoreDialect`, and a case in `dialects.py`.
+A new database needs one file with a `StoreDialect`, and a case in `engines.py`.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class StoreDialect(ABC):
     """The SQL of the database; see `session_text.examined`."""
 
     def routines(self, connection: Connection, names: frozenset[str]) -> Iterable[Routine]:
-        """The routines that statements with these names may call; see `session_effects.Routines`."""
+        """The routines that statements with these names may call; see `session_text.Routines`."""
         del connection, names
         return ()
 

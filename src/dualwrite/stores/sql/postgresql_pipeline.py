@@ -28,6 +28,13 @@ from dualwrite.stores.sql.dialect import NEXT_UNIT, UNIT, Fence, MergedStatement
 from dualwrite.stores.sql.home import full_name
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
 
+MARKER: Final = "dualwrite.transaction"
+"""The setting, local to a transaction, that marks it."""
+
+_KNOWN_TO_WORK: Final = 10.0
+"""Seconds after a commit in which a connection needs no other proof that it still works."""
+_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
+_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
 _COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
 """COPY breaks a pipeline."""
 _EXECUTE: Final = "_execute_gen"
@@ -233,23 +240,8 @@ def _leave_pipeline(pgconn: PGconn) -> None:
         pgconn.finish()
 
 
-MARKER: Final = "dualwrite.transaction"
-"""The setting, local to a transaction, that marks it."""
-
-
-_KNOWN_TO_WORK: Final = 10.0
-"""Seconds after a commit in which a connection needs no other proof that it still works."""
-
-_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
-_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
-
-
 class PostgresqlMergedStatements(MergedStatements):
-    """The statements of one store, over psycopg.
-
-    Args:
-        engine: The store's engine, which knows the schema of the table.
-    """
+    """The statements of one store, over psycopg; its engine knows the schema of the table."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

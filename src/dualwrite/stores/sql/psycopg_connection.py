@@ -144,11 +144,9 @@ class PsycopgAccess(Access):
 
 
 def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engine, Access]:
-    """The engine for a store on the user's connections, and the access to them.
+    """The engine for a store on the user's connections, and the access to them; see `SqlStateStore.from_psycopg`.
 
-    Args:
-        source: See `SqlStateStore.from_psycopg`.
-        own_parameters: Default parameters for the store's own connections; those of the user's connection override them.
+    The store's own connections have `own_parameters`, unless the user's connection has others.
 
     Raises:
         ConfigurationError: `source` has another type, or is a closed connection.

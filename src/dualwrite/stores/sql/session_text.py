@@ -1,7 +1,8 @@
 """What a SQL text leaves behind in the session: settings, temporary tables, cursors, locks. No I/O.
 
-Units of a group share a session, so what one of them leaves behind would reach the next one. This half finds it in the text of
-a statement, and of the functions and triggers that it may call; `session_effects` asks the database for those.
+Units of a group share a session, so what one of them leaves behind would reach the next one. `examined` finds it in the text
+of a statement, `examined_body` in that of the functions and triggers that it may call; `SessionEffects` gets these from the
+database.
 
 Every statement that does not begin with a word of `_HARMLESS` is taken for one that changes the session.
 """
