@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,24 +16,6 @@ from dualwrite.errors import ConfigurationError, PoolTimeoutError, StoreCommitFa
 from fixtures.pace import LIMIT, done, limit, until
 from pool.aio_scene import both_here, held, in_loop, opened
 from pool.pool_scene import both, open_pool, then_raise
-
-
-def test_many_coroutines_get_their_results_and_errors(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene) as pool:
-            units = [
-                pool.run(both, scene, number) if number % 5 else pool.run(then_raise, scene, number, KeyError(number))
-                for number in range(200)
-            ]
-            for number, result in enumerate(await asyncio.gather(*units, return_exceptions=True)):
-                if number % 5:
-                    assert result == number
-                else:
-                    assert isinstance(result, KeyError)
-                    assert result.args == (number,)
-
-    in_loop(main())
-    assert scene.agree() == [number for number in range(200) if number % 5]
 
 
 def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
@@ -142,18 +123,6 @@ def test_the_event_loop_runs_during_units(scene: Scene) -> None:
     in_loop(main())
 
 
-def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
-    with open_pool(scene) as threads:
-
-        async def main() -> None:
-            pool = aio.AsyncWriterPool(threads)
-            by_threads = [asyncio.to_thread(threads.run, both, scene, number) for number in range(20)]
-            await asyncio.gather(*by_threads, *(pool.run(both, scene, number) for number in range(20, 40)))
-
-        in_loop(main())
-    assert scene.agree() == list(range(40))
-
-
 def test_a_call_that_would_block_the_event_loop_is_refused_and_submit_is_not(scene: Scene) -> None:
     async def main(threads: WriterPool[Any]) -> None:
         for run in (threads.run, threads.with_options(key="k").run):
@@ -243,25 +212,3 @@ def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
     finally:
         close(made[0])
     assert here not in closed_by
-
-
-def test_misuse_is_refused_with_an_explanation(scene: Scene) -> None:
-    async def unit(_: aio.AsyncTransaction) -> None:
-        pass
-
-    async def wrong_unit(pool: aio.AsyncWriterPool[Any]) -> None:
-        with pytest.raises(UsageError, match="returned a coroutine"):
-            await pool.run(lambda tx: unit(tx))  # noqa: PLW0108  (a plain function)
-
-    async def wrong_loop(pool: aio.AsyncWriterPool[Any]) -> None:
-        with pytest.raises(UsageError, match="another event loop"):
-            await pool.run(both, scene, 1)
-
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await wrong_unit(pool)
-            await asyncio.to_thread(in_loop, wrong_loop(pool))
-        with pytest.raises(dualwrite.WriterClosedError, match="is closed"):
-            await pool.run(partial(both, scene=scene, number=1))
-
-    in_loop(main())

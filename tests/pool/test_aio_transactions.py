@@ -51,16 +51,6 @@ def test_the_end_of_the_block_commits_and_an_error_rolls_back(scene: Scene, data
     assert scene.agree() == [1, 3]
 
 
-def test_units_run_on_the_other_writers_meanwhile(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene, size=2) as pool, pool.transaction() as tx:
-            await both_here(tx, scene, 1)
-            assert await pool.run(both_here, scene, 2) == 2
-
-    in_loop(main())
-    assert scene.agree() == [1, 2]
-
-
 def test_many_transactions_wait_for_writers(scene: Scene) -> None:
     async def one(pool: Pool, number: int) -> None:
         async with pool.transaction() as tx:
