@@ -179,18 +179,17 @@ class WriterPool(Generic[H]):
             )
         )
         self._writers = Writers(prefix, self._ids)
-        self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
         alone = AloneUnits(prefix)
         self._waiting = WaitingCalls(alone)
         self._scaler = Scaler(
             size,
             most=self._options.max_size if leases is not None else LEAST,
             side_by_side=store.most_side_by_side,
-            upkeep=self._upkeep,
             writers=self._writers,
             prefix=prefix,
         )
         self._workers = Workers(prefix, self._options, store, self._scaler, self._writers, self._waiting, alone)
+        self._upkeep = Upkeep(prefix, self._ids, self._writers, self._scaler, self._workers, open_writer)
         self._bound: BoundPool[H] = BoundPool(
             self._waiting,
             self._writers,
@@ -212,8 +211,6 @@ class WriterPool(Generic[H]):
         except BaseException as error:
             self._end_writers(self._limit(None), error)
             raise
-        self._scaler.on_changed = self._upkeep.on_opened = self._workers.match_size
-        self._upkeep.on_turn = self._scaler.rest
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
@@ -412,7 +409,7 @@ class WriterPool(Generic[H]):
                     self._upkeep.resize(LEAST if size is None else size, Deadline.after(self._options.timeout))
             finally:
                 try:
-                    self._scaler.resize(None if size is None else self._upkeep.wanted)
+                    self._scaler.resize(None if size is None else self._scaler.wanted)
                     self._workers.match_size()
                 finally:
                     self._is_in_progress = False

@@ -18,7 +18,6 @@ from typing import Final
 
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
-from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.writers import Writers
 from dualwrite.settings import Acknowledge, check_count, check_seconds, validate_acknowledge
 
@@ -291,16 +290,12 @@ class Scaler:
         side_by_side: The maximum number of groups that run side by side.
 
     Attributes:
-        on_changed: Called when the number of threads may have changed.
+        wanted: The number of writers that the pool should have now.
     """
 
-    def __init__(
-        self, size: int | None, *, most: int, side_by_side: int, upkeep: Upkeep, writers: Writers, prefix: str
-    ) -> None:
-        self.on_changed: Callable[[], None] = lambda: None
+    def __init__(self, size: int | None, *, most: int, side_by_side: int, writers: Writers, prefix: str) -> None:
         self._most = max(1, min(most, max(side_by_side, LEAST)))
         self._side_by_side = side_by_side
-        self._upkeep = upkeep
         self._writers = writers
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -312,7 +307,7 @@ class Scaler:
         self._period_ends = 0.0
         self._called_at = time.monotonic()
         self._refused_until = 0.0
-        upkeep.on_refused = self._refused
+        self.wanted = self.size
 
     # --- what it has decided ------------------------------------------------------------------------------------------------
 
@@ -345,26 +340,29 @@ class Scaler:
 
     # --- what happens -------------------------------------------------------------------------------------------------------
 
-    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> None:
-        """Note the calls of a group that has ended, and whether they had waited for a thread."""
+    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> bool:
+        """Note the calls of a group that has ended, and whether they had waited for a thread.
+
+        Returns whether the number of threads may have changed.
+        """
         if self._limit <= LEAST:
-            return
+            return False
         with self._lock:
             now = self._called_at = time.monotonic()
             groups = self._scaling.groups
             if self.side_by_side < groups:  # the writers are still being opened
                 self._window = Window()
-                return
+                return False
             self._window.add(calls, now, was_waiting=was_waiting)
             if not self._window.is_over(now, groups):
-                return
+                return False
             seen, self._window = self._window.seen(now), Window()
             self._scaling.decide(seen)
             log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
             if groups == self._scaling.groups:
-                return
+                return False
             self._ask_for_writers()
-        self.on_changed()
+            return True
 
     def conflicted(self) -> None:
         """Note that the database has rolled back a unit because of another transaction."""
@@ -397,7 +395,6 @@ class Scaler:
                 self._refused_until = 0.0
                 self._scaling.limit(self._limit)
             self._ask_for_writers(may_shrink=True)
-        self.on_changed()
 
     # --- writers ------------------------------------------------------------------------------------------------------------
 
@@ -405,12 +402,13 @@ class Scaler:
         if self._size is not None:
             return
         wanted = min(self._most, max(self.size, self._scaling.groups + max(self._most_own)))
-        if (wanted > self._upkeep.wanted and not self._refused_until) or (wanted < self._upkeep.wanted and may_shrink):
-            self._upkeep.want(wanted)
+        if (wanted > self.wanted and not self._refused_until) or (wanted < self.wanted and may_shrink):
+            self.wanted = wanted
+            self._writers.changed.set()
 
-    def _refused(self) -> None:
+    def stay(self) -> None:
         """Another writer could not be opened: the pool stays at what it has, for a while."""
         with self._lock:
+            self.wanted = len(self._writers)
             self._refused_until = time.monotonic() + _QUIET
-            self._scaling.limit(min(self._limit, len(self._writers)))
-        self.on_changed()  # others may have been opened
+            self._scaling.limit(min(self._limit, self.wanted))

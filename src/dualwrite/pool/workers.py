@@ -117,7 +117,8 @@ class Workers:
                 if groups > SERIAL:
                     turn()
                 self._run_group(calls, turn)
-                self._scaler.group_ended(calls, was_waiting=was_waiting)
+                if self._scaler.group_ended(calls, was_waiting=was_waiting):
+                    self.match_size()
             except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
                 log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
             finally:

@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -35,12 +35,12 @@ class Writers:
 
     Attributes:
         steps: Incremented whenever a writer begins or ends something.
-        on_missing: Called when a writer is retired; not called for one that `remove_one` returns.
+        changed: Set when a writer is retired, or another number of them is wanted; the pool's upkeep waits for it.
     """
 
     def __init__(self, prefix: str, ids: Ids) -> None:
         self.steps = 0
-        self.on_missing: Callable[[], None] = lambda: None
+        self.changed = threading.Event()
         self._prefix = prefix
         self._ids = ids
         self._lock = threading.Lock()
@@ -170,14 +170,14 @@ class Writers:
             self._retired.append(writer)
         if not self._ids.are_leased and not self._usable:
             self._free.put(None)
-        self.on_missing()
+        self.changed.set()
 
     def remove(self, names: Collection[str]) -> None:
         """Retire the writers of ids that the pool no longer owns. Those that are checked out finish their work first."""
         with self._lock:
             for name in names:
                 self._usable.pop(name, None)
-        self.on_missing()
+        self.changed.set()
 
     def remove_one(self, deadline: Deadline) -> DualWriter[Any]:
         """Remove a writer as soon as one is free; the caller closes it.
