@@ -37,13 +37,6 @@ class LoopNotifier:
 
     There, a signal handler may raise SystemExit or KeyboardInterrupt at any point. `asyncio.run` then cancels all tasks and
     waits for them, so no future may be forgotten: otherwise `through_cancellation` would wait for ever.
-
-    Args:
-        loop: The event loop.
-
-    Attributes:
-        loop: The event loop.
-        thread: The identifier of its thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,11 +69,7 @@ class LoopNotifier:
         return self.loop.create_future()
 
     async def through_cancellation(self, future: asyncio.Future[None]) -> None:
-        """Wait for something that can't be stopped; a cancellation is raised only when it is done.
-
-        Raises:
-            asyncio.CancelledError: The coroutine was cancelled in the meantime.
-        """
+        """Wait for something that can't be stopped; a cancellation is raised only when it is done."""
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
@@ -251,12 +240,7 @@ class BorrowedThread:
             self.end()
 
     def check(self) -> None:
-        """Check that the coroutine may use the transaction.
-
-        Raises:
-            WriterClosedError: The coroutine has ended.
-            ConcurrentUseError: Called in a thread other than the event loop's.
-        """
+        """Check that the coroutine may use the transaction: it has not ended, and is in the event loop's thread."""
         if not self.is_open:
             raise _has_ended()
         if threading.get_ident() != self._notifier.thread:

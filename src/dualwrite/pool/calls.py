@@ -29,16 +29,13 @@ _numbers: Final = itertools.count()
 
 
 class Call:
-    """A unit of work with its arguments. It may run more than once; its caller gets the outcome of the last run.
+    """A unit of work with its arguments, which runs in a copy of the caller's context (`contextvars`).
 
-    Args:
-        unit: Called with the transaction and the arguments, in a copy of the caller's context (`contextvars`).
-        args: Positional arguments after the transaction.
-        kwargs: Keyword arguments.
-        key: Units with the same key run in the order of their calls; None: no ordering.
-        alone: Run it in a transaction of its own.
+    It may run more than once; its caller gets the outcome of the last run.
 
     Attributes:
+        key: Units with the same key run in the order of their calls; None: no ordering.
+        alone: Whether it must have a transaction of its own.
         future: What the caller waits for.
         name: The unit's name, for messages.
         number: Later calls have higher ones.

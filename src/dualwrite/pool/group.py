@@ -104,7 +104,7 @@ class Shared:
     Args:
         waiting: The queue, from which a group takes further calls while it runs.
         writers: Get a description of what a group does with its writer.
-        scaler: Is told of conflicts with other transactions.
+        scaler: Learns of conflicts with other transactions.
         alone: Which calls must have a transaction of their own.
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
         most_units: The number of units, including the savepoints that they set themselves, at which a group is complete.
@@ -127,11 +127,9 @@ class _RolledBackError(Exception):
 
 
 class Group:
-    """One group of calls, on one writer.
+    """One group of calls, on one writer, which no other thread uses at the same time.
 
     Args:
-        shared: What it shares with the pool's other groups.
-        writer: The writer; no other thread uses it at the same time.
         taken: What the group has taken from the queue. The list is kept up to date, also with calls that have ended.
         has_written: Called when the last unit has run, before the messages are sent; perhaps more than once.
         grows: Whether the group may take further calls.

@@ -39,13 +39,7 @@ log = SubjectLogger(__name__)
 
 
 class BoundPool(Generic[H]):
-    """A pool with other options, made by `WriterPool.with_options`.
-
-    Args:
-        waiting: The pool's queue.
-        writers: Its writers: an error names what they are doing.
-        check: Called before each call; raises an error if the pool can't be used for it here and now.
-        prefix: The prefix of the pool's ids, for errors.
+    """A pool with other options, made by `WriterPool.with_options`; `check` raises if the pool can't be used here and now.
 
     Attributes:
         is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.

@@ -44,27 +44,15 @@ class Ids(ABC):
 
     @abstractmethod
     def acquire(self, count: int) -> list[str]:
-        """Acquire ids for `count` further writers, the lowest numbers first.
-
-        Raises:
-            StoreError: The ids could not be leased.
-        """
+        """Acquire ids for `count` further writers, the lowest numbers first; StoreError if they could not be leased."""
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
-        """Whether the pool has owned an id without interruption; may query the database.
-
-        Raises:
-            StoreError: The database could not be read.
-        """
+        """Whether the pool has owned an id without interruption; may query the database, and raise its StoreError."""
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """Release an id whose writer is closed.
-
-        Raises:
-            StoreError: The lease could not be released; it will expire.
-        """
+        """Release an id whose writer is closed; after a StoreError its lease will expire."""
 
     def avoid(self, name: str) -> None:
         """Release an id that can't be opened now, and don't acquire it again."""
@@ -235,11 +223,7 @@ class Adoption:
         self._seen: dict[str, _Seen] = {}
 
     def search(self, goes_on: Callable[[], bool]) -> None:
-        """Search for abandoned ids once, and recover them, as long as it `goes_on`.
-
-        Raises:
-            StoreError: The database could not be read.
-        """
+        """Search for abandoned ids once, and recover them, as long as it `goes_on`."""
         leases = {each.transactional_id: each for each in self._leases.entries(f"{self._prefix}.")}
         lanes = self._lanes()
         for name in numbered_ids(self._prefix, {*leases, *lanes}):

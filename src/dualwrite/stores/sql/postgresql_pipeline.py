@@ -43,11 +43,9 @@ _FAILED: Final = ExecStatus.FATAL_ERROR
 
 
 class PostgresqlQueuedStatements(QueuedStatements):
-    """Statements of ours that wait for the next use of a connection.
+    """Statements of ours, without parameters, that wait for the next use of a connection, which is in no pipeline.
 
     Args:
-        raw: The connection, in no pipeline.
-        statements: Each a single statement, without parameters.
         answered: Called with the responses of all; may raise.
         translated: The error to raise if one of ours fails in a call of the user's, for the driver's error.
     """
@@ -373,11 +371,7 @@ def is_idle(raw: psycopg.Connection[Any]) -> bool:
 
 
 def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
-    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query.
-
-    Raises:
-        psycopg.Error: It failed.
-    """
+    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query."""
     return _Text(raw).execute(f"{_begin(raw)}; {query}")[1]
 
 
@@ -419,11 +413,7 @@ class _Text:
         return statement.encode(self._encoding)
 
     def execute(self, statements: str) -> Sequence[PGresult]:
-        """Execute statements in one round trip, and return the results of all.
-
-        Raises:
-            psycopg.Error: One failed; those after it were not executed.
-        """
+        """Execute statements in one round trip, and return the results of all; after an error the rest is not executed."""
         raw = self.raw
         with raw.lock:
             raw.pgconn.send_query(self.encoded(statements))

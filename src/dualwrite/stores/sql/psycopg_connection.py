@@ -47,10 +47,9 @@ _SAVEPOINT: Final = "transaction()"
 
 
 class PsycopgAccess(Access):
-    """Transactions on connections that are checked out of a source.
+    """Transactions on connections that are checked out of a source; the engine is for the store's own, such as claims.
 
     Args:
-        engine: The store's engine, for its own transactions, such as claims.
         transaction_pool: Where the connections for transactions come from, if not from the engine's pool.
         source: Closed with the store, if it has something to close.
         connections: How many connections the source has, unless the engine's pool keeps them.

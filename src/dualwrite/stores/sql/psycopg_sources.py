@@ -199,11 +199,7 @@ class CreatedConnections(ConnectionSource):
 
 
 def checked_connection(made: object) -> Psycopg:
-    """What the user's function or pool returned, if it is a connection.
-
-    Raises:
-        ConfigurationError: It is not a connection.
-    """
+    """What the user's function or pool returned; ConfigurationError if it is not a connection."""
     if not isinstance(made, psycopg.Connection):
         raise ConfigurationError(
             f"The function or pool returned a {type(made).__name__}, not a psycopg.Connection.",

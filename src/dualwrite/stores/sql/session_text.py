@@ -116,12 +116,7 @@ _EXECUTES: Final = re.compile(r"\bEXECUTE\b(?:\s+format\s*\()?(?:\s*E?'\s*(\w+)(
 
 
 def examined(sql: str, family: str) -> Examined:
-    """What the text of a statement, or of several, shows.
-
-    Args:
-        sql: The text.
-        family: "postgresql", "mysql" (also for MariaDB), or "sqlite".
-    """
+    """What the text of a statement, or of several, shows; `family` is "postgresql", "mysql" (and MariaDB), or "sqlite"."""
     plain = _plain(sql, family)
     effect = if_false = Effect.NONE
     words, names = set(), _names(sql, plain, family)
@@ -146,13 +141,7 @@ def examined(sql: str, family: str) -> Examined:
 
 
 def examined_body(source: str | None, language: str, family: str) -> Examined:
-    """What the body of a function, a procedure or a trigger shows; everything is possible in a language that can't be read.
-
-    Args:
-        source: The body; None if the database does not show it.
-        language: Its language.
-        family: See `examined`.
-    """
+    """What the body of a function, a procedure or a trigger shows; everything is possible in a language that can't be read."""
     if source is None or language.lower() not in ("sql", "plpgsql"):
         return Examined(Effect.SESSION, frozenset(), Effect.SESSION)
     plain = _plain(source, family)
@@ -303,12 +292,7 @@ _DEFINING: Final = frozenset(("create", "alter", "drop"))
 
 
 class Routine(NamedTuple):
-    """A function, a procedure or a trigger of the database.
-
-    Args:
-        source: Its body; None if the database does not show it.
-        language: The language of the body.
-    """
+    """A function, a procedure or a trigger of the database; the source is None if the database does not show it."""
 
     source: str | None
     language: str
@@ -322,11 +306,7 @@ None: the database can't be asked now, because an earlier statement has failed; 
 
 
 class SessionEffects:
-    """The effects of one database's statements. Threads may share it: a lost update costs a query.
-
-    Args:
-        family: See `examined`.
-    """
+    """The effects of one database's statements. Threads may share it: a lost update costs a query."""
 
     def __init__(self, family: str) -> None:
         self._family = family
@@ -340,13 +320,7 @@ class SessionEffects:
         return sql in self._harmless and time.monotonic() < self._until
 
     def of(self, sql: str, parameters: Any, routines: Routines) -> Effect:
-        """The effect of a statement.
-
-        Args:
-            sql: Its text.
-            parameters: Its parameters, in any form.
-            routines: Asks the database.
-        """
+        """The effect of a statement with parameters in any form; `routines` asks the database."""
         now = time.monotonic()
         if now > self._until or len(self._texts) > _MOST_TEXTS:
             self._texts, self._harmless, self._known, self._until = {}, set(), set(), now + _REMEMBERED

@@ -335,12 +335,7 @@ def write_row(connection: Connection, row: StateRow) -> None:
 
 
 class LockedRows(NamedTuple):
-    """Rows that are locked until the end of the transaction.
-
-    Args:
-        rows: By their ids; ids without a row are missing.
-        identity: That of the database, if it was read: not on MariaDB and MySQL.
-    """
+    """Rows that are locked until the end of the transaction, by their ids; with the identity, except on MariaDB and MySQL."""
 
     rows: dict[str, StateRow]
     identity: StoreIdentity | None
@@ -376,13 +371,7 @@ def write_rows(connection: Connection, rows: Collection[StateRow], *, existing: 
 
 
 class LookedAt(NamedTuple):
-    """What an opening reads first.
-
-    Args:
-        identity: Of the database; None if it has none.
-        marks: What distinguishes the database from a copy, if that was asked for.
-        rows: The rows.
-    """
+    """What an opening reads first; `marks` are what distinguishes the database from a copy, if that was asked for."""
 
     identity: StoreIdentity | None
     marks: str | None
@@ -390,14 +379,7 @@ class LookedAt(NamedTuple):
 
 
 def look_at(connection: Connection, ids: Collection[str], lanes_prefix: str, marks: ColumnElement[Any] | None) -> LookedAt:
-    """The rows of ids, the rows whose ids begin with the prefix, without tombstones, and the identity, in one query.
-
-    Args:
-        connection: The connection.
-        ids: The ids.
-        lanes_prefix: The prefix.
-        marks: The column with the database's marks.
-    """
+    """The rows of ids, the rows whose ids begin with the prefix, without tombstones, and the identity, in one query."""
     found = connection.execute(_looking(marks), {"ids": list(ids), **prefix_parameters(lanes_prefix)}).mappings().all()
     rows = [state_row(each) for each in found if each["transactional_id"] is not None]
     return LookedAt(_identity_in(found[0]["this_store"]), found[0]["these_marks"], rows)
