@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
@@ -18,10 +18,11 @@ from dualwrite import PoolOptions, Transaction, aio
 from fixtures.pace import LIMIT
 
 T = TypeVar("T")
+Pool = aio.AsyncWriterPool[Any]
 
 
 @asynccontextmanager
-async def opened(scene: Scene, **changes: Any) -> AsyncIterator[aio.AsyncWriterPool[Any]]:
+async def opened(scene: Scene, **changes: Any) -> AsyncIterator[Pool]:
     given = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
     async with await aio.create_pool(
         scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given
@@ -29,16 +30,26 @@ async def opened(scene: Scene, **changes: Any) -> AsyncIterator[aio.AsyncWriterP
         yield pool
 
 
-def in_loop(coroutine: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
+def in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    async def limited() -> T:
         async with asyncio.timeout(LIMIT):
-            await coroutine
+            return await coroutine
 
-    asyncio.run(limited())
+    return asyncio.run(limited())
+
+
+def in_pool(scene: Scene, use: Callable[[Pool], Coroutine[Any, Any, T]], **changes: Any) -> T:
+    """Run a coroutine with a pool, which is then closed."""
+
+    async def main() -> T:
+        async with opened(scene, **changes) as pool:
+            return await use(pool)
+
+    return in_loop(main())
 
 
 @asynccontextmanager
-async def held(pool: aio.AsyncWriterPool[Any]) -> AsyncIterator[None]:
+async def held(pool: Pool) -> AsyncIterator[None]:
     """Keep the pool in a unit."""
     begun, release = threading.Event(), threading.Event()
 
@@ -53,6 +64,14 @@ async def held(pool: aio.AsyncWriterPool[Any]) -> AsyncIterator[None]:
     finally:
         release.set()
         await holding
+
+
+async def grouped(pool: Pool, *calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The results and errors of calls that run in one group."""
+    async with held(pool):
+        running = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*running, return_exceptions=True)
 
 
 INSERT = sa.text("INSERT INTO events (writer, number) VALUES (:writer, :number)")

@@ -71,12 +71,10 @@ def grouped(pool: WriterPool[Any], *units: Callable[[Transaction], Any]) -> list
     return futures
 
 
-def pool_worker(
-    scene: Scene, first: int, units: int, failpoints: str = "", module: str = "pool.worker", **environment: str
-) -> Worker:
-    """A process with a pool whose threads (or with `pool.aio_worker` coroutines too) write events, one unit each."""
+def pool_worker(scene: Scene, first: int, units: int, failpoints: str = "", **environment: str) -> Worker:
+    """A process with a pool whose threads write events, one unit each."""
     where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
-    return Worker([*where, str(first), str(units), "8"], failpoints, module=module, **environment)
+    return Worker([*where, str(first), str(units), "8"], failpoints, module="pool.worker", **environment)
 
 
 def reported_committed(process: Worker) -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,26 +14,8 @@ from crash.scene import Scene
 from dualwrite import Transaction, WriterPool, aio
 from dualwrite.errors import ConfigurationError, PoolTimeoutError, StoreCommitFailedError, UsageError
 from fixtures.pace import LIMIT, done, limit, until
-from pool.aio_scene import both_here, held, in_loop, opened
+from pool.aio_scene import Pool, both_here, held, in_loop, in_pool, opened
 from pool.pool_scene import both, open_pool, then_raise
-
-
-def test_many_coroutines_get_their_results_and_errors(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene) as pool:
-            units = [
-                pool.run(both, scene, number) if number % 5 else pool.run(then_raise, scene, number, KeyError(number))
-                for number in range(200)
-            ]
-            for number, result in enumerate(await asyncio.gather(*units, return_exceptions=True)):
-                if number % 5:
-                    assert result == number
-                else:
-                    assert isinstance(result, KeyError)
-                    assert result.args == (number,)
-
-    in_loop(main())
-    assert scene.agree() == [number for number in range(200) if number % 5]
 
 
 def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
@@ -60,32 +41,30 @@ def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
 
 
 def test_the_size_changes_while_coroutines_use_the_pool(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            for size in (3, 1, 2):
-                running = [asyncio.ensure_future(pool.run(both, scene, 10 * size + number)) for number in range(10)]
-                await pool.resize(size)
-                assert pool.size == size
-                await asyncio.gather(*running)
-            with pytest.raises(ConfigurationError):
-                await pool.resize(0)
+    async def main(pool: Pool) -> None:
+        for size in (3, 1, 2):
+            running = [asyncio.ensure_future(pool.run(both, scene, 10 * size + number)) for number in range(10)]
+            await pool.resize(size)
+            assert pool.size == size
+            await asyncio.gather(*running)
+        with pytest.raises(ConfigurationError):
+            await pool.resize(0)
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == list(range(10, 40))
 
 
 def test_cancelling_a_coroutine_withdraws_its_queued_unit(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            async with held(pool):
-                waiting = asyncio.ensure_future(pool.run(both, scene, 1))
-                await asyncio.sleep(0.01)
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-            assert await pool.run(both, scene, 2) == 2
+    async def main(pool: Pool) -> None:
+        async with held(pool):
+            waiting = asyncio.ensure_future(pool.run(both, scene, 1))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert await pool.run(both, scene, 2) == 2
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == [2]
 
 
@@ -97,15 +76,14 @@ def test_a_unit_that_has_started_is_finished_even_if_its_coroutine_is_cancelled(
         begun.set()
         time.sleep(0.2)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            running = asyncio.ensure_future(pool.run(slow))
-            assert await asyncio.to_thread(begun.wait, LIMIT)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
+    async def main(pool: Pool) -> None:
+        running = asyncio.ensure_future(pool.run(slow))
+        assert await asyncio.to_thread(begun.wait, LIMIT)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == [1]
 
 
@@ -115,16 +93,15 @@ def test_a_timeout_names_the_unit_that_was_waited_for(scene: Scene) -> None:
         time.sleep(limit(0.6))
         return both(tx, scene, 2)
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            async with held(pool):
-                with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold"):
-                    await pool.with_options(timeout=0.05).run(both, scene, 1)
-            assert await pool.with_options(timeout=limit(0.5)).run(slow) == 2, "it had begun"
-            with pytest.raises(TimeoutError, match="mine"):
-                await pool.run(then_raise, scene, 3, TimeoutError("mine"))
+    async def main(pool: Pool) -> None:
+        async with held(pool):
+            with pytest.raises(PoolTimeoutError, match=r"held.<locals>.hold"):
+                await pool.with_options(timeout=0.05).run(both, scene, 1)
+        assert await pool.with_options(timeout=limit(0.5)).run(slow) == 2, "it had begun"
+        with pytest.raises(TimeoutError, match="mine"):
+            await pool.run(then_raise, scene, 3, TimeoutError("mine"))
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == [2]
 
 
@@ -140,18 +117,6 @@ def test_the_event_loop_runs_during_units(scene: Scene) -> None:
             assert await running, "the loop stood still"
 
     in_loop(main())
-
-
-def test_threads_and_coroutines_share_a_pool(scene: Scene) -> None:
-    with open_pool(scene) as threads:
-
-        async def main() -> None:
-            pool = aio.AsyncWriterPool(threads)
-            by_threads = [asyncio.to_thread(threads.run, both, scene, number) for number in range(20)]
-            await asyncio.gather(*by_threads, *(pool.run(both, scene, number) for number in range(20, 40)))
-
-        in_loop(main())
-    assert scene.agree() == list(range(40))
 
 
 def test_a_call_that_would_block_the_event_loop_is_refused_and_submit_is_not(scene: Scene) -> None:
@@ -243,25 +208,3 @@ def test_a_pool_whose_creation_is_cancelled_is_closed_without_blocking_the_loop(
     finally:
         close(made[0])
     assert here not in closed_by
-
-
-def test_misuse_is_refused_with_an_explanation(scene: Scene) -> None:
-    async def unit(_: aio.AsyncTransaction) -> None:
-        pass
-
-    async def wrong_unit(pool: aio.AsyncWriterPool[Any]) -> None:
-        with pytest.raises(UsageError, match="returned a coroutine"):
-            await pool.run(lambda tx: unit(tx))  # noqa: PLW0108  (a plain function)
-
-    async def wrong_loop(pool: aio.AsyncWriterPool[Any]) -> None:
-        with pytest.raises(UsageError, match="another event loop"):
-            await pool.run(both, scene, 1)
-
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await wrong_unit(pool)
-            await asyncio.to_thread(in_loop, wrong_loop(pool))
-        with pytest.raises(dualwrite.WriterClosedError, match="is closed"):
-            await pool.run(partial(both, scene=scene, number=1))
-
-    in_loop(main())

@@ -24,7 +24,7 @@ from dualwrite import PoolOptions, SqlStateStore, Transaction, aio
 from dualwrite.errors import TransactionControlError, UsageError
 from dualwrite.stores.sql.psycopg_sources import PipelineBatch
 from fixtures.pace import LIMIT
-from pool.aio_scene import both_here, in_loop, opened
+from pool.aio_scene import Pool, both_here, in_loop, in_pool
 from pool.pool_scene import both
 
 
@@ -59,7 +59,7 @@ def tables(scene: Scene) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"])
-def test_a_connection(scene: Scene, database: str) -> None:  # noqa: PLR0915  (one line for each method)
+def test_a_connection(scene: Scene, database: str) -> None:
     del database
     orders = Order.__table__
 
@@ -110,12 +110,8 @@ def test_a_connection(scene: Scene, database: str) -> None:  # noqa: PLR0915  (o
             await db.execute(sa.delete(orders))
             raise KeyError
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            assert await pool.run(unit) == ["chair!", "desk!", "sofa!"]
-
     with tables(scene):
-        in_loop(main())
+        assert in_pool(scene, lambda pool: pool.run(unit)) == ["chair!", "desk!", "sofa!"]
 
 
 def test_a_unit_cannot_end_the_transaction(scene: Scene) -> None:
@@ -141,15 +137,14 @@ def test_a_unit_cannot_end_the_transaction(scene: Scene) -> None:
                 stream(sa.text("SELECT 1"))
         await both_here(tx, scene, 1)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await pool.run(unit)
-            async with pool.transaction() as tx:
-                with pytest.raises(TransactionControlError):
-                    await tx.db.commit()
-                await both_here(tx, scene, 2)
+    async def main(pool: Pool) -> None:
+        await pool.run(unit)
+        async with pool.transaction() as tx:
+            with pytest.raises(TransactionControlError):
+                await tx.db.commit()
+            await both_here(tx, scene, 2)
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == [1, 2]
 
 
@@ -169,12 +164,8 @@ def test_a_statement_in_the_event_loops_thread_is_refused(scene: Scene) -> None:
         assert len(order.lines) == 1
         await both_here(tx, scene, 1)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await pool.run(unit)
-
     with tables(scene):
-        in_loop(main())
+        in_pool(scene, lambda pool: pool.run(unit))
     assert scene.agree() == [1]
 
 
@@ -231,13 +222,12 @@ def test_a_session(scene: Scene, database: str) -> None:  # noqa: PLR0915  (one 
             await session.flush()
             raise KeyError
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            lamp = await pool.run(unit)
-            assert lamp.item == "flushed at the end", "as its sessions don't expire objects"
+    async def main(pool: Pool) -> None:
+        lamp = await pool.run(unit)
+        assert lamp.item == "flushed at the end", "as its sessions don't expire objects"
 
     with tables(scene):
-        in_loop(main())
+        in_pool(scene, main)
         with scene.engine.connect() as connection:
             found = connection.execute(sa.text("SELECT id, item FROM aio_orders ORDER BY id")).all()
     assert found == [(1, "flushed at the end"), (2, "other")]
@@ -254,11 +244,7 @@ def test_the_session_class_of_the_user(scene: Scene) -> None:
         await tx.session.execute(sa.text("SELECT 1"))
         assert committed == []
 
-    async def main() -> None:
-        async with opened(scene, session=sessions) as pool:
-            await pool.run(unit)
-
-    in_loop(main())
+    in_pool(scene, lambda pool: pool.run(unit), session=sessions)
     assert committed == ["after_commit"]
 
 
@@ -277,11 +263,7 @@ def test_stores_with_batches_have_the_same_handle(scene: Scene, database: str) -
         db = tx.db
         return await tx.run_sync(lambda plain: int(plain.db is db))
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            assert await pool.run(unit) == 1
-
-    in_loop(main())
+    assert in_pool(scene, lambda pool: pool.run(unit)) == 1
     assert scene.agree() == [1, 2]
 
 

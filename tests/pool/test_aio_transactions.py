@@ -18,10 +18,8 @@ from dualwrite.errors import PoolTimeoutError, StoreCommitFailedError, WriterClo
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
-from pool.aio_scene import CancelledAt, both_here, held, in_loop, opened
+from pool.aio_scene import CancelledAt, Pool, both_here, held, in_loop, in_pool, opened
 from pool.pool_scene import both, open_pool
-
-Pool = aio.AsyncWriterPool[Any]
 
 
 def is_idle(pool: Pool) -> bool:
@@ -38,27 +36,16 @@ def test_the_end_of_the_block_commits_and_an_error_rolls_back(scene: Scene, data
             await both_here(tx, scene, 2)
             raise KeyError("mine")
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            async with pool.transaction() as tx:
-                await both_here(tx, scene, 1)
-            with pytest.raises(KeyError, match="mine"):
-                await then_raise(pool)
-            assert is_idle(pool)
-            assert await pool.run(both_here, scene, 3) == 3
-
-    in_loop(main())
-    assert scene.agree() == [1, 3]
-
-
-def test_units_run_on_the_other_writers_meanwhile(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene, size=2) as pool, pool.transaction() as tx:
+    async def main(pool: Pool) -> None:
+        async with pool.transaction() as tx:
             await both_here(tx, scene, 1)
-            assert await pool.run(both_here, scene, 2) == 2
+        with pytest.raises(KeyError, match="mine"):
+            await then_raise(pool)
+        assert is_idle(pool)
+        assert await pool.run(both_here, scene, 3) == 3
 
-    in_loop(main())
-    assert scene.agree() == [1, 2]
+    in_pool(scene, main)
+    assert scene.agree() == [1, 3]
 
 
 def test_many_transactions_wait_for_writers(scene: Scene) -> None:
@@ -66,25 +53,20 @@ def test_many_transactions_wait_for_writers(scene: Scene) -> None:
         async with pool.transaction() as tx:
             await both_here(tx, scene, number)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await asyncio.gather(*(one(pool, number) for number in range(70)))
-
-    in_loop(main())
+    in_pool(scene, lambda pool: asyncio.gather(*(one(pool, number) for number in range(70))))
     assert scene.agree() == list(range(70))
 
 
 def test_an_error_of_the_commit_is_raised_by_the_block(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene) as pool:
-            with (
-                failpoints.armed("before_db_commit", failpoints.raises(StoreCommitFailedError("the test's"))),
-                pytest.raises(StoreCommitFailedError, match="the test's"),
-            ):
-                async with pool.transaction() as tx:
-                    await both_here(tx, scene, 1)
+    async def main(pool: Pool) -> None:
+        with (
+            failpoints.armed("before_db_commit", failpoints.raises(StoreCommitFailedError("the test's"))),
+            pytest.raises(StoreCommitFailedError, match="the test's"),
+        ):
+            async with pool.transaction() as tx:
+                await both_here(tx, scene, 1)
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == []
 
 
@@ -118,14 +100,13 @@ def test_a_transaction_cancelled_at_any_await_leaves_neither_side_open(scene: Sc
             assert is_idle(pool)
         return cancelled.is_cancelled
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            for place in itertools.count():
-                if not await at(pool, place):
-                    break
-            assert place > 5, "it waits for the beginning, for each call, and for the commit"
+    async def main(pool: Pool) -> None:
+        for place in itertools.count():
+            if not await at(pool, place):
+                break
+        assert place > 5, "it waits for the beginning, for each call, and for the commit"
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == sorted(ended), "what came to its end is committed, even if it was cancelled then"
     assert len(ended) == len(told) + 1
 
@@ -140,16 +121,15 @@ def test_cancelled_during_a_commit_that_fails(scene: Scene) -> None:
             assert task is not None
             asyncio.get_running_loop().call_soon(task.cancel)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            with failpoints.armed("before_db_commit", failpoints.raises(StoreCommitFailedError("the test's"))):
-                running = asyncio.ensure_future(run(pool))
-                await asyncio.wait([running])
-            with pytest.raises(asyncio.CancelledError) as cancelled:
-                running.result()
-            assert isinstance(cancelled.value.__cause__, StoreCommitFailedError)
+    async def main(pool: Pool) -> None:
+        with failpoints.armed("before_db_commit", failpoints.raises(StoreCommitFailedError("the test's"))):
+            running = asyncio.ensure_future(run(pool))
+            await asyncio.wait([running])
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            running.result()
+        assert isinstance(cancelled.value.__cause__, StoreCommitFailedError)
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == []
 
 

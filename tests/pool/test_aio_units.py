@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
@@ -32,10 +31,8 @@ from dualwrite.errors import (
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, limit
 from fixtures.tiers import thinned
-from pool.aio_scene import CancelledAt, both_here, held, in_loop, opened
+from pool.aio_scene import CancelledAt, Pool, both_here, grouped, held, in_loop, in_pool, opened
 from pool.pool_scene import both
-
-Pool = aio.AsyncWriterPool[Any]
 
 
 async def then_raise_here(tx: aio.AsyncTransaction, scene: Scene, number: int, error: BaseException) -> int:
@@ -56,19 +53,15 @@ def test_coroutines_and_plain_functions_share_groups(scene: Scene, database: str
         lambda pool, number: pool.run(then_raise_here, scene, number, KeyError(number)),
     ]
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            async with held(pool):
-                running = [asyncio.ensure_future(kinds[number % 3](pool, number)) for number in range(30)]
-                await asyncio.sleep(0)
-            for number, result in enumerate(await asyncio.gather(*running, return_exceptions=True)):
-                if number % 3 == 2:
-                    assert isinstance(result, KeyError)
-                    assert result.args == (number,)
-                else:
-                    assert result == number
+    async def main(pool: Pool) -> None:
+        for number, result in enumerate(await grouped(pool, *(kinds[number % 3](pool, number) for number in range(30)))):
+            if number % 3 == 2:
+                assert isinstance(result, KeyError)
+                assert result.args == (number,)
+            else:
+                assert result == number
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == [number for number in range(30) if number % 3 != 2]
 
 
@@ -108,22 +101,14 @@ def test_objects_made_outside_of_their_units_are_written_when_these_run_again(sc
         if failing == "the commit" and runs == [1, 2]:
             raise StoreCommitFailedError("a conflict")
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            one, two = (Event(writer=scene.transactional_id, number=number) for number in (1, 2))
-            async with held(pool):
-                units = pool.run(plain, one), pool.run(here, two), pool.run(fail)
-                running = [asyncio.ensure_future(unit) for unit in units]
-                await asyncio.sleep(0)
-            found = await asyncio.gather(*running, return_exceptions=True)
-            assert [type(each) for each in found] == [
-                type(None),
-                type(None),
-                KeyError if failing == "another unit" else type(None),
-            ]
+    async def main(pool: Pool) -> None:
+        one, two = (Event(writer=scene.transactional_id, number=number) for number in (1, 2))
+        found = await grouped(pool, pool.run(plain, one), pool.run(here, two), pool.run(fail))
+        assert found[:2] == [None, None]
+        assert isinstance(found[2], KeyError) if failing == "another unit" else found[2] is None
 
     with failpoints.armed("after_prepare", conflict):
-        in_loop(main())
+        in_pool(scene, main, size=1)
     assert runs == [1, 2, 1, 2]
     assert scene.agree() == [1, 2]
 
@@ -140,29 +125,11 @@ def test_a_unit_runs_in_the_task_of_its_caller(scene: Scene) -> None:
         assert await tx.run_sync(type) is Transaction  # not what the pool itself works with
         assert await tx.run_sync(lambda _: threading.get_ident()) != threading.get_ident()
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            variable.set("the caller's")
-            await pool.run(unit, asyncio.current_task())
+    async def main(pool: Pool) -> None:
+        variable.set("the caller's")
+        await pool.run(unit, asyncio.current_task())
 
-    in_loop(main())
-
-
-@pytest.mark.slow
-def test_the_event_loop_runs_during_a_statement(scene: Scene) -> None:
-    async def unit(tx: aio.AsyncTransaction) -> int:
-        ticks = 0
-        statement = asyncio.ensure_future(tx.db.exec_driver_sql("SELECT pg_sleep(0.5)"))
-        while not statement.done():
-            await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks
-
-    async def main() -> None:
-        async with opened(scene) as pool:
-            assert await pool.run(unit) > 5
-
-    in_loop(main())
+    in_pool(scene, main)
 
 
 def test_every_kind_of_callable_is_recognized(scene: Scene) -> None:
@@ -170,12 +137,11 @@ def test_every_kind_of_callable_is_recognized(scene: Scene) -> None:
         async def __call__(self, tx: aio.AsyncTransaction, number: int) -> int:
             return await both_here(tx, scene, number)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            assert await pool.run(functools.partial(both_here, scene=scene, number=1)) == 1
-            assert await pool.run(Callable_(), 2) == 2
+    async def main(pool: Pool) -> None:
+        assert await pool.run(functools.partial(both_here, scene=scene, number=1)) == 1
+        assert await pool.run(Callable_(), 2) == 2
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == [1, 2]
 
 
@@ -192,10 +158,7 @@ def test_a_unit_may_run_again(scene: Scene) -> None:
 
     async def main() -> None:
         async with opened(scene, size=1) as pool:
-            async with held(pool):
-                running = [asyncio.ensure_future(pool.run(unit, number, max(number, 1))) for number in range(3)]
-                await asyncio.sleep(0)
-            results = await asyncio.gather(*running, return_exceptions=True)
+            results = await grouped(pool, *(pool.run(unit, number, max(number, 1)) for number in range(3)))
         assert results[0] == 0
         assert isinstance(results[1], dualwrite.DualWriteError)
         assert results[2] == 2
@@ -225,15 +188,14 @@ def test_messages_are_checked_at_once_and_sent_in_order(scene: Scene) -> None:
     async def offsets(tx: aio.AsyncTransaction) -> None:
         await tx.send_offsets(None)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            await pool.run(unit)
-            with pytest.raises((UnknownTopicError, InvalidMessageError, dualwrite.errors.DeliveryError)):
-                await pool.run(to_nowhere)
-            with pytest.raises((UsageError, AttributeError)):
-                await pool.run(offsets)
+    async def main(pool: Pool) -> None:
+        await pool.run(unit)
+        with pytest.raises((UnknownTopicError, InvalidMessageError, dualwrite.errors.DeliveryError)):
+            await pool.run(to_nowhere)
+        with pytest.raises((UsageError, AttributeError)):
+            await pool.run(offsets)
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.messages() == [1, 2, 3, 4]
     assert scene.rows() == []
 
@@ -275,14 +237,13 @@ def test_a_unit_cancelled_at_any_await_is_rolled_back_alone(scene: Scene) -> Non
         assert running.cancelled() == cancelled.is_cancelled
         return cancelled.is_cancelled
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            for place in itertools.count():
-                if not await at(pool, place):
-                    break
-            assert place > 8, "a unit waits for its turn, for each of its calls, and for the commit"
+    async def main(pool: Pool) -> None:
+        for place in itertools.count():
+            if not await at(pool, place):
+                break
+        assert place > 8, "a unit waits for its turn, for each of its calls, and for the commit"
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     found = set(scene.agree())
     assert told <= found
     assert found - told <= set(ended), "a unit that was cancelled before its end is not there"
@@ -314,16 +275,15 @@ def test_many_coroutines_cancelled_at_random(scene: Scene) -> None:
             case _:
                 told.add(await pool.run(many_awaits, scene, number, ended))
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            tasks = [asyncio.ensure_future(call(pool, number)) for number in range(150)]
-            for task in chance.sample(tasks, 75):
-                asyncio.get_running_loop().call_later(chance.random(), task.cancel)
-            await asyncio.wait(tasks)
-            assert all(task.cancelled() or task.exception() is None for task in tasks)
-            assert await pool.run(both_here, scene, 999) == 999
+    async def main(pool: Pool) -> None:
+        tasks = [asyncio.ensure_future(call(pool, number)) for number in range(150)]
+        for task in chance.sample(tasks, 75):
+            asyncio.get_running_loop().call_later(chance.random(), task.cancel)
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() or task.exception() is None for task in tasks)
+        assert await pool.run(both_here, scene, 999) == 999
 
-    in_loop(main())
+    in_pool(scene, main)
     found = set(scene.agree())
     assert told <= found
     assert found - told <= {*ended, 999}
@@ -340,11 +300,7 @@ def test_a_cancelled_statement_ends_before_the_unit_continues(scene: Scene) -> N
         assert not tx.db.in_nested_transaction()
         return await both_here(tx, scene, 1)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            assert await pool.run(unit) == 1
-
-    in_loop(main())
+    assert in_pool(scene, lambda pool: pool.run(unit)) == 1
     assert scene.agree() == [1]
 
 
@@ -361,23 +317,22 @@ def test_a_rerun_of_a_group_does_not_wait_for_a_cancelled_coroutine(scene: Scene
             assert go.wait(LIMIT)
             raise dualwrite.StoreCommitFailedError("The test's own.")
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            async with held(pool):
-                leaving = asyncio.ensure_future(pool.run(both_here, scene, 1))
-                await asyncio.sleep(0)
-                staying = asyncio.ensure_future(pool.run(both_here, scene, 2))
-                await asyncio.sleep(0)
-                failpoints.arm("group_after_units", fail)
-            assert await asyncio.to_thread(committing.wait, LIMIT)
-            leaving.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await leaving
-            go.set()
-            assert await staying == 2
+    async def main(pool: Pool) -> None:
+        async with held(pool):
+            leaving = asyncio.ensure_future(pool.run(both_here, scene, 1))
+            await asyncio.sleep(0)
+            staying = asyncio.ensure_future(pool.run(both_here, scene, 2))
+            await asyncio.sleep(0)
+            failpoints.arm("group_after_units", fail)
+        assert await asyncio.to_thread(committing.wait, LIMIT)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        go.set()
+        assert await staying == 2
 
     try:
-        in_loop(main())
+        in_pool(scene, main, size=1)
     finally:
         failpoints.disarm()
     assert scene.agree() == [2]
@@ -392,18 +347,17 @@ def test_a_timeout_names_the_coroutine_that_was_waited_for(scene: Scene) -> None
         await release.wait()
         return await both_here(tx, scene, 1)
 
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            begun, release = asyncio.Event(), asyncio.Event()
-            running = asyncio.ensure_future(pool.run(stuck, begun, release))
-            await begun.wait()
-            for unit in (both, both_here):
-                with pytest.raises(PoolTimeoutError, match=r"stuck"):
-                    await pool.with_options(timeout=0.05).run(unit, scene, 2)
-            release.set()
-            assert await running == 1
+    async def main(pool: Pool) -> None:
+        begun, release = asyncio.Event(), asyncio.Event()
+        running = asyncio.ensure_future(pool.run(stuck, begun, release))
+        await begun.wait()
+        for unit in (both, both_here):
+            with pytest.raises(PoolTimeoutError, match=r"stuck"):
+                await pool.with_options(timeout=0.05).run(unit, scene, 2)
+        release.set()
+        assert await running == 1
 
-    in_loop(main())
+    in_pool(scene, main, size=1)
     assert scene.agree() == [1]
 
 
@@ -502,6 +456,8 @@ def test_misuse_is_refused_with_an_explanation(scene: Scene) -> None:
             await pool.run(in_another_thread)
             await pool.run(keep)
             await too_late(kept[0])
+            with pytest.raises(UsageError, match="returned a coroutine"):
+                await pool.run(lambda tx: keep(tx))  # noqa: PLW0108  (a plain function)
             await asyncio.to_thread(in_loop, wrong_loop(pool))
         with pytest.raises(WriterClosedError, match="is closed"):
             await pool.run(both_here, scene, 1)
@@ -521,42 +477,14 @@ def test_a_task_of_a_unit_may_use_the_pool_once_the_unit_has_ended(scene: Scene)
         started.append(asyncio.create_task(later(pool, go)))
         return await both_here(tx, scene, 1)
 
-    async def main() -> None:
-        async with opened(scene) as pool:
-            go = asyncio.Event()
-            await pool.run(unit, pool, go)
-            go.set()
-            assert await started[0] == 2
+    async def main(pool: Pool) -> None:
+        go = asyncio.Event()
+        await pool.run(unit, pool, go)
+        go.set()
+        assert await started[0] == 2
 
-    in_loop(main())
+    in_pool(scene, main)
     assert scene.agree() == [1, 2]
-
-
-def test_a_database_error_is_raised_in_its_unit(scene: Scene) -> None:
-    async def wrong(tx: aio.AsyncTransaction) -> None:
-        await both_here(tx, scene, 1)
-        await tx.db.exec_driver_sql("SELECT * FROM nowhere")
-
-    async def caught(tx: aio.AsyncTransaction) -> int:
-        with pytest.raises(DBAPIError):
-            async with tx.db.begin_nested():
-                await tx.db.exec_driver_sql("SELECT * FROM nowhere")
-        return await both_here(tx, scene, 2)
-
-    def plain(tx: Transaction) -> int:
-        return both(tx, scene, 3)
-
-    async def main() -> None:
-        async with opened(scene, size=1) as pool:
-            async with held(pool):
-                running = [asyncio.ensure_future(pool.run(unit)) for unit in (wrong, caught, plain)]
-                await asyncio.sleep(0)
-            results = await asyncio.gather(*running, return_exceptions=True)
-        assert isinstance(results[0], DBAPIError)
-        assert results[1:] == [2, 3]
-
-    in_loop(main())
-    assert scene.agree() == [2, 3]
 
 
 def test_on_uvloop(scene: Scene) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from dualwrite.errors import (
     FencedError,
     NestedTransactionError,
     PoolTimeoutError,
-    StateTableMissingError,
     WriterClosedError,
 )
 from dualwrite.outages import database_at
@@ -91,20 +89,6 @@ def test_pools_of_one_prefix_use_different_ids(scene: Scene) -> None:
         results = threads.map(lambda number: (first, second)[number % 2].run(both, scene, number), range(60))
         assert list(results) == list(range(60))
     assert scene.agree() == list(range(60))
-
-
-@pytest.mark.slow
-@every_database
-def test_closing_releases_the_ids(scene: Scene) -> None:
-    with open_pool(scene) as first, open_pool(scene) as second:
-        first.run(both, scene, 1)
-        first.close()
-        with open_pool(scene, size=3) as third:
-            assert set(third.transactional_ids) == ids(scene, 1, 2, 5)
-            assert set(second.transactional_ids) == ids(scene, 3, 4)
-            third.run(both, scene, 2)
-    assert leases(scene) == []
-    assert scene.agree() == [1, 2]
 
 
 # RocksDB has one process; for the others, processes that start at once show the same
@@ -208,24 +192,6 @@ def test_an_id_used_without_a_lease_is_not_recovered(scene: Scene) -> None:
     assert scene.agree() == list(range(number))
 
 
-@pytest.mark.slow
-def test_pools_killed_repeatedly(scene: Scene) -> None:
-    """Nobody runs `dualwrite recover`: the pools that live do it, and the ids are used again."""
-    with open_pool(scene, size=1, options=SHORT) as pool:
-        dead = []
-        for first in range(0, 2000, 1000):
-            dead.append(pool_worker(scene, first, 1000, LEASE="1"))
-            dead[-1].wait_for("told")
-            time.sleep(0.3)
-            dead[-1].kill()
-            pool.run(both, scene, 10_000 + first)
-        until(lambda: {each.transactional_id for each in leases(scene)} == ids(scene, 1), "all ids are recovered")
-        found = set(scene.agree())
-        assert all(reported_committed(process) <= found for process in dead)
-    with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
-        assert recoverer.pending(prefix=scene.transactional_id) == ()
-
-
 # --- processes that are paused ------------------------------------------------------------------------------------------------
 
 
@@ -302,22 +268,6 @@ def test_a_pool_whose_leases_were_taken_uses_other_ids(scene: Scene) -> None:
     assert leases(scene) == []
 
 
-@pytest.mark.slow
-def test_a_writer_without_a_lease_keeps_its_claimed_id(scene: Scene) -> None:
-    """The pool uses another one: it does not take the id back from it."""
-    name = f"{scene.transactional_id}.1"
-    with open_pool(scene, size=1, options=SHORT) as pool:
-        pool.run(both, scene, 1)
-        with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=name) as writer:
-            write_until(pool, scene, lambda: set(pool.transactional_ids) == ids(scene, 2), iter(range(100, 10_000)))
-            with writer.transaction() as tx:
-                both(tx, scene, 2)
-            pool.run(both, scene, 3)
-            with writer.transaction() as tx:
-                both(tx, scene, 4)
-    assert {1, 2, 3, 4} <= set(scene.agree())
-
-
 # --- the database is away -----------------------------------------------------------------------------------------------------
 
 
@@ -354,15 +304,6 @@ def test_a_pool_that_could_not_renew_its_leases_continues(scene: Scene, taken: b
             until(lambda: not any(each.has_ended for each in leases(scene)), "the leases are renewed")
             until(lambda: "answers again" in caplog.text, "the end of the outage is logged")
     assert {1, *([2] if taken else [])} < set(scene.agree())
-
-
-def test_a_database_without_the_lease_table(tmp_path: Any) -> None:
-    url = f"sqlite:///{tmp_path / 'older.db'}"
-    migration.upgrade(url)
-    with sqlite3.connect(tmp_path / "older.db") as connection:
-        connection.execute("DROP TABLE kafka_transaction_lease")
-    with pytest.raises(StateTableMissingError, match=r"kafka_transaction_lease.*missing(.|\n)*db upgrade"):
-        dualwrite.create_pool(url, kafka="nowhere:1", prefix="shop")
 
 
 # --- another size -------------------------------------------------------------------------------------------------------------

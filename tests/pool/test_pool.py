@@ -11,13 +11,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from psycopg_pool import ConnectionPool
 
 import dualwrite
 from crash.databases import DATABASES
 from crash.scene import Scene
-from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction
 from dualwrite.errors import (
     ConfigurationError,
@@ -28,7 +25,6 @@ from dualwrite.errors import (
     WriterClosedError,
 )
 from dualwrite.pool.calls import Call
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
 from fixtures.pace import LIMIT, done, happened, limit
@@ -47,14 +43,6 @@ def test_the_default_time_limits_suit_a_request(scene: Scene) -> None:
 
 
 # --- what a caller gets -----------------------------------------------------------------------------------------------------
-
-
-@every_database
-def test_many_threads_get_their_results(scene: Scene) -> None:
-    with open_pool(scene) as pool, ThreadPoolExecutor(16) as threads:
-        results = list(threads.map(lambda number: pool.run(both, scene, number), range(80)))
-    assert results == list(range(80))
-    assert scene.agree() == list(range(80))
 
 
 @both_producers
@@ -96,43 +84,6 @@ def test_a_group_whose_units_all_fail_commits_nothing(scene: Scene) -> None:
                 future.result()
         pool.run(both, scene, 4)
     assert scene.agree() == [4]
-
-
-def test_units_see_what_the_units_before_them_wrote(scene: Scene) -> None:
-    def count(tx: Transaction) -> int:
-        both(tx, scene, number := len(_rows(tx, scene)))
-        return number
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, count, partial(then_raise, scene=scene, number=99, error=ValueError()), count, count)
-        assert [future.result() for future in (futures[0], *futures[2:])] == [0, 1, 2]
-
-
-def _rows(tx: Transaction, scene: Scene) -> list[int]:
-    query = sa.text("SELECT number FROM events WHERE writer = :w")
-    return list(tx.db.scalars(query, {"w": scene.transactional_id}))
-
-
-def test_a_failed_statement_is_raised_to_its_caller(scene: Scene) -> None:
-    with open_pool(scene) as pool:
-        futures = grouped(
-            pool,
-            partial(both, scene=scene, number=1),
-            lambda tx: tx.db.execute(sa.text("SELECT nothing")),
-            partial(both, scene=scene, number=2),
-        )
-        with pytest.raises(sa.exc.ProgrammingError):
-            futures[1].result()
-    assert scene.agree() == [1, 2]
-
-
-def test_sys_exit_in_a_unit_is_raised_to_its_caller(scene: Scene) -> None:
-    """`sys.exit()` in a unit must not end a thread of the pool."""
-    with open_pool(scene, size=1) as pool:
-        with pytest.raises(SystemExit):
-            pool.run(then_raise, scene, 1, SystemExit(3))
-        assert pool.run(both, scene, 2) == 2
-    assert scene.agree() == [2]
 
 
 def test_a_unit_runs_in_the_context_of_its_caller(scene: Scene) -> None:
@@ -195,23 +146,6 @@ def test_the_name_of_a_call_of_a_partial() -> None:
 
 
 # --- ordering -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_units_with_one_key_keep_their_order(scene: Scene) -> None:
-    """Also over groups that are committed at the same time by different writers."""
-    keys, count = 5, 30
-    with open_pool(scene, size=4, options=PoolOptions(group_units=3, timeout=LIMIT)) as pool:
-        futures = [
-            pool.with_options(key=key).submit(_numbered, scene, key, number) for number in range(count) for key in range(keys)
-        ]
-        for future in futures:
-            done(future)
-    found: dict[int, list[int]] = {}
-    for message in read_committed(scene.settings, scene.topic):
-        key, number = map(int, (message.value or b"").split(b":"))
-        found.setdefault(key, []).append(number)
-    assert found == {key: list(range(count)) for key in range(keys)}
 
 
 def test_a_done_callback_that_fails_changes_nothing_for_other_callers(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -291,21 +225,6 @@ def test_an_error_of_a_key_is_raised_in_its_call_only(scene: Scene) -> None:
     assert scene.agree() == [1, 4, 5]
 
 
-def _numbered(tx: Transaction, scene: Scene, key: int, number: int) -> None:
-    time.sleep(0.001 * (number % 3))
-    tx.send(scene.topic, f"{key}:{number}", partition=0)
-
-
-def test_a_cancelled_call_releases_its_key(scene: Scene) -> None:
-    with open_pool(scene, size=1) as pool:
-        keyed = pool.with_options(key="customer")
-        with held(pool):
-            cancelled = [keyed.submit(both, scene, number) for number in range(3)]
-            assert all(future.cancel() for future in cancelled)
-        assert keyed.run(both, scene, 3) == 3
-    assert scene.agree() == [3]
-
-
 # --- limits -------------------------------------------------------------------------------------------------------------------
 
 
@@ -333,16 +252,16 @@ def test_a_unit_that_has_started_is_waited_for(scene: Scene, monkeypatch: pytest
         return both(tx, scene, 1)
 
     with open_pool(scene) as pool:
-        submit = pool._submitter.submit
+        bound = pool.with_options(timeout=0.1)
+        submit = bound._submit
 
-        def submit_and_wait(*arguments: Any, **more: Any) -> Any:
+        def submit_and_wait(*arguments: Any, **more: Any) -> None:
             """The time limit begins when the unit has begun."""
-            future = submit(*arguments, **more)
+            submit(*arguments, **more)
             happened(begun)
-            return future
 
-        monkeypatch.setattr(pool._submitter, "submit", submit_and_wait)
-        assert pool.with_options(timeout=0.1).run(slow) == 1
+        monkeypatch.setattr(bound, "_submit", submit_and_wait)
+        assert bound.run(slow) == 1
         with pytest.raises(TimeoutError, match="mine"):
             pool.run(then_raise, scene, 2, TimeoutError("mine"))
     assert scene.agree() == [1]
@@ -517,27 +436,3 @@ def test_separate_transactions_beside_groups(scene: Scene) -> None:
         with pytest.raises(ValueError, match="no"), pool.transaction() as tx:
             then_raise(tx, scene, 99, ValueError("no"))
     assert scene.agree() == list(range(60))
-
-
-# --- psycopg ------------------------------------------------------------------------------------------------------------------
-
-
-def test_units_on_psycopg_connections(scene: Scene) -> None:
-    """`tx.db` is the user's own psycopg connection."""
-
-    def unit(tx: Transaction, number: int) -> int:
-        tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
-        tx.send(scene.topic, str(number))
-        if number % 3 == 0:
-            tx.db.execute("SELECT nothing")
-        return number
-
-    with (
-        ConnectionPool(scene.url.replace("+psycopg", ""), max_size=4, open=True) as connections,
-        SqlStateStore.from_psycopg(connections) as store,
-        dualwrite.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, timeouts=timeouts()) as pool,
-    ):
-        futures = grouped(pool, *(partial(unit, number=number) for number in range(30)))
-        failed = [number for number, future in enumerate(futures) if future.exception() is not None]
-    assert failed == list(range(0, 30, 3))
-    assert scene.agree() == [number for number in range(30) if number % 3]

@@ -103,10 +103,10 @@ def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str
 def test_a_process_that_dies_in_a_group_of_coroutines(scene: Scene, database: str, point: str) -> None:
     """Half of the units are coroutines."""
     del database
-    dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill", module="pool.aio_worker")
+    dies = pool_worker(scene, 0, UNITS, f"{point}#4=kill", HANDLE="aio")
     dies.killed()
     kept = assert_reports_true(scene, dies)
-    last = pool_worker(scene, UNITS, UNITS, module="pool.aio_worker")
+    last = pool_worker(scene, UNITS, UNITS, HANDLE="aio")
     last.wait_for("closed")
     assert last.end() == 0
     assert set(scene.agree()) == {*kept, *range(UNITS, 2 * UNITS)}
@@ -124,7 +124,7 @@ def test_a_process_with_coroutines_that_is_paused_while_its_ids_are_recovered(sc
     """When it resumes, the callers of its current group get the error, and nothing changes; the pool reopens its ids."""
     del database
     # another writer might be inside its COMMIT, and keep its row locked
-    zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", module="pool.aio_worker", SIZE="1")
+    zombie = pool_worker(scene, 0, UNITS, f"{point}#4=stop", HANDLE="aio", SIZE="1")
     zombie.wait_until_stopped()
     before = assert_reports_true(scene)
     with open_pool(scene) as pool:

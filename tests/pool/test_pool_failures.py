@@ -183,21 +183,6 @@ def test_a_message_that_cannot_be_sent_is_raised_to_its_caller(scene: Scene, top
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"])
-def test_a_unit_cannot_end_the_transaction_of_its_group(scene: Scene) -> None:
-    def ends(tx: Transaction) -> None:
-        both(tx, scene, 2)
-        tx.db.commit()
-
-    with open_pool(scene) as pool:
-        futures = grouped(pool, partial(both, scene=scene, number=1), ends, partial(both, scene=scene, number=3))
-        assert [futures[0].result(), futures[2].result()] == [1, 3]
-        with pytest.raises(dualwrite.TransactionControlError):
-            futures[1].result()
-    assert scene.agree() == [1, 3]
-
-
 def test_units_do_not_rerun_after_one_has_ended_the_transaction(scene: Scene) -> None:
     """What they wrote is committed without messages: running them again would write it twice."""
     runs: list[int] = []

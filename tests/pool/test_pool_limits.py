@@ -25,7 +25,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, happened, limit, until
-from pool.aio_scene import in_loop, opened
+from pool.aio_scene import in_loop
 from pool.pool_scene import both, grouped, held, open_pool
 
 
@@ -262,19 +262,6 @@ def test_savepoints_in_units_count(scene: Scene, unit: Callable[..., None], care
 
 async def here(tx: aio.AsyncTransaction, scene: Scene, number: int) -> None:
     tx.send(scene.topic, str(number))
-
-
-def test_the_timeout_applies_to_coroutines(scene: Scene) -> None:
-    async def main() -> None:
-        async with opened(scene, size=2) as pool:
-            async with pool.transaction(), pool.transaction():
-                for unit in (both, here):
-                    with pytest.raises(PoolTimeoutError, match="a transaction of its own"):
-                        await pool.with_options(timeout=0.1).run(unit, scene, 1)
-            assert await pool.run(both, scene, 2) == 2
-
-    in_loop(main())
-    assert scene.agree() == [2]
 
 
 @pytest.mark.slow

@@ -229,9 +229,10 @@ def test_several_writers_are_opened_side_by_side_and_one_of_them_is_refused(
             return opened(name)
 
         pool._upkeep._open_writer = open_writer
-        pool._upkeep.want(5)
+        pool._scaler.wanted = 5
+        pool._writers.changed.set()
         until(lambda: any("stays at 4 writers" in record.getMessage() for record in caplog.records))
-        assert pool.size == pool._upkeep.wanted == 4
+        assert pool.size == pool._scaler.wanted == 4
         assert refused[0] not in pool.transactional_ids
         pool._upkeep._open_writer = opened
         with ExitStack() as open_ones:

@@ -587,8 +587,8 @@ PROMISES: Final = (
     Removal(
         "a call with a key runs after one that was set aside",
         "pool/group.py",
-        " or (call.key is not None and any(call.key == other.key for other in self._aside))",
-        "",
+        "is_behind = call.key is not None and any(call.key == other.key for other in self._aside)",
+        "is_behind = False",
         ("pool/test_units_are_isolated.py::test_units_with_a_key_keep_their_order_beside_one_that_runs_alone",),
     ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
@@ -714,7 +714,7 @@ PROMISES: Final = (
     Removal(
         "B5 a group whose first statement finds the fence gone has not begun",
         "pool/group.py",
-        "                self._has_begun = False  # the transaction begins with the units' first statement, or here\n",
+        "            self._has_begun = False  # the transaction begins with the units' first statement, or here\n",
         "",
         ("pool/test_fencing.py::test_units_of_a_writer_that_was_fenced_after_it_has_just_committed",),
     ),

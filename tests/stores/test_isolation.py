@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import product
 from typing import Any
 
 import psycopg
@@ -20,13 +19,10 @@ from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnk
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.proxy import Link, TcpProxy
-from fixtures.pace import LIMIT, happened
-from fixtures.tiers import thinned
+from fixtures.pace import LIMIT
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 SNAPSHOTS = (REPEATABLE_READ, SERIALIZABLE)
-COMMIT = b"COMMIT\0"
 
 Open = Callable[[str], SqlStateStore]
 
@@ -238,41 +234,6 @@ def test_many_writers_that_conflict_constantly(open_store: Open, level: str) -> 
 
 
 # --- a server that restarts in COMMIT -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("level", "when"),
-    thinned(
-        product(LEVELS, ["before", "answered"]), kept=[*zip(LEVELS, ["answered", "before", "answered"], strict=True)], quick=[]
-    ),
-)
-def test_a_server_restarted_in_commit(own_postgres_server: PostgresServer, level: str, when: Any) -> None:
-    """`pg_ctl restart -m fast`; no answer comes, and the row shows the outcome."""
-    server = own_postgres_server
-    migration.upgrade(server.url)
-    with TcpProxy("127.0.0.1", server.port) as proxy:
-        engine = sa.create_engine(server.url_at(proxy.port), isolation_level=level)
-        store = SqlStateStore(engine, lock_timeout=LIMIT)
-        user_metadata.create_all(engine)
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = store.begin(claim)
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-        transaction.record(STATE, generation=0, transaction_number=1)
-
-        is_down = threading.Event()
-
-        def shut_down(link: Link) -> None:
-            server.stop()
-            link.cut()
-            is_down.set()
-
-        proxy.on_client_bytes(COMMIT, shut_down, when=when)
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        happened(is_down)
-        server.start()  # here: it ends with the thread that starts it
-        assert_outcome(store, claim, committed=when == "answered")
-        engine.dispose()
 
 
 @pytest.mark.slow

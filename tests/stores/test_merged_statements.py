@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
-from psycopg_pool import ConnectionPool
 from sqlalchemy import event, insert
 from store_scene import ID, STATE, assert_nothing_is_checked_out, first_claim, orders, rows, user_metadata
 
-from dualwrite.errors import FencedError, StateTableMissingError, StoreUnavailableError, TransactionControlError
+from dualwrite.errors import FencedError, StoreUnavailableError, TransactionControlError
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import Link, TcpProxy
@@ -83,13 +80,6 @@ def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore,
     transaction.commit()
     assert rows(proxied_store.engine) == 0
     assert proxied_store.read_claimed(claim).prepared_state == STATE
-
-
-def test_a_fenced_group_leaves_nothing_open(postgres_store: SqlStateStore, claim: Claim) -> None:
-    postgres_store.claim(ID, "tests", timeout=LIMIT)
-    with pytest.raises(FencedError):
-        postgres_store.begin_group(claim)
-    assert_nothing_is_checked_out(postgres_store)
 
 
 # --- what keeps the two apart -------------------------------------------------------------------------------------------------
@@ -228,51 +218,23 @@ def test_the_reason_cannot_be_looked_up(proxied_store: SqlStateStore, postgres_p
     assert rows(postgres_store.engine) == 0
 
 
-def test_a_table_that_is_missing(postgres_store: SqlStateStore, claim: Claim) -> None:
-    with postgres_store.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE kafka_transaction_state RENAME TO elsewhere")
-    with pytest.raises(StateTableMissingError):
-        postgres_store.begin(claim)
-    assert_nothing_is_checked_out(postgres_store)
-
-
 def test_connections_that_died_in_the_pool(postgres_store: SqlStateStore, claim: Claim) -> None:
     """All of them are replaced: the first attempt meets one, SQLAlchemy's meets another and drops the rest."""
-    connections = [postgres_store.engine.connect() for _ in range(4)]
-    pids = [connection.scalar(sa.text("SELECT pg_backend_pid()")) for connection in connections]
-    for connection in connections:
-        connection.close()
-    with psycopg.connect(postgres_store.engine.url.render_as_string(False).replace("+psycopg", "")) as killer:
-        for pid in pids:
-            killer.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    def kill_them() -> None:
+        connections = [postgres_store.engine.connect() for _ in range(4)]
+        pids = [connection.scalar(sa.text("SELECT pg_backend_pid()")) for connection in connections]
+        for connection in connections:
+            connection.close()
+        with psycopg.connect(postgres_store.engine.url.render_as_string(False).replace("+psycopg", "")) as killer:
+            for pid in pids:
+                killer.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    kill_them()
     recorded_at_commit(postgres_store, claim).commit()
+    kill_them()
+    assert postgres_store.read_claimed(claim).prepared_state == STATE
     assert rows(postgres_store.engine) == 1
 
 
 # --- on psycopg connections ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["pool", "connection", "function"])
-def psycopg_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[SqlStateStore]:
-    address = postgres_url.replace("+psycopg", "")
-    if request.param == "pool":
-        with ConnectionPool(address, max_size=4, open=True) as pool, SqlStateStore.from_psycopg(pool) as store:
-            yield store
-    elif request.param == "connection":
-        with closing(psycopg.connect(address)) as connection, SqlStateStore.from_psycopg(connection) as store:
-            yield store
-    else:
-        with SqlStateStore.from_psycopg(lambda: psycopg.connect(address)) as store:
-            yield store
-
-
-def test_on_psycopg_connections(psycopg_store: SqlStateStore) -> None:
-    user_metadata.create_all(psycopg_store.engine)
-    claim = psycopg_store.claim(ID, "tests", timeout=LIMIT)
-    for number in range(1, 4):
-        transaction = psycopg_store.begin(claim)
-        transaction.handle.execute("INSERT INTO orders VALUES (%s, 'chair')", (number,))
-        transaction.record_at_commit(STATE, generation=0, transaction_number=number)
-        transaction.commit()
-    assert psycopg_store.read_claimed(claim).transaction_number == 3
-    assert rows(psycopg_store.engine) == 3

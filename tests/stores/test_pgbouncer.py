@@ -342,18 +342,6 @@ def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgr
         assert_outcome(store, claim, committed=when == "answered")
 
 
-def test_a_backend_terminated_in_the_transaction_behind_pgbouncer(bounced: SqlStateStore) -> None:
-    claim = bounced.claim(ID, "tests", timeout=LIMIT)
-    transaction = recorded(bounced, claim)
-    pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
-    with bounced.engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
-    with pytest.raises(StoreCommitUnknownError):
-        transaction.commit()
-    transaction.rollback()
-    assert_outcome(bounced, claim, committed=False)
-
-
 @pytest.mark.slow
 def test_a_server_restarted_between_transactions(program: Program, own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
@@ -370,17 +358,3 @@ def test_a_server_restarted_between_transactions(program: Program, own_postgres_
 
 
 # --- the server of these tests ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_pgbouncer_can_be_paused_and_leaves_nothing_behind(program: Program, postgres_server: PostgresServer) -> None:
-    with PgBouncer(postgres_server, program=program) as bouncer:
-        folder = bouncer._folder
-        assert folder is not None
-        bouncer.pause()
-        with pytest.raises(psycopg.OperationalError, match="timeout"):
-            psycopg.connect(bouncer.url.replace("+psycopg", ""), connect_timeout=2)
-        bouncer.resume()
-        psycopg.connect(bouncer.url.replace("+psycopg", "")).close()
-        bouncer.pause()
-    assert not folder.exists()

@@ -25,7 +25,6 @@ from dualwrite import migration
 from dualwrite.errors import (
     ConcurrentUseError,
     ConfigurationError,
-    FencedError,
     StoreCommitFailedError,
     StoreCommitUnknownError,
     StoreError,
@@ -114,8 +113,10 @@ def test_transactions_commit_and_roll_back(any_source: SqlStateStore, dsn: str) 
     store = any_source
     store.check()
     claim = claim_of(store)
-    for number in (1, 2):
-        recorded(store, claim, number).commit()
+    for number, record in enumerate(("record", "record_at_commit"), 1):
+        transaction = written(store, claim, number)
+        getattr(transaction, record)(STATE, generation=0, transaction_number=number)
+        transaction.commit()
         row = store.read_claimed(claim)
         assert (row.prepared_state, row.transaction_number) == (STATE, number)
     recorded(store, claim, 3).rollback()
@@ -148,20 +149,6 @@ def test_a_failing_listener_leaves_the_source_usable(any_source: SqlStateStore, 
         transaction.commit()
         assert isinstance(transaction.after_commit_error, ZeroDivisionError)
     assert any_source.read_claimed(claim).transaction_number == 2
-
-
-def test_a_claim_waits_for_the_transaction_and_fences_it(any_source: SqlStateStore, dsn: str) -> None:
-    store = any_source
-    claim = claim_of(store)
-    transaction = written(store, claim)
-    with SqlStateStore.from_url(dsn.replace("postgresql://", "postgresql+psycopg://")) as rival:
-        rival.claim(ID, "rival", timeout=LIMIT)
-    with pytest.raises(FencedError, match="rival"):
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
-    with pytest.raises(FencedError):
-        store.begin(claim)
-    assert count(dsn) == 0
 
 
 def test_a_failed_commit_leaves_the_source_usable(any_source: SqlStateStore, dsn: str) -> None:
@@ -304,19 +291,6 @@ def test_settings_of_the_users_connection_are_kept(dsn: str) -> None:
         assert connection.row_factory is dict_row
         assert len(connection._notice_handlers) == 1
     assert connection.closed
-
-
-@pytest.mark.parametrize("level", list(psycopg.IsolationLevel))
-def test_the_isolation_level_of_the_connection_is_used(dsn: str, level: psycopg.IsolationLevel) -> None:
-    with psycopg.connect(dsn) as connection, SqlStateStore.from_psycopg(connection) as store:
-        connection.isolation_level = level
-        claim = claim_of(store)
-        transaction = written(store, claim)
-        (shown,) = transaction.handle.execute("SHOW transaction_isolation").fetchone()
-        assert shown.upper().replace(" ", "_") == level.name
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
-        assert connection.isolation_level is level
 
 
 def test_operations_allowed_in_a_block(mine: SqlStateStore, dsn: str) -> None:

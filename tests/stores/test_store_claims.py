@@ -38,18 +38,6 @@ def test_a_claim_times_out_and_names_the_blocker(store: SqlStateStore, rival: Sq
     assert rival.claim(ID, "theirs", timeout=LIMIT).fence == 2
 
 
-def test_a_claim_does_not_wait_for_a_transaction_that_has_not_recorded(
-    postgres_store: SqlStateStore,
-) -> None:
-    first = postgres_store.claim(ID, "ours", timeout=LIMIT)
-    transaction = postgres_store.begin(first)
-    assert postgres_store.claim(ID, "theirs", timeout=LIMIT).fence == 2
-    with pytest.raises(FencedError):
-        transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
-    assert_nothing_is_checked_out(postgres_store)
-
-
 def test_a_claim_names_the_holder_of_a_table_lock(postgres_store: SqlStateStore) -> None:
     with postgres_store.engine.connect() as connection:
         pid = connection.scalar(sa.text("SELECT pg_backend_pid()"))
@@ -95,13 +83,6 @@ def test_an_interrupt_at_the_start_of_a_claim_is_raised_unchanged(
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_survives_a_broken_connection(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1
-    postgres_proxy.on_client_bytes(b"UPDATE public.kafka_transaction_state", lambda link: link.cut(), times=2)
-    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 2
-    assert_nothing_is_checked_out(proxied_store)
-
-
 def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
 ) -> None:
@@ -114,14 +95,3 @@ def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
     postgres_proxy.on_client_bytes(b"UPDATE public.kafka_transaction_state", claim_meanwhile)
     with pytest.raises(FencedError):
         proxied_store.claim(ID, "ours", timeout=LIMIT, expected_fence=first.fence)
-
-
-@pytest.mark.slow
-def test_a_claim_gives_up_on_an_unreachable_database(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    postgres_proxy.refuse()
-    with pytest.raises(StoreUnavailableError) as caught:
-        proxied_store.claim(ID, "ours", timeout=1)
-    assert "--url" in caught.value.next_step
-    assert "DUALWRITE_DATABASE_URL" in caught.value.next_step
-    postgres_proxy.refuse(refusing=False)
-    assert proxied_store.claim(ID, "ours", timeout=LIMIT).fence == 1

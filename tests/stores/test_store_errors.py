@@ -62,6 +62,7 @@ def test_an_unreachable_server(driver: str, call: str) -> None:
         text = str(pickle.loads(pickle.dumps(caught.value)))
         assert f"{driver}://me:***@127.0.0.1:1/db" in text
         assert "--url" in text
+        assert "DUALWRITE_DATABASE_URL" in text
         assert "s3cret" not in text
         assert caught.value.retriable
         assert_nothing_is_checked_out(store)

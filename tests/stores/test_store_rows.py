@@ -5,16 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-import sqlalchemy as sa
 from store_scene import ID, STATE, assert_nothing_is_checked_out
 
-from dualwrite.errors import ClaimTimeoutError, NotResolvedError, StoredStateError, StoreUnavailableError
+from dualwrite.errors import NotResolvedError, StoredStateError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.tables import state_table
-from dualwrite.testing.proxy import TcpProxy
-from fixtures.pace import LIMIT
 
 LOST = LostTransaction(LostKind.LOST, STATE, 0, datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC))
 UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, datetime(2026, 11, 21, 11, tzinfo=UTC))
@@ -26,31 +23,6 @@ def recorded(store: SqlStateStore, claim: Claim) -> Claim:
     transaction.record(STATE, generation=0, transaction_number=1)
     transaction.commit()
     return claim
-
-
-def test_a_generation_without_an_answer_is_skipped(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
-    postgres_proxy.on_client_bytes(b"COMMIT\0", lambda link: link.cut(), when="answered")
-    assert proxied_store.acquire_generation(claim, ProducerKind.LIBRDKAFKA) == 2
-
-
-def test_recording_a_resolution_gives_up_on_an_unreachable_database(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
-) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
-    postgres_proxy.refuse()
-    postgres_proxy.cut()
-    with pytest.raises(StoreUnavailableError):
-        proxied_store.record_resolution(claim, Resolution(clear_state=True))
-
-
-def test_recording_a_resolution_waits_for_a_lock_until_its_timeout(postgres_url: str) -> None:
-    with SqlStateStore.from_url(postgres_url, lock_timeout=0.3) as store:
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        with store.engine.connect() as connection:
-            connection.execute(sa.select(state_table).with_for_update())
-            with pytest.raises(ClaimTimeoutError, match="resolving"):
-                store.record_resolution(claim, Resolution(clear_state=True))
 
 
 def test_a_producer_kind_unknown_to_this_release(store: SqlStateStore, claim: Claim) -> None:

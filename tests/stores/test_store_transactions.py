@@ -17,43 +17,7 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.tables import state_table
-from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
-
-
-def test_after_a_failed_statement_rollback_still_works(store: SqlStateStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    with pytest.raises(sa.exc.DBAPIError):
-        transaction.handle.execute(sa.text("SELECT * FROM nowhere"))
-    transaction.rollback()
-    assert_nothing_is_checked_out(store)
-    store.begin(claim).rollback()
-
-
-def test_a_newer_claim_is_found_when_the_state_is_recorded(postgres_store: SqlStateStore) -> None:
-    claim = postgres_store.claim(ID, "ours", timeout=LIMIT)
-    transaction = postgres_store.begin(claim)
-    postgres_store.claim(ID, "theirs", timeout=LIMIT)
-    with pytest.raises(FencedError) as caught:
-        transaction.record(STATE, generation=0, transaction_number=1)
-    assert (caught.value.fence, caught.value.current_fence, caught.value.current_owner) == (1, 2, "theirs")
-    transaction.rollback()
-    assert postgres_store.read(ID).prepared_state is None  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_newer_claim_is_found_under_a_snapshot(postgres_url: str, isolation: str) -> None:
-    engine = sa.create_engine(postgres_url, isolation_level=isolation)  # type: ignore[arg-type]  # a literal to mypy
-    store = SqlStateStore(engine)
-    claim = store.claim(ID, "ours", timeout=LIMIT)
-    transaction = store.begin(claim)
-    store.claim(ID, "theirs", timeout=LIMIT)
-    with pytest.raises(FencedError) as caught:
-        transaction.record(STATE, generation=0, transaction_number=1)
-    assert caught.value.current_owner == "theirs"
-    transaction.rollback()
-    assert_nothing_is_checked_out(store)
-    engine.dispose()
 
 
 def test_a_deleted_row(store: SqlStateStore, claim: Claim) -> None:
@@ -78,22 +42,6 @@ def test_an_interrupt_while_opening_leaves_nothing_open(
             store.begin(claim)
     assert_nothing_is_checked_out(store)
     store.begin(claim).rollback()
-
-
-@pytest.mark.slow
-def test_a_dead_connection_in_the_pool_is_replaced_silently(
-    own_postgres_server: PostgresServer,
-) -> None:
-    from dualwrite import migration  # noqa: PLC0415
-
-    migration.upgrade(own_postgres_server.url)
-    with SqlStateStore.from_url(own_postgres_server.url) as store:
-        claim = store.claim(ID, "ours", timeout=LIMIT)
-        own_postgres_server.restart()
-        store.begin(claim).rollback()
-        own_postgres_server.restart()
-        assert store.read_claimed(claim).fence == 1
-        assert_nothing_is_checked_out(store)
 
 
 # --- the user's own engine ------------------------------------------------------------------------------------------------
@@ -176,15 +124,6 @@ def test_the_session_writes_in_the_same_transaction(store: SqlStateStore, claim:
     assert sa.inspect(order).detached
 
 
-def test_the_session_rolls_back_with_the_transaction(store: SqlStateStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    transaction.session.add(Order(id=1, item="chair"))
-    transaction.session.flush()
-    transaction.rollback()
-    assert rows(store.engine, Order) == 0
-    assert_nothing_is_checked_out(store)
-
-
 def test_savepoints_of_the_session(store: SqlStateStore, claim: Claim) -> None:
     transaction = store.begin(claim)
     session = transaction.session
@@ -206,24 +145,17 @@ def _clash(session: Any) -> None:
     session.add(Order(id=1, item="chair again"))
 
 
-def test_an_error_in_flush_is_raised_and_rollback_works(store: SqlStateStore, claim: Claim) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_error_in_flush_is_raised_and_rollback_works(store: SqlStateStore, claim: Claim, recorded: bool) -> None:
+    """By the user's own flush, or by that of `record`."""
     transaction = store.begin(claim)
     _clash(transaction.session)
     with pytest.raises(IntegrityError):
-        transaction.session.flush()
-    transaction.rollback()
-    assert rows(store.engine, Order) == 0
-    assert_nothing_is_checked_out(store)
-
-
-def test_an_error_in_the_flush_of_record_is_raised(store: SqlStateStore, claim: Claim) -> None:
-    transaction = store.begin(claim)
-    _clash(transaction.session)
-    with pytest.raises(IntegrityError):
-        transaction.record(STATE, generation=0, transaction_number=1)
+        transaction.record(STATE, generation=0, transaction_number=1) if recorded else transaction.session.flush()
     transaction.rollback()
     assert rows(store.engine, Order) == 0
     assert store.read_claimed(claim).prepared_state is None
+    assert_nothing_is_checked_out(store)
 
 
 def test_a_failed_flush_that_was_swallowed_is_not_committed(store: SqlStateStore, claim: Claim) -> None:

@@ -92,19 +92,6 @@ def test_migrations_run_from_the_installed_package(installed: Installation) -> N
     assert installed.run("python", "-c", program).strip() == str(installed.packages / "dualwrite" / "_migrations")
 
 
-@pytest.mark.soak  # in CI: the two tests at the end; test_migration.py shows the commands
-def test_the_commands(installed: Installation, url: str) -> None:
-    newest = migration.newest()
-    assert installed.db("current", url) == f"none (newest: {newest})\n"
-    assert installed.db("upgrade", url, "--revision", newest) == f"Upgraded from nothing to {newest}.\n"
-    assert installed.db("upgrade", url) == f"Already at revision {newest}.\n"
-    assert installed.db("current", url) == f"{newest} (newest: {newest})\n"
-    assert "CREATE TABLE kafka_transaction_state (" in installed.db("sql", url)
-    assert "dropped" in installed.db("downgrade", url, "--revision", "base", "--yes")
-    assert installed.db("upgrade", url) == f"Upgraded from nothing to {newest}.\n"
-    assert migration.current(url) == newest
-
-
 def test_a_store_without_a_table(installed: Installation) -> None:
     assert "Nothing to migrate" in installed.db("upgrade", "zookeeper://nowhere:2181/app")
     assert "Nothing to migrate" in installed.run("dualwrite", "db", "sql", "--url", "zookeeper://nowhere:2181/app", code=1)

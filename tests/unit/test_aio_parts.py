@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from dualwrite import PoolOptions, Topic, Transaction, aio
-from dualwrite.aio.async_transaction import UnsentMessages
+from dualwrite.aio.async_transaction import send_unsent
 from dualwrite.aio.coroutine_threads import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
-from dualwrite.pool.calls import Call, WaitingCalls
+from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
 from dualwrite.pool.pool import BoundPool
 from dualwrite.pool.pool_ids import FixedIds
-from dualwrite.pool.workers import Submitter
 from dualwrite.pool.writers import Writers
 from fixtures.pace import LIMIT
 from fixtures.tables import table
@@ -49,11 +48,10 @@ class Sent:
         self.values += [message.value for message in messages]
 
 
-def coroutine_transaction(sent: Sent) -> tuple[aio.AsyncTransaction, UnsentMessages]:
+def coroutine_transaction(sent: Sent) -> aio.AsyncTransaction:
     transaction: Any = sent
     thread: Any = SimpleNamespace(check=lambda: None)
-    unsent = UnsentMessages(transaction)
-    return aio.AsyncTransaction(Transaction(transaction), thread, unsent), unsent
+    return aio.AsyncTransaction(Transaction(transaction), thread)
 
 
 def first_then(act: Callable[[], None], *values: str) -> Iterator[str]:
@@ -64,40 +62,40 @@ def first_then(act: Callable[[], None], *values: str) -> Iterator[str]:
 
 def test_a_message_made_while_the_thread_sends_the_others_is_sent_too() -> None:
     """As in the thread's `run_sync` for another task, while `send` checks its arguments."""
-    tx, unsent = coroutine_transaction(sent := Sent())
+    tx = coroutine_transaction(sent := Sent())
     tx.send("t", "1")
-    headers: Any = ((name, b"") for name in first_then(unsent.hand_over, "h"))
+    headers: Any = ((name, b"") for name in first_then(lambda: send_unsent(tx), "h"))
     tx.send("t", "2", headers=headers)
-    unsent.hand_over()
+    send_unsent(tx)
     assert sent.values == [b"1", b"2"]
 
 
 def test_messages_made_while_the_thread_sends_the_others_are_sent_once() -> None:
-    tx, unsent = coroutine_transaction(sent := Sent())
+    tx = coroutine_transaction(sent := Sent())
     tx.send("t", "1")
-    tx.send_many("t", first_then(unsent.hand_over, "2", "3", "4"))
+    tx.send_many("t", first_then(lambda: send_unsent(tx), "2", "3", "4"))
     tx.send("t", "5")
-    unsent.hand_over()
+    send_unsent(tx)
     assert sent.values == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_of_many_messages_none_is_sent_if_one_is_invalid() -> None:
-    tx, unsent = coroutine_transaction(sent := Sent())
+    tx = coroutine_transaction(sent := Sent())
     values: Any = ["1", 2]
     with pytest.raises(InvalidMessageError):
         tx.send_many("t", values)
-    unsent.hand_over()
+    send_unsent(tx)
     assert sent.values == []
 
 
 def test_after_a_message_that_could_not_be_sent_the_transaction_can_not_end_well() -> None:
     """A coroutine may catch the error of the `run_sync` that sends its messages; those behind it would be missing."""
-    tx, unsent = coroutine_transaction(sent := Sent(UnknownTopicError("no topic")))
+    tx = coroutine_transaction(sent := Sent(UnknownTopicError("no topic")))
     tx.send("typo", "1")
     tx.send("t", "2")
     for _ in range(2):
         with pytest.raises(UnknownTopicError):
-            unsent.hand_over()
+            send_unsent(tx)
     assert sent.values == []
 
 
@@ -108,7 +106,7 @@ class Calls(WaitingCalls):
     """A queue that nobody empties; it notes the keys of the calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(AloneUnits("shop"))
         self.keys: set[Hashable] = set()
 
     def put(self, call: Call) -> bool:
@@ -126,11 +124,12 @@ class Threads:
         self.waiting = Calls()
         self.open = 0
         self.sent: Any = Sent()
-        self._submitter = Submitter("shop", self.waiting, Writers("shop", FixedIds("shop")), lambda *_, **__: None)
+        self._writers = Writers("shop", FixedIds("shop"))
 
     def with_options(self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[Any]:
         limit = self.options.timeout if timeout is None else timeout
-        return BoundPool(self._submitter, key, limit, lambda _: False, alone=bool(alone))
+        options: Any = {"is_retriable": lambda _: False, "timeout": limit, "alone": bool(alone), "key": key}
+        return BoundPool(self.waiting, self._writers, lambda *_, **__: None, "shop", **options)
 
     @contextmanager
     def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:

@@ -184,7 +184,7 @@ def test_psycopg_a_view_shares_the_dict_of_its_connection() -> None:
 
 
 def test_psycopg_executes_a_statement_in_a_pipeline_that_only_collects() -> None:
-    """What `postgresql_queue` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
+    """What `postgresql_pipeline` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
     connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
     try:
         cursor = psycopg.Cursor(connection)

@@ -201,7 +201,7 @@ class AsyncWriterPool(Generic[A]):
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
-        handoff = self._new_handoff("transaction()")
+        handoff = Handoff("transaction()", self._notifier, self._pool)
         bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
         job = await self._begin(handoff, bound)
         try:
@@ -318,13 +318,13 @@ class AsyncWriterPool(Generic[A]):
 
     async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""
-        handoff = self._new_handoff(name_of(unit))
+        handoff = Handoff(name_of(unit), self._notifier, self._pool)
 
         def in_thread(transaction: Transaction[Any]) -> None:
             handoff.hand_over(transaction)
 
         in_thread.__qualname__ = name_of(unit)
-        in_thread.__wrapped__ = unit  # type: ignore[attr-defined]  # as functools.wraps does; `alone.py` looks for it
+        in_thread.__wrapped__ = unit  # type: ignore[attr-defined]  # as functools.wraps does; AloneUnits looks for it
         job = self._bound.submit(in_thread)
         job.add_done_callback(lambda _: handoff.notify())
         result: Any = None
@@ -391,9 +391,6 @@ class AsyncWriterPool(Generic[A]):
             self._loop.call_soon_threadsafe(self._threads.release)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
-
-    def _new_handoff(self, name: str) -> Handoff:
-        return Handoff(name, self._notifier, self._pool, close_timeout=self._pool.options.timeout / 2)
 
     def _check(self, what: str) -> None:
         if asyncio.get_running_loop() is not self._loop:

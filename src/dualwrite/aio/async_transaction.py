@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.state import PreparedTxnState
-from dualwrite.transaction import OpenTransaction, Transaction, opened
+from dualwrite.transaction import Transaction, opened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -25,37 +25,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class UnsentMessages:
-    """What a coroutine has sent, and its thread has not: filled in the event loop, sent in the thread.
-
-    Args:
-        transaction: The transaction in the thread.
-    """
-
-    def __init__(self, transaction: OpenTransaction) -> None:
-        self._transaction = transaction
-        self._messages: deque[Message] = deque()  # never replaced: both threads use it at the same time
-        self._error: BaseException | None = None
-        self.append = self._messages.append
-        self.extend = self._messages.extend
-
-    def hand_over(self) -> None:
-        """Send the messages collected so far. Called in the thread.
-
-        If that fails, every later call fails too: some of the messages are missing, so the transaction must not be committed.
-        """
-        if self._error is not None:
-            raise self._error
-        messages = [self._messages.popleft() for _ in range(len(self._messages))]
-        if not messages:
-            return
-        try:
-            self._transaction.send_messages(messages)
-        except BaseException as error:
-            self._error = error
-            raise
-
-
 class AsyncTransaction(Generic[A]):
     """A transaction for a coroutine: writes through `db` and messages sent by `send` become visible together, or not at all.
 
@@ -65,13 +34,13 @@ class AsyncTransaction(Generic[A]):
     Args:
         transaction: The transaction in the thread.
         thread: That thread, which serves the coroutine.
-        unsent: Where the coroutine's messages wait for the thread.
     """
 
-    def __init__(self, transaction: Transaction[Any], thread: BorrowedThread, unsent: UnsentMessages) -> None:
+    def __init__(self, transaction: Transaction[Any], thread: BorrowedThread) -> None:
         self._transaction = transaction
         self._thread = thread
-        self._unsent = unsent
+        self._unsent: deque[Message] = deque()  # never replaced: both threads use it at the same time
+        self._send_error: BaseException | None = None
         self._db: Any = None
         self._session: AsyncSession | None = None
 
@@ -176,7 +145,7 @@ class AsyncTransaction(Generic[A]):
         """
 
         def in_thread() -> T:
-            self._unsent.hand_over()
+            send_unsent(self)
             return function(self._transaction, *args, **kwargs)
 
         return await self._thread.call(in_thread)
@@ -185,3 +154,21 @@ class AsyncTransaction(Generic[A]):
 def plain(tx: AsyncTransaction[Any]) -> Transaction[Any]:
     """The transaction in the thread, behind the object that the coroutine has."""
     return tx._transaction  # noqa: SLF001  (not a property: users would see it)
+
+
+def send_unsent(tx: AsyncTransaction[Any]) -> None:
+    """Send what the coroutine has sent, and its thread has not. Called in the thread.
+
+    If that fails, every later call fails too: some of the messages are missing, so the transaction must not be committed.
+    """
+    if tx._send_error is not None:  # noqa: SLF001  (a function for the same reason as `plain`)
+        raise tx._send_error  # noqa: SLF001  (as above)
+    unsent = tx._unsent  # noqa: SLF001  (as above)
+    messages = [unsent.popleft() for _ in range(len(unsent))]
+    if not messages:
+        return
+    try:
+        opened(plain(tx)).send_messages(messages)
+    except BaseException as error:
+        tx._send_error = error  # noqa: SLF001  (as above)
+        raise

@@ -10,14 +10,26 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
-from dualwrite.aio.async_transaction import AsyncTransaction, UnsentMessages
+from dualwrite.aio.async_transaction import AsyncTransaction, send_unsent
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, WriterClosedError
-from dualwrite.transaction import Transaction, opened
+from dualwrite.pool.pool import WriterPool
+from dualwrite.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CHECK_INTERVAL: Final = 0.2
+"""Seconds between two checks whether the coroutine can still end."""
+
+GRACE: Final = 2.0
+"""Seconds within which a coroutine must end while the pool is being closed, if it was interrupted or its loop does not run."""
 
 
 class LoopNotifier:
@@ -25,13 +37,6 @@ class LoopNotifier:
 
     There, a signal handler may raise SystemExit or KeyboardInterrupt at any point. `asyncio.run` then cancels all tasks and
     waits for them, so no future may be forgotten: otherwise `through_cancellation` would wait for ever.
-
-    Args:
-        loop: The event loop.
-
-    Attributes:
-        loop: The event loop.
-        thread: The identifier of its thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,11 +69,7 @@ class LoopNotifier:
         return self.loop.create_future()
 
     async def through_cancellation(self, future: asyncio.Future[None]) -> None:
-        """Wait for something that can't be stopped; a cancellation is raised only when it is done.
-
-        Raises:
-            asyncio.CancelledError: The coroutine was cancelled in the meantime.
-        """
+        """Wait for something that can't be stopped; a cancellation is raised only when it is done."""
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
@@ -106,55 +107,27 @@ class LoopNotifier:
                 self._schedule()
 
 
-log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_CHECK_INTERVAL: Final = 0.2
-"""Seconds between two checks whether the coroutine can still end."""
-
-GRACE: Final = 2.0
-"""Seconds within which a coroutine must end while the pool is being closed, if it was interrupted or its loop does not run."""
-
-
-class Closing(Protocol):
-    """What the thread needs to know about its pool."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the pool is closed, or is being closed."""
-
-
 class BorrowedThread:
     """The current thread, in a transaction, serves one coroutine. The thread waits in `serve`; the coroutine calls the rest.
 
-    A coroutine that does not end can't block the thread forever: the thread stops serving it if the event loop is closed, or,
-    if the pool is being closed, `GRACE` seconds after interrupting the coroutine.
-
-    Args:
-        name: The coroutine's name, for messages.
-        notifier: Notifies the coroutine.
-        pool: The thread's pool.
-        close_timeout: Seconds within which the coroutine must end once the pool is being closed.
-        interrupt: Called in the event loop to ask the coroutine to end.
+    A coroutine that does not end can't block the thread forever: the thread stops serving it if the event loop is closed. If
+    the pool is being closed, the coroutine is interrupted after half of the pool's time limit, and abandoned `GRACE` seconds
+    later.
 
     Attributes:
         ident: The thread's identifier.
         is_open: Whether the coroutine can still use the thread.
     """
 
-    def __init__(
-        self, name: str, notifier: LoopNotifier, pool: Closing, *, close_timeout: float, interrupt: Callable[[], None]
-    ) -> None:
+    def __init__(self, name: str, notifier: LoopNotifier, pool: WriterPool[Any]) -> None:
         self.ident = threading.get_ident()
         self.is_open = True
         self._name = name
         self._notifier = notifier
         self._pool = pool
-        self._close_timeout = close_timeout
-        self._interrupt = interrupt
-        self._tasks: SimpleQueue[_Call | _End] = SimpleQueue()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()  # None: the coroutine has ended
+        self._error: BaseException | None = None  # what it has raised
+        self._body: asyncio.Timeout | None = None
         self._limit: Deadline | None = None
         self._is_interrupted = False
 
@@ -169,18 +142,15 @@ class BorrowedThread:
         """
         try:
             while True:
-                try:
-                    task = self._tasks.get(timeout=_CHECK_INTERVAL)
-                except Empty:
-                    self._check_coroutine()
-                    continue
-                if isinstance(task, _End):
-                    if task.error is not None:
-                        raise task.error
-                    return
-                task.run()
-                self._notifier.notify(task.done)
+                with suppress(Empty):
+                    call = self._calls.get(timeout=_CHECK_INTERVAL)
+                    if call is None:
+                        break
+                    call.run()
+                    self._notifier.notify(call.done)
                 self._check_coroutine()
+            if self._error is not None:
+                raise self._error
         finally:
             self.is_open = False
             self._refuse_remaining()
@@ -192,7 +162,7 @@ class BorrowedThread:
         if not self._pool.is_closed:
             return
         if self._limit is None:
-            self._limit = Deadline.after(self._close_timeout if loop.is_running() else GRACE)
+            self._limit = Deadline.after(self._pool.options.timeout / 2 if loop.is_running() else GRACE)
         if not self._limit.expired:
             return
         if self._is_interrupted or not loop.is_running():
@@ -213,10 +183,10 @@ class BorrowedThread:
     def _refuse_remaining(self) -> None:
         with suppress(Empty):
             while True:
-                task = self._tasks.get_nowait()
-                if isinstance(task, _Call):
-                    task.error = _has_ended()
-                    self._notifier.notify(task.done)
+                call = self._calls.get_nowait()
+                if call is not None:
+                    call.error = _has_ended()
+                    self._notifier.notify(call.done)
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
 
@@ -232,7 +202,7 @@ class BorrowedThread:
         """
         self.check()
         call = _Call(functools.partial(function, *args, **kwargs), self._notifier.new_future())
-        self._tasks.put(call)
+        self._calls.put(call)
         if not self.is_open:  # since the check
             self._refuse_remaining()
         await self._notifier.through_cancellation(call.done)
@@ -243,16 +213,34 @@ class BorrowedThread:
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that the coroutine has ended, with or without an error; the calls that were sent before are still run."""
-        self.is_open = False
-        self._tasks.put(_End(error))
+        self.is_open, self._error = False, error
+        self._calls.put(None)
 
-    def check(self) -> None:
-        """Check that the coroutine may use the transaction.
+    @asynccontextmanager
+    async def body(self) -> AsyncIterator[None]:
+        """The coroutine's code with the transaction; the thread continues at its end.
 
         Raises:
-            WriterClosedError: The coroutine has ended.
-            ConcurrentUseError: Called in a thread other than the event loop's.
+            WriterClosedError: The code was interrupted because the pool was closed.
         """
+        body = self._body = asyncio.timeout(None)
+        try:
+            async with body:
+                yield
+        except TimeoutError as error:
+            closed = self._closed() if body.expired() else None
+            self.end(closed or error)
+            if closed is None:
+                raise
+            raise closed from error
+        except BaseException as error:
+            self.end(error)
+            raise
+        else:
+            self.end()
+
+    def check(self) -> None:
+        """Check that the coroutine may use the transaction: it has not ended, and is in the event loop's thread."""
         if not self.is_open:
             raise _has_ended()
         if threading.get_ident() != self._notifier.thread:
@@ -260,6 +248,18 @@ class BorrowedThread:
                 "The transaction belongs to a coroutine, and was used in another thread than its event loop's.",
                 next_step="use it in the coroutine; a function for another thread can return what should be written",
             )
+
+    def _interrupt(self) -> None:
+        """Cancel the coroutine's code, which `body` turns into an error."""
+        if self._body is not None and self.is_open:
+            with suppress(RuntimeError):  # it ends at this moment
+                self._body.reschedule(self._notifier.loop.time())
+
+    def _closed(self) -> WriterClosedError:
+        return WriterClosedError(
+            f"The pool was closed while {self._name} was using a transaction: it was cancelled, and is rolled back.",
+            next_step="let every coroutine that uses the pool end before the pool is closed",
+        )
 
 
 class _Call:
@@ -281,15 +281,6 @@ class _Call:
             self.error = error
 
 
-class _End:
-    """The end of the coroutine."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
 def _has_ended() -> WriterClosedError:
     return WriterClosedError("The transaction ended with its coroutine, or with its block.")
 
@@ -299,23 +290,15 @@ class Handoff:
 
     The coroutine's code runs in the task of its caller, so that cancellation, time limits and context variables work as in any
     coroutine.
-
-    Args:
-        name: The coroutine's name, for messages.
-        notifier: Notifies the coroutine.
-        pool: The thread's pool.
-        close_timeout: See BorrowedThread.
     """
 
-    def __init__(self, name: str, notifier: LoopNotifier, pool: Closing, *, close_timeout: float) -> None:
+    def __init__(self, name: str, notifier: LoopNotifier, pool: WriterPool[Any]) -> None:
         self._name = name
         self._notifier = notifier
         self._pool = pool
-        self._close_timeout = close_timeout
         self._ready: asyncio.Future[None] = notifier.new_future()
         self._offered: tuple[BorrowedThread, AsyncTransaction[Any]] | None = None
         self._thread: BorrowedThread | None = None
-        self._body: asyncio.Timeout | None = None
         self._is_abandoned = False
 
     @property
@@ -334,16 +317,13 @@ class Handoff:
             WriterClosedError: See `BorrowedThread.serve`.
             DualWriteError: A message of the coroutine was not sent.
         """
-        thread = BorrowedThread(
-            self._name, self._notifier, self._pool, close_timeout=self._close_timeout, interrupt=self._interrupt
-        )
-        unsent = UnsentMessages(opened(transaction))
-        self._offered = thread, AsyncTransaction(transaction, thread, unsent)
+        thread = BorrowedThread(self._name, self._notifier, self._pool)
+        self._offered = thread, (tx := AsyncTransaction(transaction, thread))
         if self._is_abandoned:
             raise asyncio.CancelledError
         self.notify()
         thread.serve()
-        unsent.hand_over()
+        send_unsent(tx)
 
     def notify(self) -> None:
         """Let the coroutine check again, because there is a transaction for it, or there will be no more transactions."""
@@ -362,47 +342,16 @@ class Handoff:
         (self._thread, tx), self._offered = self._offered, None
         return tx
 
-    @asynccontextmanager
-    async def body(self) -> AsyncIterator[None]:
-        """The coroutine's code with the transaction; the thread continues at its end.
-
-        Raises:
-            WriterClosedError: The code was interrupted because the pool was closed.
-        """
+    def body(self) -> AbstractAsyncContextManager[None]:
+        """See `BorrowedThread.body`; after `receive`."""
         assert self._thread is not None
-        body = self._body = asyncio.timeout(None)
-        try:
-            async with body:
-                yield
-        except TimeoutError as error:
-            closed = self._closed() if body.expired() else None
-            self._thread.end(closed or error)
-            if closed is None:
-                raise
-            raise closed from error
-        except BaseException as error:
-            self._thread.end(error)
-            raise
-        else:
-            self._thread.end()
+        return self._thread.body()
 
     def abandon(self) -> None:
         """Receive no more transactions: if a thread hands one over after this, it is rolled back."""
         self._is_abandoned = True
         if self._offered is not None:
             self._offered[0].end(asyncio.CancelledError())
-
-    def _interrupt(self) -> None:
-        """Cancel the coroutine's code, which `body` turns into an error."""
-        if self._body is not None and self.is_in_body:
-            with suppress(RuntimeError):  # it ends at this moment
-                self._body.reschedule(self._notifier.loop.time())
-
-    def _closed(self) -> WriterClosedError:
-        return WriterClosedError(
-            f"The pool was closed while {self._name} was using a transaction: it was cancelled, and is rolled back.",
-            next_step="let every coroutine that uses the pool end before the pool is closed",
-        )
 
 
 async def finished(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _: None) -> T:

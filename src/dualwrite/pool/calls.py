@@ -1,11 +1,11 @@
-"""The queue of calls that wait for a group: first come, first served; calls with the same ordering key keep their order."""
+"""Calls that wait for a group: first come, first served; those with one key keep their order, and some go alone."""
 
 from __future__ import annotations
 
 import contextvars
 import copy
+import functools
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -14,10 +14,14 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from dualwrite.logs import SubjectLogger
 from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
-log = logging.getLogger(__name__)
+log = SubjectLogger(__name__)
+
+_MOST_FUNCTIONS: Final = 1_000
+"""More functions are not remembered as running alone: they run twice, first with others and then alone."""
 
 _NOT_RUN: Final = object()
 _here: Final = threading.local()
@@ -25,16 +29,13 @@ _numbers: Final = itertools.count()
 
 
 class Call:
-    """A unit of work with its arguments. It may run more than once; its caller gets the outcome of the last run.
+    """A unit of work with its arguments, which runs in a copy of the caller's context (`contextvars`).
 
-    Args:
-        unit: Called with the transaction and the arguments, in a copy of the caller's context (`contextvars`).
-        args: Positional arguments after the transaction.
-        kwargs: Keyword arguments.
-        key: Units with the same key run in the order of their calls; None: no ordering.
-        alone: Run it in a transaction of its own.
+    It may run more than once; its caller gets the outcome of the last run.
 
     Attributes:
+        key: Units with the same key run in the order of their calls; None: no ordering.
+        alone: Whether it must have a transaction of its own.
         future: What the caller waits for.
         name: The unit's name, for messages.
         number: Later calls have higher ones.
@@ -43,37 +44,21 @@ class Call:
     """
 
     __slots__ = (
-        "_args",
-        "_beginning",
-        "_begun",
-        "_context",
-        "_error",
-        "_kwargs",
-        "_result",
-        "alone",
-        "conflicts",
-        "created",
-        "future",
-        "key",
-        "name",
-        "number",
-        "unit",
+        *("_args", "_beginning", "_begun", "_context", "_error", "_kwargs", "_result"),
+        *("alone", "conflicts", "created", "future", "key", "name", "number", "unit"),
     )
 
     def __init__(
-        self,
-        unit: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        key: Hashable,
-        *,
-        alone: bool = False,
+        self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable, *, alone: bool = False
     ) -> None:
         self.unit = unit
+        self.key = key
+        self.alone = alone
+        self.name = name_of(unit)
         self.number = next(_numbers)
         self.created = time.monotonic()
         self.conflicts = 0
-        self.alone = alone
+        self.future: Future[Any] = Future()
         self._args = args
         self._kwargs = kwargs
         self._context = contextvars.copy_context()
@@ -81,9 +66,6 @@ class Call:
         self._error: BaseException | None = None
         self._beginning = threading.Lock()  # `close` cancels calls while a thread of the pool begins them
         self._begun: bool | None = None
-        self.key = key
-        self.name = name_of(unit)
-        self.future: Future[Any] = Future()
 
     def begin(self) -> bool:
         """Called before each run of the unit; False if the caller has cancelled it, or no longer waits.
@@ -174,17 +156,52 @@ def _copy_of(error: BaseException) -> BaseException:
     return copied
 
 
+class AloneUnits:
+    """The functions of a pool that run alone from now on. Any thread may use it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._functions: set[object] = set()
+
+    def goes_alone(self, call: Call) -> bool:
+        """Whether a call gets a transaction of its own."""
+        return call.alone or (bool(self._functions) and _function_of(call.unit) in self._functions)
+
+    def add(self, call: Call, what: str) -> None:
+        """From now on the function of a call runs alone, since its unit was about to do `what`, which others would see."""
+        function = _function_of(call.unit)
+        if function not in self._functions and len(self._functions) < _MOST_FUNCTIONS:
+            self._functions.add(function)
+            log.info(
+                "%s runs in transactions of its own from now on: others would see %s", call.name, what, prefix=self._prefix
+            )
+
+
+def _function_of(unit: Callable[..., Any]) -> object:
+    """What the units of one function have in common: the code of the innermost function that it wraps."""
+    found: Any = unit
+    while True:
+        if isinstance(found, functools.partial):
+            found = found.func
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        elif hasattr(found, "__func__"):
+            found = found.__func__
+        else:
+            break
+    if not hasattr(found, "__code__"):
+        found = type(found).__call__
+    return getattr(found, "__code__", found)
+
+
 class WaitingCalls:
     """A queue. Any thread may `put` calls, even in a signal handler; one thread at a time may wait in `take`.
 
     A call is held back while another call with the same key is in a group that has not committed yet.
-
-    Args:
-        goes_alone: Whether a call must be the only one of its group.
     """
 
-    def __init__(self, goes_alone: Callable[[Call], bool] = lambda call: call.alone) -> None:
-        self._goes_alone = goes_alone
+    def __init__(self, alone: AloneUnits) -> None:
+        self._alone = alone
         self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the thread that takes calls
         self._calls: deque[Call] = deque()  # received from the inbox, and not taken by a group yet
         self._in_groups = 0
@@ -201,14 +218,10 @@ class WaitingCalls:
         return not (self._is_drained and call.cancel())  # closed in between: nobody takes calls any more
 
     def take(self, most: int, groups: int = 1) -> tuple[list[Call], bool]:
-        """Wait for calls and take some of them for a group.
+        """Wait for calls, take some of them for a group, and tell whether they were waiting already.
 
-        Args:
-            most: The number of calls to take at most.
-            groups: How many groups share the calls: none takes more than its part of all that wait or are in groups.
-
-        Returns:
-            The calls, and whether they were waiting already; none once the queue is closed and empty.
+        Of all calls that wait or are in groups, none of `groups` groups takes more than its part. There are no calls once the
+        queue is closed and empty.
         """
         was_waiting = True
         while True:
@@ -238,11 +251,9 @@ class WaitingCalls:
             return self._takable(most, own, may_be_alone=False, groups=groups, has=len(group))
 
     def put_back(self, calls: list[Call], group: Collection[Call]) -> None:
-        """Put the calls that were taken last, and have not begun, back at the front. Any thread may call this.
+        """Put calls that were taken back at the front, in their order. Any thread may call this.
 
-        Args:
-            calls: The calls, in the order in which they were taken.
-            group: The calls that stay in the group: their keys stay busy.
+        The keys of those that stay in the group, `group`, stay busy.
         """
         keys = {call.key for call in calls} - {call.key for call in group}
         with self._lock:
@@ -308,7 +319,7 @@ class WaitingCalls:
             call = self._calls.popleft()
             if call.is_cancelled:
                 continue
-            alone = self._goes_alone(call)
+            alone = self._alone.goes_alone(call)
             try:
                 is_held_back = self._is_held_back(call.key, own, blocked, joins=not alone or (may_be_alone and not taken))
             except Exception as error:  # noqa: BLE001  (a method of the key, such as __eq__)

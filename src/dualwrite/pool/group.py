@@ -11,14 +11,14 @@ The units run one after another; their messages are sent after the last unit, an
    group's, if that one may have committed.
 
 A unit that is about to change what the units after it see, such as a setting, is undone and set aside. After the group it runs
-in a transaction of its own, and later calls of its function do so at once (`alone.py`). A unit that the database has rolled
+in a transaction of its own, and later calls of its function do so at once (`AloneUnits`). A unit that the database has rolled
 back because of another transaction, perhaps of another group, runs again in a later group (`conflicted`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dualwrite.errors import (
@@ -41,11 +41,33 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.logs import SubjectLogger, if_unexpected
-from dualwrite.pool.calls import Call
+from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
+from dualwrite.pool.scaling import Scaler
+from dualwrite.pool.writers import Writers
 from dualwrite.transaction import OpenTransaction
 from dualwrite.writer import DualWriter
 
-_LONGEST: Final = 64
+log = SubjectLogger(__name__)
+
+_MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
+    StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
+    DeliveryError,
+    BrokerAuthorizationError,  # for the topic of one unit
+    InvalidMessageError,
+    MessageTooLargeError,
+    UnknownTopicError,
+    TransactionTimeoutError,
+)
+"""Errors of a group after which both sides are rolled back and its units may succeed one by one."""
+
+_MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
+
+_MOST_GROUPS: Final = 64
+
+_MOST_RUNS: Final = 5
+"""How often a unit runs, if the database rolls it back each time because of another transaction."""
+
+_MOST_NAMES: Final = 5
 
 
 class SavepointPolicy:
@@ -68,250 +90,223 @@ class SavepointPolicy:
         """Note how a group of several units ended: whether one has failed."""
         if has_failed:
             self._groups_with_savepoints = self._next
-            self._next = min(2 * self._next, _LONGEST)
+            self._next = min(2 * self._next, _MOST_GROUPS)
         elif self._groups_with_savepoints:
             self._groups_with_savepoints -= 1
         else:
             self._next = max(1, self._next // 2)
 
 
-log = SubjectLogger(__name__)
-
-_MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
-    StoreError,  # a deferred constraint, a conflict with another transaction, or a unit that can't be undone alone
-    DeliveryError,
-    BrokerAuthorizationError,  # for the topic of one unit
-    InvalidMessageError,
-    MessageTooLargeError,
-    UnknownTopicError,
-    TransactionTimeoutError,
-)
-"""Errors of a group after which both sides are rolled back and its units may succeed one by one."""
-
-
-_MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
-
-
-_MOST_NAMES: Final = 5
-
-
-class _SentTooSoonError(Exception):
-    """The units were undone after their messages had been sent: both sides must be rolled back."""
-
-
-class _AllFailedError(Exception):
-    """Every unit of the group has failed or was cancelled: there is nothing to commit."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What a group may do.
+class Shared:
+    """What the groups of a pool share, and what they may do.
 
     Args:
-        most_units: The number of units, including the savepoints that they set themselves, at which the group is complete.
-        most_bytes: The total size of its messages, in bytes, at which the group is complete.
-        when_decided: Deliver the outcomes as soon as the database has committed; only with two-phase commit.
-        more: Takes up to n further calls from the queue, without waiting.
-        put_back: Puts calls that have not begun back into the queue; the group is complete without them.
-        has_written: Called when the last unit has run, before the messages are sent.
-        doing: Called with a description of the next step: the name of each unit before it runs, and the commit.
+        waiting: The queue, from which a group takes further calls while it runs.
+        writers: Get a description of what a group does with its writer.
+        scaler: Learns of conflicts with other transactions.
+        alone: Which calls must have a transaction of their own.
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
-        goes_alone: Whether a call must have a transaction of its own.
-        runs_alone: Called with a call that must have one from now on, and the reason.
-        runs_again: Called with a call that the database has rolled back because of another transaction: a serialization failure
-            or a deadlock. Returns whether it runs once more.
+        most_units: The number of units, including the savepoints that they set themselves, at which a group is complete.
+        most_bytes: The total size of its messages, in bytes, at which a group is complete.
+        when_decided: Deliver the outcomes as soon as the database has committed; only with two-phase commit.
     """
 
-    most_units: int = 1
-    most_bytes: int = 0
-    when_decided: bool = False
-    more: Callable[[int], list[Call]] = lambda _: []
-    put_back: Callable[[list[Call]], None] = lambda _: None
-    has_written: Callable[[], None] = lambda: None
-    doing: Callable[[str], None] = lambda _: None
-    savepoint_policy: SavepointPolicy | None = None
-    goes_alone: Callable[[Call], bool] = lambda call: call.alone
-    runs_alone: Callable[[Call, str], None] = lambda _call, _what: None
-    runs_again: Callable[[Call], bool] = lambda _: False
+    waiting: WaitingCalls
+    writers: Writers
+    scaler: Scaler
+    alone: AloneUnits
+    savepoint_policy: SavepointPolicy | None
+    most_units: int
+    most_bytes: int
+    when_decided: bool
+
+
+class _RolledBackError(Exception):
+    """Leaves the block of a transaction to roll back both sides; it is no error of the group."""
 
 
 class Group:
-    """One group of calls, on one writer.
+    """One group of calls, on one writer, which no other thread uses at the same time.
 
     Args:
-        writer: The writer to run on; no other thread uses it at the same time.
-        calls: The calls, in order.
-        rules: What the group may do.
+        taken: What the group has taken from the queue. The list is kept up to date, also with calls that have ended.
+        has_written: Called when the last unit has run, before the messages are sent; perhaps more than once.
+        grows: Whether the group may take further calls.
 
     Attributes:
         error: The error of the group as a whole, if it has failed.
-        conflicted: Calls that have no outcome yet, in order: those that `runs_again` has accepted, and later ones with their
-            keys.
+        conflicted: Calls that have no outcome yet, in order: those that run again after a conflict with another transaction,
+            and later ones with their keys.
     """
 
-    def __init__(self, writer: DualWriter[Any], calls: list[Call], rules: Rules) -> None:
-        self.calls = calls
+    def __init__(
+        self,
+        shared: Shared,
+        writer: DualWriter[Any],
+        taken: list[Call],
+        has_written: Callable[[], None],
+        *,
+        grows: bool = True,
+    ) -> None:
         self.error: BaseException | None = None
         self.conflicted: list[Call] = []
+        self._shared = shared
         self._writer = writer
-        self._rules = rules
+        self._taken = taken
+        self._has_written = has_written
+        self._grows = grows
+        self._calls = [call for call in taken if not call.is_cancelled]  # while the group waited for its writer
+        self._aside: list[Call] = []  # they run after the group, each in a transaction of its own
         self._has_begun = False
         self._has_sent_too_soon = False
         self._is_committing = False
-        self._aside: list[Call] = []  # they run after the group, each in a transaction of its own
-
-    def run(self) -> None:
-        """Run the units, commit them, and deliver the outcome of each unit to its caller.
-
-        Units that are cancelled before they start do not run; they are removed from `calls`.
-
-        Raises:
-            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
-                none of them has begun (`has_begun`).
-        """
-        self.calls[:] = [call for call in self.calls if not call.is_cancelled]  # while the group waited for its writer
-        if not self.calls:
-            return
-        run_again = False
-        try:
-            if not self._try_to_commit():
-                self._commit()
-        except _AllFailedError:
-            self._deliver()
-        except AfterCommitError:
-            log.exception("a group of %s has committed, and a listener of it has failed", _units(self.calls), **self._fields)
-            self._deliver()
-        except BaseException as error:
-            self.error = error
-            if isinstance(error, FencedError):
-                raise
-            run_again = len(self.calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error)
-            if run_again:
-                log.info(
-                    "a group of %d units failed; running them one by one: %s",
-                    *(len(self.calls), error),
-                    exc_info=if_unexpected(error),
-                    **self._fields,
-                )
-            else:
-                self._deliver_error(error)
-        else:
-            self._deliver()
-        # not in the `except`: the group's error would become the context of what the units raise
-        if run_again:
-            self._run_one_by_one()
-        self._run_aside()
-
-    def _run_aside(self) -> None:
-        for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
-            if not self._follows_conflicted(call):
-                self._run_alone(call)
-        self.conflicted.sort(key=_number)
-
-    def _run_alone(self, call: Call) -> BaseException | None:
-        """Run a call in a transaction of its own; return the error if the transaction has failed."""
-        alone = Group(self._writer, [call], replace(self._rules, most_units=1))
-        try:
-            alone.run()
-        finally:
-            self.conflicted += alone.conflicted
-        return alone.error
-
-    def _follows_conflicted(self, call: Call) -> bool:
-        """Whether a call waits for a conflicted one that has the same key and came before; then it is one of them, too."""
-        if call.key is None or all(call.key != other.key or call.number < other.number for other in self.conflicted):
-            return False
-        self.conflicted.append(call)
-        return True
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """The fields of a log record."""
-        return {"transactional_id": self._writer.transactional_id}
 
     @property
     def has_begun(self) -> bool:
         """Whether the units have begun to run."""
         return self._has_begun or self._has_sent_too_soon
 
-    def _try_to_commit(self) -> bool:
-        """Commit; False if both sides were rolled back, and the units must run in another transaction."""
+    def run(self) -> None:
+        """Run the units, commit them, and deliver the outcome of each to its caller; units that were cancelled do not run.
+
+        Raises:
+            FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
+                none of them has begun (`has_begun`).
+        """
+        if self._calls and self._must_run_one_by_one():
+            self._run_one_by_one()
+        for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
+            if not self._follows_conflicted(call):
+                self._run_alone(call)
+        self.conflicted.sort(key=_number)
+
+    def _must_run_one_by_one(self) -> bool:
+        """Run the units together and deliver their outcomes; True if they have none, and may succeed without each other.
+
+        They run after this has returned: otherwise the group's error would become the context of what they raise.
+        """
         try:
-            self._commit()
-        except _SentTooSoonError:
-            self._has_begun, self._has_sent_too_soon = False, True
+            if not self._commit() and self._has_sent_too_soon:
+                self._has_begun = False
+                self._commit()
+        except AfterCommitError:
+            log.exception("a group of %s has committed, and a listener of it has failed", _units(self._calls), **self._fields)
+            self._deliver()
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, FencedError):
+                raise
+            if len(self._calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
+                text = "a group of %d units failed; running them one by one: %s"
+                log.info(text, len(self._calls), error, exc_info=if_unexpected(error), **self._fields)
+                return True
+            self._deliver_error(error)
+        else:
+            self._deliver()
+        return False
+
+    def put_back(self, calls: list[Call]) -> None:
+        """Put calls without an outcome back into the queue."""
+        if calls:
+            self._taken[:] = [call for call in self._taken if call not in calls]
+            self._shared.waiting.put_back(calls, self._taken)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of a log record."""
+        return {"transactional_id": self._writer.transactional_id}
+
+    def _note(self, doing: str) -> None:
+        self._shared.writers.note(self._writer, doing)
+
+    def _commit(self) -> bool:
+        """Run the units in one transaction, and commit; False if they were undone, which is no error of the group."""
+        try:
+            with self._writer.group_transaction(is_group=len(self._calls) > 1) as whole:
+                messages = self._run_units(whole)
+                if messages is None or not self._calls:
+                    raise _RolledBackError  # noqa: TRY301  (through the `with` block)
+                self._note(f"committing a group of {_units(self._calls)}")
+                self._has_written()
+                hit("group_after_units")
+                if messages:
+                    whole.send_messages(messages)
+                if self._shared.when_decided:
+                    whole.on_decided = self._deliver
+                self._is_committing = True
+        except _RolledBackError:
             return False
         return True
 
-    def _commit(self) -> None:
-        with self._writer.group_transaction(is_group=len(self.calls) > 1) as whole:
-            self._has_begun = True
-            if len(self.calls) == 1 and not self._rules.goes_alone(self.calls[0]):
-                self._grow()
-            try:
-                messages = self._run(whole)
-                whole.check_fence()
-            except BaseException:
-                if whole.begin_error is None:
-                    raise
-                self._has_begun = False  # the transaction begins with the units' first statement, or here
-                raise whole.begin_error from None
-            if not self.calls:
-                raise _AllFailedError
-            self._rules.doing(f"committing a group of {_units(self.calls)}")
-            self._rules.has_written()
-            hit("group_after_units")
-            if messages:
-                whole.send_messages(messages)
-            if self._rules.when_decided:
-                whole.on_decided = self._deliver
-            self._is_committing = True
-
-    def _run(self, whole: OpenTransaction) -> list[Message]:
-        if len(self.calls) == 1:
-            return self._run_only_unit(whole)
-        savepoint_policy = self._rules.savepoint_policy
-        if savepoint_policy is None:
-            return self._run_with_savepoints(whole)
-        is_under_one = not self._has_sent_too_soon and savepoint_policy.allow()
-        messages: list[Message] | None = None
-        try:
-            messages = self._run_under_one_savepoint(whole) if is_under_one else None
-            return self._run_with_savepoints(whole) if messages is None else messages
-        finally:
-            has_failed = (is_under_one and messages is None and not self._aside) or any(call.has_failed for call in self.calls)
-            savepoint_policy.note(has_failed=has_failed)
-
-    def _grow(self) -> None:
-        room = self._rules.most_units - len(self.calls)
-        if room > 0:
-            self.calls += self._rules.more(room)
-
     # --- the units ----------------------------------------------------------------------------------------------------------
 
-    def _run_only_unit(self, whole: OpenTransaction) -> list[Message]:
+    def _run_units(self, whole: OpenTransaction) -> list[Message] | None:
+        """Run the units; the messages that are still to be sent, or None if the transaction must be rolled back."""
+        self._has_begun = True
+        if len(self._calls) == 1 and not self._shared.alone.goes_alone(self._calls[0]):
+            self._grow()
+        try:
+            messages = self._run_only_unit(whole) if len(self._calls) == 1 else self._run_several(whole)
+            if messages is not None:
+                whole.check_fence()
+        except BaseException:
+            if whole.begin_error is None:
+                raise
+            messages = None
+        if whole.begin_error is not None:
+            self._has_begun = False  # the transaction begins with the units' first statement, or here
+            raise whole.begin_error
+        return messages
+
+    def _grow(self) -> None:
+        room = self._shared.most_units - len(self._calls)
+        if self._grows and room > 0:
+            came = self._shared.waiting.take_more(room, self._taken, self._shared.scaler.side_by_side)
+            self._taken += came
+            self._calls += came
+
+    def _run_only_unit(self, whole: OpenTransaction) -> list[Message] | None:
         """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
-        (call,) = self.calls
+        (call,) = self._calls
         if not call.begin():
-            self.calls.clear()
-            raise _AllFailedError
-        self._rules.doing(call.name)
+            self._calls.clear()
+            return None
+        self._note(call.name)
         whole.watch(shares=False)
         unit = whole.only_unit()
         try:
             call.run(unit)
             unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
             if not self._runs_again(call, error):
                 call.failed(error)
-            raise _AllFailedError from error
+            return None
         finally:
             unit.end()
         hit("group_after_unit")
         return unit.messages
 
+    def _run_several(self, whole: OpenTransaction) -> list[Message] | None:
+        policy = self._shared.savepoint_policy
+        is_under_one = policy is not None and policy.allow() and not self._has_sent_too_soon
+        messages: list[Message] | None = None
+        try:
+            if is_under_one:
+                messages = self._run_under_one_savepoint(whole)
+                if messages is not None or self._has_sent_too_soon:
+                    return messages
+            return self._run_with_savepoints(whole)
+        finally:
+            if policy is not None:
+                is_undone = is_under_one and messages is None and not self._aside
+                policy.note(has_failed=is_undone or any(call.has_failed for call in self._calls))
+
     def _run_under_one_savepoint(self, whole: OpenTransaction) -> list[Message] | None:
-        """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later."""
+        """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later.
+
+        If messages had been sent by then, the transaction must be rolled back (`_has_sent_too_soon`).
+        """
         messages: list[Message] = []
         has_sent = False
         running: Call | None = None
@@ -326,23 +321,21 @@ class Group:
                 running = None
                 hit("group_after_unit")
             if whole.has_unanswered_statements:  # the messages are sent while the database executes them
-                self._rules.doing(_statements_of(self.calls))
+                self._note(_statements_of(self._calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
             whole.end_units()
-        except BaseException as error:
-            log.debug("%d units are run again, one of them has failed: %r", len(self.calls), error, **self._fields)
+        except BaseException as error:  # noqa: BLE001  (the unit runs again, by itself)
+            log.debug("%d units are run again, one of them has failed: %r", len(self._calls), error, **self._fields)
             if whole.refused is not None and running is not None:
-                self._rules.runs_alone(running, whole.refused)
-                self._set_aside(running)
+                self._set_aside(running, whole.refused)
             whole.undo_units(error)
-            if has_sent:
-                raise _SentTooSoonError from error
+            self._has_sent_too_soon = has_sent
             return None
         return [] if has_sent else messages
 
-    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message]:
-        """Run each unit under its own savepoint."""
+    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message] | None:
+        """Run each unit under its own savepoint; None if all have failed."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
             unit = whole.begin_unit()
@@ -353,92 +346,90 @@ class Group:
                 refused = whole.refused
                 unit.undo_unit(error)
                 if refused is not None:
-                    self._rules.runs_alone(call, refused)
-                    self._set_aside(call)
+                    self._set_aside(call, refused)
                 elif not self._runs_again(call, error):
                     call.failed(error)
             else:
                 messages += unit.messages
             hit("group_after_unit")
-        if all(call.has_failed for call in self.calls):
-            raise _AllFailedError
-        return messages
+        return None if all(call.has_failed for call in self._calls) else messages
 
     def _growing(self, whole: OpenTransaction, messages: list[Message]) -> Iterator[Call]:
         """Yield the calls, and those that arrive while the last one runs, until the group is complete; put the rest back."""
         place = size = counted = most_own = 0
         before = own = whole.savepoints  # savepoints of an earlier run were undone and don't count
-        while place < len(self.calls):
-            call = self.calls[place]
-            if not call.begin():
-                del self.calls[place]
-                continue
-            if self._follows_conflicted(call):
-                del self.calls[place]
+        while place < len(self._calls):
+            call = self._calls[place]
+            if not call.begin() or self._follows_conflicted(call):
+                del self._calls[place]
                 continue
             if self._must_wait(call):
                 self._aside.append(call)
-                del self.calls[place]
+                del self._calls[place]
                 continue
             place += 1
-            self._rules.doing(call.name)
+            self._note(call.name)
             yield call
             if call in self._aside or call in self.conflicted:
                 place -= 1
             size += sum(message.size for message in messages[counted:])
             counted = len(messages)
             most_own, own = max(most_own, whole.savepoints - own), whole.savepoints
-            room = self._rules.most_units - place - (own - before)
-            if size >= self._rules.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
-                self._put_back(place)
-            elif place == len(self.calls):
+            room = self._shared.most_units - place - (own - before)
+            if size >= self._shared.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
+                # without those that have begun, which can't be cancelled any more: calls begin in their order
+                rest = [call for call in self._calls[place:] if not call.has_begun]
+                del self._calls[len(self._calls) - len(rest) :]
+                self.put_back(rest)
+            elif place == len(self._calls):
                 self._grow()
 
     def _must_wait(self, call: Call) -> bool:
         """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
-        return self._rules.goes_alone(call) or (call.key is not None and any(call.key == other.key for other in self._aside))
+        is_behind = call.key is not None and any(call.key == other.key for other in self._aside)
+        return is_behind or self._shared.alone.goes_alone(call)
 
-    def _set_aside(self, call: Call) -> None:
-        """Take a call out of the group, whose unit is undone."""
-        self.calls.remove(call)
+    def _set_aside(self, call: Call, refused: str) -> None:
+        """Take a call out of the group, whose unit is undone, and run its function alone from now on."""
+        self._shared.alone.add(call, refused)
+        self._calls.remove(call)
         self._aside.append(call)
 
     def _runs_again(self, call: Call, error: BaseException) -> bool:
-        """Whether a call whose unit is undone runs again in another group; if so, it is taken out of this one."""
-        if not self._writer.store.is_conflict(error) or not self._rules.runs_again(call):
+        """Whether a call whose unit is undone runs in another group, since another transaction got in its way.
+
+        If so, it is taken out of this one. The other transaction may have been that of another group.
+        """
+        if not self._writer.store.is_conflict(error):
             return False
-        self.calls.remove(call)
+        self._shared.scaler.conflicted()
+        call.conflicts += 1
+        if call.conflicts >= _MOST_RUNS:
+            return False
+        self._calls.remove(call)
         self.conflicted.append(call)
         return True
 
-    def _put_back(self, place: int) -> None:
-        """Put back the calls from index `place` on, except those that have begun, which can't be cancelled any more."""
-        rest = [call for call in self.calls[place:] if not call.has_begun]
-        if rest:
-            del self.calls[-len(rest) :]  # calls begin in their order, so these are the last ones
-            self._rules.put_back(rest)
+    def _follows_conflicted(self, call: Call) -> bool:
+        """Whether a call waits for a conflicted one that has the same key and came before; then it is one of them, too."""
+        if call.key is None or all(call.key != other.key or call.number < other.number for other in self.conflicted):
+            return False
+        self.conflicted.append(call)
+        return True
 
-    # --- the outcome ----------------------------------------------------------------------------------------------------------
+    # --- the units in transactions of their own -------------------------------------------------------------------------------
 
-    def _deliver(self) -> None:
-        for call in self.calls:
-            call.deliver()
-
-    def _deliver_error(self, error: BaseException) -> None:
-        """Deliver a copy of the group's error to each caller.
-
-        If the group may have committed, the caller of a unit that failed gets the unit's own error: it was undone in any case.
-        """
-        if self._is_committing and not isinstance(error, DualWriteError):
-            error = _unexpected(error, self._writer.transactional_id)
-        for call in self.calls:
-            if call.has_failed and isinstance(error, _MAY_HAVE_COMMITTED):
-                call.deliver()
-            else:
-                call.deliver_error(error)
+    def _run_alone(self, call: Call) -> BaseException | None:
+        """Run a call in a transaction of its own; return the error if the transaction has failed."""
+        alone = Group(self._shared, self._writer, [call], self._has_written, grows=False)
+        try:
+            alone.run()
+        finally:
+            self.conflicted += alone.conflicted
+        return alone.error
 
     def _run_one_by_one(self) -> None:
-        for place, call in enumerate(self.calls):
+        for place, call in enumerate(self._calls):
             if self._follows_conflicted(call):
                 continue
             error: BaseException | None = None
@@ -449,9 +440,28 @@ class Group:
                 raise
             finally:
                 if error is not None and _would_hit_others(error):
-                    self._deliver_not_run(self.calls[place + 1 :], error)
+                    self._deliver_not_run(self._calls[place + 1 :], error)
             if error is not None and _would_hit_others(error):
                 return
+
+    # --- the outcome ----------------------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        for call in self._calls:
+            call.deliver()
+
+    def _deliver_error(self, error: BaseException) -> None:
+        """Deliver a copy of the group's error to each caller.
+
+        If the group may have committed, the caller of a unit that failed gets the unit's own error: it was undone in any case.
+        """
+        if self._is_committing and not isinstance(error, DualWriteError):
+            error = _unexpected(error, self._writer.transactional_id)
+        for call in self._calls:
+            if call.has_failed and isinstance(error, _MAY_HAVE_COMMITTED):
+                call.deliver()
+            else:
+                call.deliver_error(error)
 
     def _deliver_not_run(self, calls: list[Call], error: BaseException) -> None:
         """Deliver the outcome of units that do not run again: they were rolled back with the group.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
@@ -17,12 +18,12 @@ from dualwrite.deadline import Deadline, Limit, check_may_block
 from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError, UsageError
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at
-from dualwrite.pool.calls import Call, WaitingCalls, in_callback
+from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls, in_callback
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
-from dualwrite.pool.workers import AloneUnits, Submitter, Workers
-from dualwrite.pool.writers import Writers, closed
+from dualwrite.pool.workers import Workers
+from dualwrite.pool.writers import Writers, closed, pool_timeout
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import check_seconds
 from dualwrite.stores.base import TxnStateStore
@@ -34,49 +35,85 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+log = SubjectLogger(__name__)
+
+
 class BoundPool(Generic[H]):
-    """A pool with other options, made by `WriterPool.with_options`.
+    """A pool with other options, made by `WriterPool.with_options`; `check` raises if the pool can't be used here and now.
 
     Attributes:
-        key: The ordering key, or None.
-        timeout: Seconds that `run` waits for its unit to start.
         is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+        timeout: Seconds that `run` waits for its unit to start.
         alone: Whether units run in transactions of their own.
+        key: The ordering key, or None.
     """
 
     def __init__(
         self,
-        submitter: Submitter,
-        key: Hashable,
-        timeout: float,
-        is_retriable: Callable[[BaseException], bool],
+        waiting: WaitingCalls,
+        writers: Writers,
+        check: Callable[..., None],
+        prefix: str,
         *,
+        is_retriable: Callable[[BaseException], bool],
+        timeout: float,
         alone: bool,
+        key: Hashable = None,
     ) -> None:
-        self._submitter = submitter
-        self.key = key
-        self.timeout = timeout
+        self._waiting = waiting
+        self._writers = writers
+        self._check = check
+        self._prefix = prefix
         self.is_retriable = is_retriable
+        self.timeout = timeout
         self.alone = alone
+        self.key = key
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._submitter.run(Call(unit, args, kwargs, self.key, alone=self.alone), self.timeout)
-        return result
+        call = Call(unit, args, kwargs, self.key, alone=self.alone)
+        check_may_block(f"run({call.name})", "await pool.run(…)")
+        future: Future[T] = call.future
+        try:
+            self._submit(call, waits=True)
+            return future.result(self.timeout)
+        except TimeoutError:
+            if future.cancel():
+                raise self.timed_out(unit) from None
+            return future.result()  # it has begun, or raised a TimeoutError of its own
+        except CancelledError:
+            return self.outcome(future)
+        except BaseException:
+            future.cancel()  # KeyboardInterrupt: if it has not begun, it need not run
+            raise
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._submitter.submit(Call(unit, args, kwargs, self.key, alone=self.alone))
+        call = Call(unit, args, kwargs, self.key, alone=self.alone)
+        self._submit(call, waits=False)
+        return call.future
+
+    def _submit(self, call: Call, *, waits: bool) -> None:
+        """Put a call into the queue; `waits`: the caller will wait for it, which a thread of the pool can't."""
+        try:
+            self._check("a unit", waits=waits)
+            if self._waiting.put(call):
+                return
+        except BaseException:
+            call.future.cancel()  # KeyboardInterrupt: it may be in the queue already, but nobody would get its future
+            raise
+        raise closed(self._prefix)
 
     def outcome(self, future: Future[T]) -> T:
-        """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began."""
-        self._submitter.check_not_cancelled(future)
+        """The result of a unit that has ended, or its error; WriterClosedError if the pool was closed before the unit began.
+
+        Only `close` can have cancelled the call, if nobody else has the future.
+        """
+        if future.cancelled():
+            raise closed(self._prefix)
         return future.result()
 
     def timed_out(self, unit: Callable[..., Any]) -> PoolTimeoutError:
         """The error for a unit that did not start within the limit."""
-        return self._submitter.timed_out(name_of(unit), self.timeout)
-
-
-log = SubjectLogger(__name__)
+        return pool_timeout(f"{name_of(unit)} did not start", self.timeout, self._writers.doing())
 
 
 class WriterPool(Generic[H]):
@@ -136,19 +173,26 @@ class WriterPool(Generic[H]):
             )
         )
         self._writers = Writers(prefix, self._ids)
-        self._upkeep = Upkeep(prefix, self._ids, self._writers, open_writer)
         alone = AloneUnits(prefix)
-        self._waiting = WaitingCalls(alone.goes_alone)
+        self._waiting = WaitingCalls(alone)
         self._scaler = Scaler(
             size,
             most=self._options.max_size if leases is not None else LEAST,
             side_by_side=store.most_side_by_side,
-            upkeep=self._upkeep,
             writers=self._writers,
             prefix=prefix,
         )
         self._workers = Workers(prefix, self._options, store, self._scaler, self._writers, self._waiting, alone)
-        self._submitter = Submitter(prefix, self._waiting, self._writers, self._check)
+        self._upkeep = Upkeep(prefix, self._ids, self._writers, self._scaler, self._workers, open_writer)
+        self._bound: BoundPool[H] = BoundPool(
+            self._waiting,
+            self._writers,
+            self._check,
+            prefix,
+            is_retriable=self._is_retriable,
+            timeout=self._options.timeout,
+            alone=self._options.alone,
+        )
         self._pid = os.getpid()
         self._closing = threading.RLock()  # also for `resize`
         self._is_in_progress = False  # one of the two, in the thread that has the lock
@@ -161,7 +205,6 @@ class WriterPool(Generic[H]):
         except BaseException as error:
             self._end_writers(self._limit(None), error)
             raise
-        self._scaler.on_changed, self._upkeep.on_turn = self._workers.match_size, self._scaler.rest
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
@@ -219,8 +262,7 @@ class WriterPool(Generic[H]):
             UsageError: An event loop runs in the thread, which the call would block: use `dualwrite.aio`.
             WriterClosedError: The pool is closed.
         """
-        result: T = self._submitter.run(Call(unit, args, kwargs, None, alone=self._options.alone), self._options.timeout)
-        return result
+        return self._bound.run(unit, *args, **kwargs)
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Like `run`, but return a future for the result immediately; it can be cancelled until the unit begins.
@@ -228,7 +270,7 @@ class WriterPool(Generic[H]):
         A thread of the pool runs the future's done-callbacks. They may call `submit`, but nothing that waits for the pool. If
         `close` cancels the call, its own thread runs them.
         """
-        return self._submitter.submit(Call(unit, args, kwargs, None, alone=self._options.alone))
+        return self._bound.submit(unit, *args, **kwargs)
 
     def with_options(self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[H]:
         """This pool with an ordering key, or other options: `pool.with_options(key=customer).run(unit)`.
@@ -248,8 +290,11 @@ class WriterPool(Generic[H]):
             raise UsageError(
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
-        alone = self._options.alone if alone is None else alone
-        return BoundPool(self._submitter, key, self._seconds(timeout), self._is_retriable, alone=alone)
+        bound = copy.copy(self._bound)
+        bound.key, bound.timeout = key, self._seconds(timeout)
+        if alone is not None:
+            bound.alone = alone
+        return bound
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -358,7 +403,7 @@ class WriterPool(Generic[H]):
                     self._upkeep.resize(LEAST if size is None else size, Deadline.after(self._options.timeout))
             finally:
                 try:
-                    self._scaler.resize(None if size is None else self._upkeep.wanted)
+                    self._scaler.resize(None if size is None else self._scaler.wanted)
                     self._workers.match_size()
                 finally:
                     self._is_in_progress = False

@@ -1,4 +1,4 @@
-"""Leased ids, and the thread that renews their leases.
+"""The ids of a pool: fixed or leased ones, the thread that renews their leases, and the search for those of dead processes.
 
 A pool whose leases can't be renewed keeps working: a lease only says which pool should use an id. If another pool then leases
 the id, it claims the id, and the claim fences this pool's writer.
@@ -24,6 +24,17 @@ from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease, LeaseStore, numbered, numbered_ids
 from dualwrite.transactional_id import TransactionalId
 
+log = SubjectLogger(__name__)
+
+RENEWALS: Final = 3
+"""How often a lease is renewed within its length, so that one renewal may fail."""
+
+_FIRST_RETRY: Final = 0.1
+"""The pause after the first failed renewal, as a fraction of the renewal interval; doubled after each further failure."""
+
+_JOIN: Final = 10.0
+"""Seconds that `close` waits for a renewal in progress."""
+
 
 class Ids(ABC):
     """The ids that a pool uses. Thread-safe."""
@@ -33,27 +44,15 @@ class Ids(ABC):
 
     @abstractmethod
     def acquire(self, count: int) -> list[str]:
-        """Acquire ids for `count` further writers, the lowest numbers first.
-
-        Raises:
-            StoreError: The ids could not be leased.
-        """
+        """Acquire ids for `count` further writers, the lowest numbers first; StoreError if they could not be leased."""
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
-        """Whether the pool has owned an id without interruption; may query the database.
-
-        Raises:
-            StoreError: The database could not be read.
-        """
+        """Whether the pool has owned an id without interruption; may query the database, and raise its StoreError."""
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """Release an id whose writer is closed.
-
-        Raises:
-            StoreError: The lease could not be released; it will expire.
-        """
+        """Release an id whose writer is closed; after a StoreError its lease will expire."""
 
     def avoid(self, name: str) -> None:
         """Release an id that can't be opened now, and don't acquire it again."""
@@ -65,11 +64,7 @@ class Ids(ABC):
 
 
 class FixedIds(Ids):
-    """Ids with the lowest numbers, without leases: only one pool may use the prefix at a time.
-
-    Args:
-        prefix: The prefix of the ids.
-    """
+    """Ids with the lowest numbers, without leases: only one pool may use the prefix at a time."""
 
     are_leased = False
 
@@ -93,26 +88,8 @@ class FixedIds(Ids):
         self._used.clear()
 
 
-log = SubjectLogger(__name__)
-
-RENEWALS: Final = 3
-"""How often a lease is renewed within its length, so that one renewal may fail."""
-
-_FIRST_RETRY: Final = 0.1
-"""The pause after the first failed renewal, as a fraction of the renewal interval; doubled after each further failure."""
-
-_JOIN: Final = 10.0
-"""Seconds that `close` waits for a renewal in progress."""
-
-
 class LeasedIds(Ids):
     """The ids that a pool has leased; a thread, which starts with the first id, renews the leases.
-
-    Args:
-        leases: The store's leases.
-        prefix: The prefix of the ids.
-        seconds: The length of a lease.
-        database: The database, for the log.
 
     Attributes:
         owner: The leases' owner: host, process id, program and a random part, which no other pool has.
@@ -184,12 +161,8 @@ class LeasedIds(Ids):
         try:
             self._leases.release(names, self.owner)
         except Exception as error:  # whatever the driver raises
-            log.warning(
-                "the leases of the pool's ids could not be released; they expire: %s",
-                error,
-                exc_info=if_unexpected(error),
-                prefix=self._prefix,
-            )
+            text = "the leases of the pool's ids could not be released; they expire: %s"
+            log.warning(text, error, exc_info=if_unexpected(error), prefix=self._prefix)
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 
@@ -209,14 +182,9 @@ class LeasedIds(Ids):
                 first = pause == self.interval
                 pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
+                    text = "the pool's leases could not be renewed; trying again: %s"
                     level = level_of(error) if first else logging.INFO
-                    log.log(
-                        level,
-                        "the pool's leases could not be renewed; trying again: %s",
-                        error,
-                        exc_info=if_unexpected(error),
-                        prefix=self._prefix,
-                    )
+                    log.log(level, text, error, exc_info=if_unexpected(error), prefix=self._prefix)
             else:
                 pause = self.interval
 
@@ -242,22 +210,10 @@ class Adoption:
     in ZooKeeper, to a process whose session has expired: it is recovered if it was not used between two searches.
 
     Only the pool that acquires the id's lease recovers the id. A process that was merely slow is fenced, and leases another id.
-
-    Args:
-        store: The database.
-        leases: The store's leases.
-        ids: The pool's ids.
-        prefix: The prefix of the ids.
-        open_recoverer: Opens a recoverer on the store.
     """
 
     def __init__(
-        self,
-        store: TxnStateStore,
-        leases: LeaseStore,
-        ids: LeasedIds,
-        prefix: str,
-        open_recoverer: Callable[[], Recoverer],
+        self, store: TxnStateStore, leases: LeaseStore, ids: LeasedIds, prefix: str, open_recoverer: Callable[[], Recoverer]
     ) -> None:
         self._store = store
         self._leases = leases
@@ -266,15 +222,8 @@ class Adoption:
         self._open_recoverer = open_recoverer
         self._seen: dict[str, _Seen] = {}
 
-    def search(self, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Search for abandoned ids once, and recover them.
-
-        Args:
-            goes_on: Called before each id: False ends the search.
-
-        Raises:
-            StoreError: The database could not be read.
-        """
+    def search(self, goes_on: Callable[[], bool]) -> None:
+        """Search for abandoned ids once, and recover them, as long as it `goes_on`."""
         leases = {each.transactional_id: each for each in self._leases.entries(f"{self._prefix}.")}
         lanes = self._lanes()
         for name in numbered_ids(self._prefix, {*leases, *lanes}):

@@ -1,4 +1,4 @@
-"""Decides how many groups a pool runs side by side: as many as make calls faster.
+"""The options of a pool, and how many groups it runs side by side: as many as make calls faster.
 
 While a group waits for the network, the processor is free for another one. So more groups side by side pay off as long as the
 pool waits most of the time, and cost when the processor is the limit: each group pays for its own commits. How much they bring
@@ -18,9 +18,61 @@ from typing import Final
 
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
-from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.writers import Writers
 from dualwrite.settings import Acknowledge, check_count, check_seconds, validate_acknowledge
+
+log = SubjectLogger(__name__)
+
+MOST_UNITS: Final = 64
+"""PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool groups units, when its calls return, and for how long it leases its ids.
+
+    Args:
+        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
+            means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
+        group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
+            PostgreSQL's readers become slower.
+        group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.
+        timeout: Seconds that `run` waits for its unit to start, or `transaction()` for a writer.
+        lease: Seconds for which the pool leases its ids; it renews the leases at a third of that interval. If they are not
+            renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
+            instead.
+        max_size: The maximum number of writers.
+        alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
+            that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    acknowledge: Acknowledge = "visible"
+    group_units: int = MOST_UNITS
+    group_bytes: int = 1_000_000
+    timeout: float = 30.0
+    lease: float = 30.0
+    max_size: int = 64
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        validate_acknowledge(self.acknowledge)
+        for name in ("group_units", "group_bytes", "max_size"):
+            check_count(name, getattr(self, name))
+        for name in ("timeout", "lease"):
+            check_seconds(name, getattr(self, name))
+
+    def check_size(self, size: int) -> None:
+        """Check a number of writers.
+
+        Raises:
+            ConfigurationError: It is not from 1 to `max_size`.
+        """
+        limit = "each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit"
+        check_count("size", size, most=self.max_size, next_step=limit)
+
 
 SERIAL: Final = 1
 """One group after another runs its SQL; only the commits of groups overlap."""
@@ -86,15 +138,7 @@ class Seen:
 
 
 class Scaling:
-    """The number of groups that run side by side, for one pool. Not thread-safe.
-
-    Args:
-        most: The highest number. If it is below 3, groups run one after another.
-        clock: Returns seconds.
-
-    Attributes:
-        groups: The number of groups now; `SERIAL`, or 3 and more.
-    """
+    """The number of groups that run side by side, for one pool: at most `most`. Not thread-safe."""
 
     def __init__(self, most: int, clock: Callable[[], float] = monotonic) -> None:
         self._levels = [level for level in _LEVELS if level <= most] or [SERIAL]
@@ -110,7 +154,7 @@ class Scaling:
 
     @property
     def groups(self) -> int:
-        """The number of groups that run side by side."""
+        """The number of groups that run side by side: `SERIAL`, or 3 and more."""
         return self._levels[self._place]
 
     def limit(self, most: int) -> None:
@@ -202,13 +246,7 @@ class Window:
         self._seconds = 0.0
 
     def add(self, calls: Collection[Call], now: float, *, was_waiting: bool) -> None:
-        """Add a group that has ended.
-
-        Args:
-            calls: Its calls.
-            now: The time, by `time.monotonic`.
-            was_waiting: Whether its calls had waited for a thread.
-        """
+        """Add a group that has ended, and whether its calls had waited for a thread."""
         if self._cpu is None:
             if now >= self._begins:
                 self._begins, self._cpu = now, time.process_time()
@@ -236,8 +274,6 @@ class Window:
         )
 
 
-log = SubjectLogger(__name__)
-
 LEAST: Final = 2
 """Writers of a pool without load: while one commits its group, the other runs the next."""
 
@@ -252,21 +288,14 @@ class Scaler:
         size: The number of writers, or None: as many as the load asks for.
         most: The maximum number of writers, if it is up to the load.
         side_by_side: The maximum number of groups that run side by side.
-        upkeep: Opens and closes writers.
-        writers: The open ones.
-        prefix: The pool's prefix, for messages.
 
     Attributes:
-        on_changed: Called when the number of threads may have changed.
+        wanted: The number of writers that the pool should have now.
     """
 
-    def __init__(
-        self, size: int | None, *, most: int, side_by_side: int, upkeep: Upkeep, writers: Writers, prefix: str
-    ) -> None:
-        self.on_changed: Callable[[], None] = lambda: None
+    def __init__(self, size: int | None, *, most: int, side_by_side: int, writers: Writers, prefix: str) -> None:
         self._most = max(1, min(most, max(side_by_side, LEAST)))
         self._side_by_side = side_by_side
-        self._upkeep = upkeep
         self._writers = writers
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -278,8 +307,7 @@ class Scaler:
         self._period_ends = 0.0
         self._called_at = time.monotonic()
         self._refused_until = 0.0
-        upkeep.on_opened = self._opened
-        upkeep.on_refused = self._refused
+        self.wanted = self.size
 
     # --- what it has decided ------------------------------------------------------------------------------------------------
 
@@ -312,26 +340,29 @@ class Scaler:
 
     # --- what happens -------------------------------------------------------------------------------------------------------
 
-    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> None:
-        """Note the calls of a group that has ended, and whether they had waited for a thread."""
+    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> bool:
+        """Note the calls of a group that has ended, and whether they had waited for a thread.
+
+        Returns whether the number of threads may have changed.
+        """
         if self._limit <= LEAST:
-            return
+            return False
         with self._lock:
             now = self._called_at = time.monotonic()
             groups = self._scaling.groups
             if self.side_by_side < groups:  # the writers are still being opened
                 self._window = Window()
-                return
+                return False
             self._window.add(calls, now, was_waiting=was_waiting)
             if not self._window.is_over(now, groups):
-                return
+                return False
             seen, self._window = self._window.seen(now), Window()
             self._scaling.decide(seen)
             log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
             if groups == self._scaling.groups:
-                return
+                return False
             self._ask_for_writers()
-        self.on_changed()
+            return True
 
     def conflicted(self) -> None:
         """Note that the database has rolled back a unit because of another transaction."""
@@ -364,7 +395,6 @@ class Scaler:
                 self._refused_until = 0.0
                 self._scaling.limit(self._limit)
             self._ask_for_writers(may_shrink=True)
-        self.on_changed()
 
     # --- writers ------------------------------------------------------------------------------------------------------------
 
@@ -372,66 +402,13 @@ class Scaler:
         if self._size is not None:
             return
         wanted = min(self._most, max(self.size, self._scaling.groups + max(self._most_own)))
-        if (wanted > self._upkeep.wanted and not self._refused_until) or (wanted < self._upkeep.wanted and may_shrink):
-            self._upkeep.want(wanted)
+        if (wanted > self.wanted and not self._refused_until) or (wanted < self.wanted and may_shrink):
+            self.wanted = wanted
+            self._writers.changed.set()
 
-    def _opened(self) -> None:
-        self.on_changed()
-
-    def _refused(self) -> None:
+    def stay(self) -> None:
         """Another writer could not be opened: the pool stays at what it has, for a while."""
         with self._lock:
+            self.wanted = len(self._writers)
             self._refused_until = time.monotonic() + _QUIET
-            self._scaling.limit(min(self._limit, len(self._writers)))
-        self.on_changed()  # others may have been opened
-
-
-MOST_UNITS: Final = 64
-"""PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """How a pool groups units, when its calls return, and for how long it leases its ids.
-
-    Args:
-        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
-            means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
-        group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
-            PostgreSQL's readers become slower.
-        group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.
-        timeout: Seconds that `run` waits for its unit to start, or `transaction()` for a writer.
-        lease: Seconds for which the pool leases its ids; it renews the leases at a third of that interval. If they are not
-            renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
-            instead.
-        max_size: The maximum number of writers.
-        alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
-            that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
-
-    Raises:
-        ConfigurationError: A value is out of range.
-    """
-
-    acknowledge: Acknowledge = "visible"
-    group_units: int = MOST_UNITS
-    group_bytes: int = 1_000_000
-    timeout: float = 30.0
-    lease: float = 30.0
-    max_size: int = 64
-    alone: bool = False
-
-    def __post_init__(self) -> None:
-        validate_acknowledge(self.acknowledge)
-        for name in ("group_units", "group_bytes", "max_size"):
-            check_count(name, getattr(self, name))
-        for name in ("timeout", "lease"):
-            check_seconds(name, getattr(self, name))
-
-    def check_size(self, size: int) -> None:
-        """Check a number of writers.
-
-        Raises:
-            ConfigurationError: It is not from 1 to `max_size`.
-        """
-        limit = "each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit"
-        check_count("size", size, most=self.max_size, next_step=limit)
+            self._scaling.limit(min(self._limit, self.wanted))

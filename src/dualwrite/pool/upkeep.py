@@ -13,6 +13,8 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionErro
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
 from dualwrite.pool.pool_ids import Adoption, Ids
+from dualwrite.pool.scaling import Scaler
+from dualwrite.pool.workers import Workers
 from dualwrite.pool.writers import Writers
 from dualwrite.writer import DualWriter
 
@@ -32,33 +34,24 @@ _JOIN: Final = 10.0
 
 
 class Upkeep:
-    """Keeps a pool at the wanted size. With leased ids, `start` starts a thread that does so.
+    """Keeps a pool at the size that its scaler wants. With leased ids, `start` starts a thread that does so."""
 
-    Args:
-        prefix: The prefix of the ids, for messages.
-        ids: The pool's ids.
-        writers: Its writers.
-        open_writer: Opens a writer on an id.
-
-    Attributes:
-        wanted: The number of writers that the pool should have.
-        on_opened: Called in the thread when it has opened writers.
-        on_refused: Called in the thread when a writer that `want` has asked for could not be opened.
-        on_turn: Called in the thread every few seconds.
-    """
-
-    def __init__(self, prefix: str, ids: Ids, writers: Writers, open_writer: Callable[[str], DualWriter[Any]]) -> None:
-        self.wanted = 0
-        self.on_opened: Callable[[], None] = lambda: None
-        self.on_refused: Callable[[], None] = lambda: None
-        self.on_turn: Callable[[], None] = lambda: None
-        self._least = 0  # `wanted` without what `want` has asked for
+    def __init__(
+        self,
+        prefix: str,
+        ids: Ids,
+        writers: Writers,
+        scaler: Scaler,
+        workers: Workers,
+        open_writer: Callable[[str], DualWriter[Any]],
+    ) -> None:
         self._prefix = prefix
         self._ids = ids
         self._writers = writers
+        self._scaler = scaler
+        self._workers = workers
         self._open_writer = open_writer
         self._sizing = threading.Lock()  # one change of the number of writers at a time
-        self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -67,32 +60,24 @@ class Upkeep:
     def resize(self, size: int, deadline: Deadline) -> None:
         """Open writers, or close some as soon as their transactions have ended, until there are `size` writers.
 
-        Args:
-            size: The number of writers.
-            deadline: The limit for waiting for transactions.
+        After an error the pool keeps the size that it has reached.
 
         Raises:
-            PoolTimeoutError: The writers were busy until the deadline; the pool keeps the size that it has reached.
-            DualWriteError: A writer could not be opened; the pool keeps the size that it has reached.
+            PoolTimeoutError: The writers were busy until the deadline.
+            DualWriteError: A writer could not be opened.
         """
         with self._sizing:
-            before, self.wanted = self.wanted, size
-            self._least = size
+            before, self._scaler.wanted = self._scaler.wanted, size
             try:
                 self._fill(at_once=1)  # in this thread, which may be interrupted
                 while len(self._writers) > size:
                     self._close(self._writers.remove_one(deadline))
             except BaseException:
-                self.wanted = self._least = max(len(self._writers), min(before, size))
+                self._scaler.wanted = max(len(self._writers), min(before, size))
                 raise
 
-    def want(self, size: int) -> None:
-        """Ask for another number of writers: the thread opens more, or closes some when they are free. Does not wait."""
-        self.wanted = size
-        self._woken.set()
-
     def _fill(self, *, at_once: int) -> None:
-        while (missing := self.wanted - len(self._writers)) > 0 and not self._stopping.is_set():
+        while (missing := self._scaler.wanted - len(self._writers)) > 0 and not self._stopping.is_set():
             if (count := min(missing, at_once)) == 1:
                 self._open_one()
             else:
@@ -155,13 +140,7 @@ class Upkeep:
     # --- the thread -------------------------------------------------------------------------------------------------------
 
     def start(self, adoption: Adoption, interval: float) -> None:
-        """Start the thread.
-
-        Args:
-            adoption: Recovers ids of dead processes.
-            interval: Seconds between two searches for such ids.
-        """
-        self._writers.on_missing = self._woken.set
+        """Start the thread, which also searches for ids of dead processes every `interval` seconds."""
         self._thread = threading.Thread(
             target=self._run, args=(adoption, interval), name=f"dualwrite upkeep {self._prefix}", daemon=True
         )
@@ -170,7 +149,7 @@ class Upkeep:
     def stop(self) -> None:
         """Stop the thread. What it is doing may continue for a while, but it does not open any more writers."""
         self._stopping.set()
-        self._woken.set()
+        self._writers.changed.set()
         if self._thread is not None:
             self._thread.join(_JOIN)
 
@@ -181,67 +160,56 @@ class Upkeep:
             self._close_surplus()
             retry = 0.0 if self._replace() else min(max(retry * 2, interval * _FIRST_RETRY), interval)
             if time.monotonic() >= search_at:
-                self.on_turn()
+                self._scaler.rest()
+                self._workers.match_size()
                 self._search(adoption)
                 search_at = time.monotonic() + interval
             pause = max(0.0, search_at - time.monotonic())
             if retry:
                 self._stopping.wait(min(pause, retry))
             else:
-                self._woken.wait(pause)
-            self._woken.clear()
+                self._writers.changed.wait(pause)
+            self._writers.changed.clear()
 
     def _close_retired(self) -> None:
         for writer in self._writers.retired():
             try:
                 self._writers.close_one(writer)
             except Exception as error:  # the process that has the id now resolves it
-                log.info(
-                    "closing a writer whose id another process has claimed: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    transactional_id=writer.transactional_id,
-                )
+                text, name = "closing a writer whose id another process has claimed: %s", writer.transactional_id
+                log.info(text, error, exc_info=if_unexpected(error), transactional_id=name)
 
     def _close_surplus(self) -> None:
         """Close writers that are not wanted any more, as far as they are free now."""
         with self._sizing, suppress(PoolTimeoutError):
-            while len(self._writers) > self.wanted and not self._stopping.is_set():
+            while len(self._writers) > self._scaler.wanted and not self._stopping.is_set():
                 writer = self._writers.remove_one(Deadline.after(0))
                 try:
                     self._close(writer)
                 except Exception as error:  # recovery resolves what is left
-                    log.info(
-                        "closing a writer that is not needed any more: %s",
-                        error,
-                        exc_info=if_unexpected(error),
-                        transactional_id=writer.transactional_id,
-                    )
+                    text, name = "closing a writer that is not needed any more: %s", writer.transactional_id
+                    log.info(text, error, exc_info=if_unexpected(error), transactional_id=name)
 
     def _replace(self) -> bool:
         """Open writers for those that are missing; False if one could not be opened."""
-        missing = self.wanted - len(self._writers)
+        missing = self._scaler.wanted - len(self._writers)
         try:
             with self._sizing:
                 self._fill(at_once=_AT_ONCE)
         except Exception as error:  # whatever it was: this thread must keep running
-            if len(self._writers) >= self._least and not self._stopping.is_set():
-                self.wanted = len(self._writers)
-                log.info("stays at %d writers: %s", self.wanted, error, exc_info=if_unexpected(error), prefix=self._prefix)
-                self.on_refused()
+            if len(self._writers) >= self._scaler.size and not self._stopping.is_set():
+                self._scaler.stay()
+                self._workers.match_size()  # others may have been opened
+                text = "stays at %d writers: %s"
+                log.info(text, self._scaler.wanted, error, exc_info=if_unexpected(error), prefix=self._prefix)
                 return True
             if not self._stopping.is_set():
-                log.log(
-                    level_of(error),
-                    "a writer of the pool could not be replaced; trying again: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    prefix=self._prefix,
-                )
+                text = "a writer of the pool could not be replaced; trying again: %s"
+                log.log(level_of(error), text, error, exc_info=if_unexpected(error), prefix=self._prefix)
                 self._writers.fail(error)
             return False
         if missing > 0:
-            self.on_opened()
+            self._workers.match_size()
         return True
 
     def _search(self, adoption: Adoption) -> None:
@@ -249,10 +217,5 @@ class Upkeep:
             adoption.search(lambda: not self._stopping.is_set())
         except Exception as error:  # as above
             if not self._stopping.is_set():
-                log.log(
-                    level_of(error),
-                    "the search for ids of dead processes failed; trying again: %s",
-                    error,
-                    exc_info=if_unexpected(error),
-                    prefix=self._prefix,
-                )
+                text = "the search for ids of dead processes failed; trying again: %s"
+                log.log(level_of(error), text, error, exc_info=if_unexpected(error), prefix=self._prefix)

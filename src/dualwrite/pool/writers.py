@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -33,18 +33,14 @@ class Writers:
     another writer, or whose id was leased by another pool, is retired: two writers that kept reclaiming an id would fence each
     other forever.
 
-    Args:
-        prefix: The prefix of their ids, for errors.
-        ids: Their ids.
-
     Attributes:
         steps: Incremented whenever a writer begins or ends something.
-        on_missing: Called when a writer is retired; not called for one that `remove_one` returns.
+        changed: Set when a writer is retired, or another number of them is wanted; the pool's upkeep waits for it.
     """
 
     def __init__(self, prefix: str, ids: Ids) -> None:
         self.steps = 0
-        self.on_missing: Callable[[], None] = lambda: None
+        self.changed = threading.Event()
         self._prefix = prefix
         self._ids = ids
         self._lock = threading.Lock()
@@ -74,11 +70,7 @@ class Writers:
 
     @contextmanager
     def checked_out(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
-        """Check out a writer for one transaction; waits until one is free.
-
-        Args:
-            doing: What the writer is used for, for the error messages of other callers that wait for one.
-            deadline: The time limit for the wait; None: no limit.
+        """Check out a writer for one transaction, as soon as one is free; errors of others that wait tell what it is `doing`.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
@@ -96,10 +88,8 @@ class Writers:
     def can_continue(self, limit: Deadline) -> bool:
         """Whether work that another process has fenced before it began can take a writer again: not without leases.
 
-        The writer that it takes claims its id again, or has another one; see the class.
-
-        Args:
-            limit: Ends the attempts of work that is fenced each time.
+        The writer that it takes claims its id again, or has another one; see the class. `limit` ends the attempts of work that
+        is fenced each time.
         """
         return self._ids.are_leased and not limit.expired
 
@@ -180,14 +170,14 @@ class Writers:
             self._retired.append(writer)
         if not self._ids.are_leased and not self._usable:
             self._free.put(None)
-        self.on_missing()
+        self.changed.set()
 
     def remove(self, names: Collection[str]) -> None:
         """Retire the writers of ids that the pool no longer owns. Those that are checked out finish their work first."""
         with self._lock:
             for name in names:
                 self._usable.pop(name, None)
-        self.on_missing()
+        self.changed.set()
 
     def remove_one(self, deadline: Deadline) -> DualWriter[Any]:
         """Remove a writer as soon as one is free; the caller closes it.
@@ -227,12 +217,7 @@ class Writers:
             self._free.put(None)
 
     def _check_any_are_left(self) -> None:
-        """Return if there may be a writer; raise the reason why none is left otherwise.
-
-        Raises:
-            FencedError: Other processes use the ids of all writers.
-            Exception: See `fail`.
-        """
+        """Return if there may be a writer; raise the reason why none is left otherwise."""
         with self._lock:
             is_closed = self._is_closed
             if not is_closed and (self._usable or (self._ids.are_leased and self._opening_error is None)):
@@ -251,15 +236,7 @@ class Writers:
     # --- closing ----------------------------------------------------------------------------------------------------------
 
     def close_one(self, writer: DualWriter[Any], limit: Deadline | None = None) -> None:
-        """Close a writer that was removed or retired.
-
-        Args:
-            writer: The writer.
-            limit: See `DualWriter.close`.
-
-        Raises:
-            DualWriteError: As for `DualWriter.close`.
-        """
+        """Close a writer that was removed or retired, as `DualWriter.close` does."""
         try:
             writer.close(limit=limit)
         finally:
@@ -271,12 +248,8 @@ class Writers:
         try:
             self.close_one(writer)
         except Exception as error:  # nobody waits for it; recovery resolves what is left
-            log.warning(
-                "closing a writer after its pool: %s",
-                error,
-                exc_info=if_unexpected(error),
-                transactional_id=writer.transactional_id,
-            )
+            text, name = "closing a writer after its pool: %s", writer.transactional_id
+            log.warning(text, error, exc_info=if_unexpected(error), transactional_id=name)
 
     def close(self, deadline: Deadline) -> None:
         """Wait for open transactions, then close every writer, even if closing one fails.
@@ -320,12 +293,11 @@ _LEFT: Final = {
 }
 
 
-def _left(phase: Phase) -> str:
-    return _LEFT.get(phase, f"the writer {phase.value}")
-
-
 def _not_ended(prefix: str, seconds: float, busy: Mapping[DualWriter[Any], tuple[str, float]]) -> ConcurrentUseError:
-    left = [f"{writer.transactional_id}: {_what(doing)}; {_left(writer.phase)}" for writer, doing in busy.items()]
+    left = [
+        f"{writer.transactional_id}: {_what(doing)}; {_LEFT.get(writer.phase, f'the writer {writer.phase.value}')}"
+        for writer, doing in busy.items()
+    ]
     return ConcurrentUseError(
         f"The pool {prefix!r} was closed, but {len(busy)} of its transactions did not end within {seconds:g} s.",
         cause=" | ".join(left),
@@ -335,7 +307,7 @@ def _not_ended(prefix: str, seconds: float, busy: Mapping[DualWriter[Any], tuple
 
 
 def pool_timeout(what: str, seconds: float, running: tuple[str, ...]) -> PoolTimeoutError:
-    """The error for a wait that took too long."""
+    """The error for a wait that took too long, while the pool was `running` these."""
     return PoolTimeoutError(
         f"{what} within {seconds:g} s; nothing was done.",
         cause=f"the pool is running {'; '.join(running)}" if running else "the pool's writers are busy",

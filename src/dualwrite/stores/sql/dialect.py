@@ -1,6 +1,6 @@
 """What differs between SQL databases: how to begin, how to wait, how to mark a transaction, what an error means.
 
-A new database needs one file with a `StoreDialect`, and a case in `dialects.py`.
+A new database needs one file with a `StoreDialect`, and a case in `engines.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ class ErrorClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """The holder of the lock that we wait for.
-
-    Args:
-        text: For messages; completes "… is held by <text>".
-        next_step: What to do about it.
-        pid: The process id, if the database reports it.
-    """
+    """The holder of the lock that we wait for; `text` completes "… is held by <text>"."""
 
     text: str
     next_step: str
@@ -62,13 +56,7 @@ WORK_TIME: Final = 5.0
 
 
 class Fence(NamedTuple):
-    """The newest claim of an id.
-
-    Args:
-        fence: Its fencing token.
-        owner: Who claimed.
-        store_id: The store that the row belongs to.
-    """
+    """The newest claim of an id: its fencing token, who claimed, and the store that the row belongs to."""
 
     fence: int
     owner: str
@@ -78,16 +66,7 @@ class Fence(NamedTuple):
 class Record(NamedTuple):
     """What `record` writes; see StoreTransaction.
 
-    Args:
-        transactional_id: The row's key.
-        fence: The token that the row must still have.
-        store_id: The store that the row must belong to.
-        token: The mark that the transaction must still have.
-        state: The prepared state as text.
-        generation: Its generation.
-        number: The number of the transaction.
-        delivery: The delivery as text.
-        now: The time of the change.
+    The row must still have `fence`, and belong to the store `store_id`; the transaction must still have the mark `token`.
     """
 
     transactional_id: str
@@ -143,15 +122,10 @@ class MergedStatements(ABC):
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
     ) -> QueuedStatements:
-        """Begin the transaction, mark it with `token`, and read the newest claim.
+        """Begin the transaction, mark it with `token`, and read the newest claim; then set the savepoint UNIT, if `with_unit`.
 
-        Args:
-            connection: For which `can_begin` is true.
-            transactional_id: The id.
-            token: The mark.
-            begun: Called with the newest claim, or None if the id has no row; may raise.
-            translated: The error to raise for the driver's if these statements fail in a call of the user's.
-            with_unit: Set the savepoint UNIT after that.
+        `begun` is called with the newest claim, or None if the id has no row; it may raise. `translated` gives the error to
+        raise for the driver's if these statements fail in a call of the user's.
         """
 
     @abstractmethod
@@ -167,16 +141,10 @@ class MergedStatements(ABC):
         *,
         is_first: bool,
     ) -> QueuedStatements | None:
-        """Set the savepoint UNIT, which replaces that of the unit before, with the next statement.
+        """Set the savepoint UNIT, which replaces that of the unit before unless it `is_first`, with the next statement.
 
-        Args:
-            connection: In a transaction, or one that is queued.
-            queued: What was queued on the connection last: if it still waits, no unit has executed anything since.
-            translated: As for `begin`.
-            is_first: Whether there is no savepoint yet.
-
-        Returns:
-            What is queued now; None if waiting for the next statement saves no time.
+        `queued` is what was queued on the connection last: if it still waits, no unit has executed anything since. Returns
+        what is queued now; None if waiting for the next statement saves no time.
         """
 
     @abstractmethod
@@ -238,9 +206,8 @@ class StoreDialect(ABC):
     def schemas_of_tables(self, connection: Connection, *, is_new: bool) -> Mapping[str, str]:
         """The schema of each of our tables that exists, by the tables' names; see `Home`. May contain other tables, too.
 
-        Args:
-            connection: A connection, in no transaction; settings that are changed here must be local to a transaction.
-            is_new: Whether nobody has used the connection before.
+        The connection is in no transaction, and `is_new` if nobody has used it before. Settings that are changed here must be
+        local to a transaction.
 
         Raises:
             ConfigurationError: The connection's settings don't say which of several tables is meant.
@@ -339,7 +306,7 @@ class StoreDialect(ABC):
     """The SQL of the database; see `session_text.examined`."""
 
     def routines(self, connection: Connection, names: frozenset[str]) -> Iterable[Routine]:
-        """The routines that statements with these names may call; see `session_effects.Routines`."""
+        """The routines that statements with these names may call; see `session_text.Routines`."""
         del connection, names
         return ()
 

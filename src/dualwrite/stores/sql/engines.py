@@ -19,20 +19,12 @@ SQL_URL_EXAMPLES: Final = (
 
 
 def dialect_of(engine: Engine) -> StoreDialect:
-    """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2.
-
-    Raises:
-        ConfigurationError: This database or this driver is not supported.
-    """
+    """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2."""
     return dialect_for(engine.url.set(drivername=f"{engine.dialect.name}+{engine.dialect.driver}"))
 
 
 def dialect_for(url: URL) -> StoreDialect:
-    """The dialect for a URL.
-
-    Raises:
-        ConfigurationError: This database or this driver is not supported.
-    """
+    """The dialect for a URL; ConfigurationError if this database or this driver is not supported."""
     backend, _, driver = url.drivername.partition("+")
     dialect: StoreDialect
     match backend:

@@ -51,30 +51,6 @@ _ABOUT: Final = ("version", "version_comment", "aurora_version")
 _PRODUCTS: Final = ("TiDB", "OceanBase", "Vitess", "SingleStore")
 
 
-def durability(connection: Connection) -> dict[str, str]:
-    """Variables and status by their names.
-
-    `engine` is our table's storage engine, which is transactional only if it is InnoDB. `product` is there if the server is
-    another one than MariaDB or MySQL; its variables then don't show how it stores a commit.
-    """
-    found = _shown(connection, "VARIABLES", _VARIABLES) | _shown(connection, "GLOBAL STATUS", _STATUS)
-    about = _shown(connection, "VARIABLES", _ABOUT)
-    product = next((name for name in _PRODUCTS if name.lower() in " ".join(about.values()).lower()), None)
-    if product is not None or "aurora_version" in about:
-        found["product"] = product or "Amazon Aurora"
-    engine = connection.exec_driver_sql(
-        "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
-        (schema_of(connection.engine), TABLE_NAME),
-    ).scalar()
-    return found if engine is None else {**found, "engine": engine}
-
-
-def _shown(connection: Connection, what: str, names: Iterable[str]) -> dict[str, str]:
-    """Those of the names that the server has, with their values."""
-    listed = ", ".join(f"'{name}'" for name in names)
-    return {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW {what} WHERE Variable_name IN ({listed})")}
-
-
 _MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
 _LOCK_TIMEOUT: Final = 1205
@@ -144,15 +120,14 @@ _SOCKET_OPTIONS: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
 }
-_ROUTINES: Final = text(
-    "SELECT ROUTINE_DEFINITION, ROUTINE_BODY FROM information_schema.ROUTINES WHERE LOWER(ROUTINE_NAME) IN :names"
-).bindparams(bindparam("names", expanding=True))
-_TRIGGERS: Final = text(
-    "SELECT ACTION_STATEMENT, 'SQL' FROM information_schema.TRIGGERS WHERE LOWER(EVENT_OBJECT_TABLE) IN :names"
-).bindparams(bindparam("names", expanding=True))
-_VIEWS: Final = text(
-    "SELECT VIEW_DEFINITION, 'SQL' FROM information_schema.VIEWS WHERE LOWER(TABLE_NAME) IN :names"
-).bindparams(bindparam("names", expanding=True))
+_ROUTINES: Final = tuple(
+    text(query).bindparams(bindparam("names", expanding=True))
+    for query in (
+        "SELECT ROUTINE_DEFINITION, ROUTINE_BODY FROM information_schema.ROUTINES WHERE LOWER(ROUTINE_NAME) IN :names",
+        "SELECT ACTION_STATEMENT, 'SQL' FROM information_schema.TRIGGERS WHERE LOWER(EVENT_OBJECT_TABLE) IN :names",
+        "SELECT VIEW_DEFINITION, 'SQL' FROM information_schema.VIEWS WHERE LOWER(TABLE_NAME) IN :names",
+    )
+)
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _SAVED_LIMITS: Final = "dualwrite.limits"
 _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
@@ -267,12 +242,26 @@ class MysqlDialect(StoreDialect):
         return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        return durability(connection)
+        """Variables and status by their names.
+
+        `engine` is our table's storage engine, which is transactional only if it is InnoDB. `product` is there if the server is
+        another one than MariaDB or MySQL; its variables then don't show how it stores a commit.
+        """
+        found = _shown(connection, "VARIABLES", _VARIABLES) | _shown(connection, "GLOBAL STATUS", _STATUS)
+        about = _shown(connection, "VARIABLES", _ABOUT)
+        product = next((name for name in _PRODUCTS if name.lower() in " ".join(about.values()).lower()), None)
+        if product is not None or "aurora_version" in about:
+            found["product"] = product or "Amazon Aurora"
+        engine = connection.exec_driver_sql(
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
+            (schema_of(connection.engine), TABLE_NAME),
+        ).scalar()
+        return found if engine is None else {**found, "engine": engine}
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         return [
             Routine(source, language or "SQL")
-            for query in (_ROUTINES, _TRIGGERS, _VIEWS)
+            for query in _ROUTINES
             for source, language in connection.execute(query, {"names": list(names)}).all()
         ]
 
@@ -326,6 +315,12 @@ def _connected(raw: Any, _record: object) -> None:
             option = getattr(socket, name, None)  # not every system has each
             if option is not None:
                 raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (there is no public way)
+
+
+def _shown(connection: Connection, what: str, names: Iterable[str]) -> dict[str, str]:
+    """Those of the names that the server has, with their values."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    return {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW {what} WHERE Variable_name IN ({listed})")}
 
 
 def _start(connection: Connection, isolation: str | None = None) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient, scoped_session, sessionmaker
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.sql.guard import GuardedConnection, refused
 from dualwrite.stores.sql.sql_context import StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
 
-if TYPE_CHECKING:
-    pass
-
 
 class TransactionSessions:
-    """The current unit's session, if it was used, and those of the units before.
-
-    Args:
-        context: Of the store; creates the sessions.
-        errors: Of the transaction.
-    """
+    """The current unit's session, if it was used, and those of the units before."""
 
     def __init__(self, context: StoreContext, errors: TransactionErrors) -> None:
         self._context = context
@@ -81,9 +73,10 @@ class TransactionSessions:
 
     def remove_all(self) -> list[GuardedSession]:
         """Forget all sessions and return them, to be closed by the caller."""
-        sessions = [*self._of_ended_units, *([] if self._current is None else [self._current])]
-        self._current = None
-        self._of_ended_units = []
+        sessions = self.remove_of_ended_units()
+        if self._current is not None:
+            sessions.append(self._current)
+            self._current = None
         return sessions
 
 
@@ -96,8 +89,7 @@ def close_rolled_back(session: GuardedSession) -> None:
 def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
     """Notify the session's listeners how the transaction ended, if that is known, and close it.
 
-    Returns:
-        What a listener of the commit has raised.
+    Returns what a listener of the commit has raised.
     """
     if is_known and not is_committed:
         close_rolled_back(session)
@@ -116,9 +108,8 @@ class AttachedObjects:
     """What a session's objects were like when they were attached to it; objects that it has loaded itself are not included."""
 
     def __init__(self) -> None:
-        self._before: WeakKeyDictionary[InstanceState[Any], _Before] = (
-            WeakKeyDictionary()
-        )  # as the session: no strong reference
+        # no strong references, as in the session
+        self._before: WeakKeyDictionary[InstanceState[Any], _Before] = WeakKeyDictionary()
 
     def note(self, state: InstanceState[Any]) -> None:
         """Remember an object that is about to be attached. Only the first time counts."""
@@ -172,7 +163,7 @@ def _collections(values: dict[str, Any]) -> list[tuple[str, Any]]:
 SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
 """What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""
 
-_REFUSED: Final = ("bind", "binds", "twophase", "join_transaction_mode", "autobegin")
+_REFUSED: Final = ("binds", "twophase", "join_transaction_mode")
 
 
 class GuardedSession(Session):
@@ -196,17 +187,13 @@ class GuardedSession(Session):
             self._guard.refuse("session.begin()")
         return super().begin(nested=True)
 
-    def commit(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.commit()")
-
-    def rollback(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.rollback()")
-
-    def prepare(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.prepare()")
+    commit = refused("session.commit()", "_guard")
+    rollback = refused("session.rollback()", "_guard")
+    prepare = refused("session.prepare()", "_guard")
+    reset = refused("session.reset()", "_guard")
+    invalidate = refused("session.invalidate()", "_guard")
+    get_transaction = refused("session.get_transaction()", "_guard")  # could only be used to commit or roll back
+    __enter__ = refused("`with` on the session (it would close it)", "_guard")
 
     def close(self) -> None:
         """Only the writer may call this."""
@@ -220,21 +207,6 @@ class GuardedSession(Session):
             self.close()
         finally:
             self._attached.restore()
-
-    def reset(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.reset()")
-
-    def invalidate(self) -> None:
-        """Refused."""
-        self._guard.refuse("session.invalidate()")
-
-    def get_transaction(self) -> NoReturn:
-        """Refused: the result could only be used to commit or roll back. `get_nested_transaction` works."""
-        self._guard.refuse("session.get_transaction()")
-
-    def __enter__(self) -> NoReturn:
-        self._guard.refuse("`with` on the session (it would close it)")
 
     def _autobegin_t(self, begin: bool = False) -> SessionTransaction:
         # called at every use of a session, including `add`
@@ -288,17 +260,15 @@ class SessionFactory:
             raise ConfigurationError(
                 f"session is a {type(source).__name__}.", next_step="pass a sessionmaker, a scoped_session or a Session class"
             )
-        wrong = [name for name in _REFUSED[1:] if options.pop(name, False) not in (False, "conditional_savepoint")]
-        if "autobegin" in wrong:
-            wrong.remove("autobegin")  # True, as by default; the session joins the writer's transaction at its first use
+        wrong = [name for name in _REFUSED if options.pop(name, False) not in (False, "conditional_savepoint")]
         if wrong:
             raise ConfigurationError(
                 f"The sessionmaker has {' and '.join(wrong)}, which would bypass the writer's transaction.",
                 next_step="create one without it for the writer: its session has one connection, the transaction's",
             )
-        options.pop("bind", None)  # in the block the session is bound to the transaction's connection
+        # the session is bound to the transaction's connection, and joins its transaction at the first use
+        self._options = {name: value for name, value in options.items() if name not in ("bind", "autobegin")}
         self._kind: Any = kind
-        self._options = options
 
     def __call__(self, connection: GuardedConnection) -> GuardedSession:
         """A session on the connection."""

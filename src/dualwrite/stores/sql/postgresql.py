@@ -33,6 +33,8 @@ from dualwrite.stores.sql.sql_errors import address
 from dualwrite.stores.sql.tables import TABLE_NAME, Words, decoded
 from dualwrite.stores.sql.tables import state_table as t
 
+log = logging.getLogger(__name__)
+
 _SERVICES: Final[Mapping[str, str]] = {
     "rds": "Amazon RDS",
     "cloudsql": "Google Cloud SQL",
@@ -64,33 +66,6 @@ _STANDBYS: Final = text(  # sync_state is hidden from users without pg_read_all_
     "WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
 )
 
-
-def durability(connection: Connection) -> dict[str, str]:
-    """Settings by their names, and what else decides about an acknowledged commit.
-
-    `transaction_read_only` is on in a standby, `persistence` is our table's: `u` for an unlogged one. `product` is there if the
-    server is not a plain PostgreSQL; its settings then don't show how it stores a commit. Otherwise there are `attached
-    standbys`, and if the user may see it, how many of them are `synchronous standbys`.
-    """
-    found = {decoded(row.name): decoded(row.setting) for row in connection.execute(_SETTINGS)}
-    where = {"name": TABLE_NAME, "schema": schema_of(connection.engine)}
-    if persistence := connection.scalar(_PERSISTENCE, where):
-        found["persistence"] = decoded(persistence)
-    server = connection.execute(_PRODUCT).one()
-    version = decoded(server.version)
-    if not version.startswith("PostgreSQL ") or "-YB-" in version:
-        found["product"] = "YugabyteDB" if "-YB-" in version else " ".join(version.split()[:2])
-    elif server.is_aurora or server.service:
-        found["product"] = "Amazon Aurora" if server.is_aurora else _SERVICES[decoded(server.service)]
-    else:
-        standbys = connection.execute(_STANDBYS).one()
-        found["attached standbys"] = str(standbys.attached)
-        if standbys.visible == standbys.attached:
-            found["synchronous standbys"] = str(standbys.synchronous)
-    return found
-
-
-log = logging.getLogger(__name__)
 
 _LOST_CONNECTION: Final = ("08", "57P0")
 _INVALID_AUTHORIZATION: Final = "28"
@@ -316,7 +291,28 @@ class PostgresqlDialect(StoreDialect):
         return _WHEREABOUTS
 
     def durability(self, connection: Connection) -> Mapping[str, str]:
-        return durability(connection)
+        """Settings by their names, and what else decides about an acknowledged commit.
+
+        `transaction_read_only` is on in a standby, `persistence` is our table's: `u` for an unlogged one. `product` is there if
+        the server is not a plain PostgreSQL; its settings then don't show how it stores a commit. Otherwise there are
+        `attached standbys`, and if the user may see it, how many of them are `synchronous standbys`.
+        """
+        found = {decoded(row.name): decoded(row.setting) for row in connection.execute(_SETTINGS)}
+        where = {"name": TABLE_NAME, "schema": schema_of(connection.engine)}
+        if persistence := connection.scalar(_PERSISTENCE, where):
+            found["persistence"] = decoded(persistence)
+        server = connection.execute(_PRODUCT).one()
+        version = decoded(server.version)
+        if not version.startswith("PostgreSQL ") or "-YB-" in version:
+            found["product"] = "YugabyteDB" if "-YB-" in version else " ".join(version.split()[:2])
+        elif server.is_aurora or server.service:
+            found["product"] = "Amazon Aurora" if server.is_aurora else _SERVICES[decoded(server.service)]
+        else:
+            standbys = connection.execute(_STANDBYS).one()
+            found["attached standbys"] = str(standbys.attached)
+            if standbys.visible == standbys.attached:
+                found["synchronous standbys"] = str(standbys.synchronous)
+        return found
 
     def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
         return routines(connection, names)

@@ -1,4 +1,4 @@
-"""Which functions a statement may call, by the names in it (PostgreSQL)."""
+"""What PostgreSQL's catalogs show: which functions a statement may call, by the names in it, and where our tables are."""
 
 from __future__ import annotations
 
@@ -115,12 +115,8 @@ _AS_CONNECTED: Final = text(
 def schemas_as_connected(connection: Connection, *, pid_at_login: int) -> Mapping[str, str] | None:
     """The schema of each table whose name begins like ours, on a connection that nobody has used before.
 
-    None if a pooler is in between, which the process id shows: another client's `SET search_path` may still be in force on the
-    connection to the server.
-
-    Args:
-        connection: The connection.
-        pid_at_login: The server's process id as reported when the connection was made.
+    None if a pooler is in between, which another process id than at login shows: another client's `SET search_path` may still
+    be in force on the connection to the server.
     """
     rows: Any = connection.execute(_TABLES).all()
     pid = rows[0].pid if rows else connection.scalar(_PID)
@@ -130,8 +126,7 @@ def schemas_as_connected(connection: Connection, *, pid_at_login: int) -> Mappin
 def schemas_in_search_path(connection: Connection) -> Mapping[str, str]:
     """The schema of each table whose name begins like ours, as an unqualified name would be resolved.
 
-    Args:
-        connection: A connection that may have been used before, in no transaction.
+    The connection may have been used before, and is in no transaction.
 
     Raises:
         ConfigurationError: Its search_path means another table than the one that it was made with.

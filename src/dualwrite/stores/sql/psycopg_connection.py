@@ -47,10 +47,9 @@ _SAVEPOINT: Final = "transaction()"
 
 
 class PsycopgAccess(Access):
-    """Transactions on connections that are checked out of a source.
+    """Transactions on connections that are checked out of a source; the engine is for the store's own, such as claims.
 
     Args:
-        engine: The store's engine, for its own transactions, such as claims.
         transaction_pool: Where the connections for transactions come from, if not from the engine's pool.
         source: Closed with the store, if it has something to close.
         connections: How many connections the source has, unless the engine's pool keeps them.
@@ -144,11 +143,9 @@ class PsycopgAccess(Access):
 
 
 def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engine, Access]:
-    """The engine for a store on the user's connections, and the access to them.
+    """The engine for a store on the user's connections, and the access to them; see `SqlStateStore.from_psycopg`.
 
-    Args:
-        source: See `SqlStateStore.from_psycopg`.
-        own_parameters: Default parameters for the store's own connections; those of the user's connection override them.
+    The store's own connections have `own_parameters`, unless the user's connection has others.
 
     Raises:
         ConfigurationError: `source` has another type, or is a closed connection.

@@ -12,8 +12,32 @@ from psycopg import Cursor
 from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
 
-from dualwrite.stores.sql.guard import Guard, control_statement
+from dualwrite.stores.sql.guard import Guard, control_statement, refused
 from dualwrite.stores.sql.psycopg_sources import ConnectionView
+
+
+def _setting(name: str, *, is_guarded: bool = False) -> Any:
+    """A setting of the connection; what the user sets stays on the view. If `is_guarded`, a factory of cursors."""
+
+    def read(self: GuardedPsycopgConnection) -> Any:
+        found = self.own[name] if name in self.own else self.__dict__[name]
+        if not is_guarded:
+            return found
+        if not isinstance(found, type) and self.guard.watch is not None:
+            self.guard.watch.see_driver("a cursor_factory that is a function")
+        return _guarded_cursors(found)
+
+    def write(self: GuardedPsycopgConnection, value: Any) -> None:
+        self.own[name] = value
+
+    return property(read, write, doc=f"As Connection.{name}.")
+
+
+def _refused_setting(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: GuardedPsycopgConnection, value: Any) -> NoReturn:
+        self.guard.refuse(f"{name} = {value}")
+
+    return refuse
 
 
 class GuardedPsycopgConnection(ConnectionView):
@@ -84,32 +108,9 @@ class GuardedPsycopgConnection(ConnectionView):
 
     # --- settings: those of the connection, and what the user sets on this view, which ends with it -------------------------
 
-    @property
-    def row_factory(self) -> Any:
-        """As Connection.row_factory."""
-        return self._setting("row_factory")
-
-    @row_factory.setter
-    def row_factory(self, value: Any) -> None:
-        self.own["row_factory"] = value
-
-    @property
-    def cursor_factory(self) -> Any:
-        """The user's factory, with the guard checking each statement."""
-        return self._guarded(self._setting("cursor_factory"))
-
-    @cursor_factory.setter
-    def cursor_factory(self, value: Any) -> None:
-        self.own["cursor_factory"] = value
-
-    @property
-    def server_cursor_factory(self) -> Any:
-        """The user's factory, with the guard checking each statement."""
-        return self._guarded(self._setting("server_cursor_factory"))
-
-    @server_cursor_factory.setter
-    def server_cursor_factory(self, value: Any) -> None:
-        self.own["server_cursor_factory"] = value
+    row_factory: Any = _setting("row_factory")
+    cursor_factory: Any = _setting("cursor_factory", is_guarded=True)
+    server_cursor_factory: Any = _setting("server_cursor_factory", is_guarded=True)
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -132,7 +133,7 @@ class GuardedPsycopgConnection(ConnectionView):
     @property
     def prepared_max(self) -> int | None:
         """As Connection.prepared_max."""
-        return ConnectionView.prepared_max.fget(self)  # type: ignore[attr-defined, no-any-return]  # a property
+        return super().prepared_max
 
     @prepared_max.setter
     def prepared_max(self, value: int | None) -> None:
@@ -164,30 +165,20 @@ class GuardedPsycopgConnection(ConnectionView):
                 remove(callback)
         self.handlers.clear()
 
-    def _setting(self, name: str) -> Any:
-        return self.own[name] if name in self.own else self.__dict__[name]
-
-    def _guarded(self, factory: Any) -> Any:
-        if not isinstance(factory, type) and self.guard.watch is not None:
-            self.guard.watch.see_driver("a cursor_factory that is a function")
-        return _guarded_cursors(factory)
-
     # --- what would end, replace or change the transaction ----------------------------------------------------------------
 
-    def commit(self) -> NoReturn:
-        """Refused."""
-        self.guard.refuse("commit()")
-
-    def rollback(self) -> NoReturn:
-        """Refused."""
-        self.guard.refuse("rollback()")
-
-    def close(self) -> NoReturn:
-        """Refused."""
-        self.guard.refuse("close()")
-
-    def __enter__(self) -> NoReturn:
-        self.guard.refuse("`with` on the connection (it would commit and close it)")
+    commit = refused("commit()")
+    rollback = refused("rollback()")
+    close = refused("close()")
+    tpc_begin = refused("tpc_begin()")
+    tpc_prepare = refused("tpc_prepare()")
+    tpc_commit = refused("tpc_commit()")
+    tpc_rollback = refused("tpc_rollback()")
+    __enter__ = refused("`with` on the connection (it would commit and close it)")
+    set_autocommit = _refused_setting("autocommit")
+    set_isolation_level = _refused_setting("isolation_level")
+    set_read_only = _refused_setting("read_only")
+    set_deferrable = _refused_setting("deferrable")
 
     @property
     def autocommit(self) -> bool:
@@ -198,40 +189,15 @@ class GuardedPsycopgConnection(ConnectionView):
     def autocommit(self, value: bool) -> None:
         self.set_autocommit(value)
 
-    def set_autocommit(self, value: bool) -> NoReturn:
-        """Refused."""
-        self.guard.refuse(f"autocommit = {value}")
 
-    def set_isolation_level(self, value: Any) -> NoReturn:
-        """Refused."""
-        self.guard.refuse(f"isolation_level = {value}")
+def _of_response(name: str) -> Any:
+    """An attribute of a cursor that needs the response: a batch must wait for it."""
 
-    def set_read_only(self, value: bool | None) -> NoReturn:
-        """Refused."""
-        self.guard.refuse(f"read_only = {value}")
+    def read(self: _GuardedCursor) -> Any:
+        self._sync_batch()
+        return getattr(super(_GuardedCursor, self), name)  # the next class in the MRO has it
 
-    def set_deferrable(self, value: bool | None) -> NoReturn:
-        """Refused."""
-        self.guard.refuse(f"deferrable = {value}")
-
-    def tpc_begin(self, xid: Any) -> NoReturn:
-        """Refused."""
-        del xid
-        self.guard.refuse("tpc_begin()")
-
-    def tpc_prepare(self) -> NoReturn:
-        """Refused."""
-        self.guard.refuse("tpc_prepare()")
-
-    def tpc_commit(self, xid: Any = None) -> NoReturn:
-        """Refused."""
-        del xid
-        self.guard.refuse("tpc_commit()")
-
-    def tpc_rollback(self, xid: Any = None) -> NoReturn:
-        """Refused."""
-        del xid
-        self.guard.refuse("tpc_rollback()")
+    return property(read, doc=f"As Cursor.{name}.")
 
 
 class _GuardedCursor:
@@ -264,25 +230,9 @@ class _GuardedCursor:
         self._end_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
 
-    # --- attributes that need the response: a batch must wait for it -------------------------------------------------------
-
-    @property
-    def rowcount(self) -> Any:
-        """As Cursor.rowcount."""
-        self._sync_batch()
-        return super().rowcount  # type: ignore[misc]  # the next class in the MRO has it
-
-    @property
-    def description(self) -> Any:
-        """As Cursor.description."""
-        self._sync_batch()
-        return super().description  # type: ignore[misc]  # as above
-
-    @property
-    def statusmessage(self) -> Any:
-        """As Cursor.statusmessage."""
-        self._sync_batch()
-        return super().statusmessage  # type: ignore[misc]  # as above
+    rowcount = _of_response("rowcount")
+    description = _of_response("description")
+    statusmessage = _of_response("statusmessage")
 
     def nextset(self) -> Any:
         """As Cursor.nextset."""

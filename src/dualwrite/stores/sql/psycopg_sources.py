@@ -54,11 +54,7 @@ class ConnectionSource(ABC):
 
 
 class SingleConnection(ConnectionSource):
-    """An open connection that the user owns; the store does not close it.
-
-    Args:
-        connection: The user's connection.
-    """
+    """An open connection that the user owns; the store does not close it."""
 
     def __init__(self, connection: Psycopg) -> None:
         self._connection = connection
@@ -139,9 +135,6 @@ class SingleConnection(ConnectionSource):
 class PooledConnections(ConnectionSource):
     """A `psycopg_pool.ConnectionPool` that the user owns; the store does not close it.
 
-    Args:
-        pool: The user's pool.
-
     Attributes:
         most: The maximum number of its connections; 0 if it does not say.
     """
@@ -178,12 +171,7 @@ class PooledConnections(ConnectionSource):
 
 
 class CreatedConnections(ConnectionSource):
-    """A function that makes connections; the store owns them and keeps them for later transactions.
-
-    Args:
-        make: The function.
-        first: A connection that it has already made.
-    """
+    """A function that makes connections, one of which it has already made; the store owns them, and keeps them for later."""
 
     def __init__(self, make: Callable[[], Psycopg], first: Psycopg) -> None:
         self._make = make
@@ -211,11 +199,7 @@ class CreatedConnections(ConnectionSource):
 
 
 def checked_connection(made: object) -> Psycopg:
-    """What the user's function or pool returned, if it is a connection.
-
-    Raises:
-        ConfigurationError: It is not a connection.
-    """
+    """What the user's function or pool returned; ConfigurationError if it is not a connection."""
     if not isinstance(made, psycopg.Connection):
         raise ConfigurationError(
             f"The function or pool returned a {type(made).__name__}, not a psycopg.Connection.",
@@ -243,7 +227,12 @@ class ConnectionView(psycopg.Connection[Any]):
 
 
 def view_of(kind: type[V], connection: psycopg.Connection[Any]) -> V:
-    """A view of `connection`; it keeps the methods of the user's own subclass of `psycopg.Connection`."""
+    """A view of `connection`; it keeps the methods of the user's own subclass of `psycopg.Connection`.
+
+    The two share one `__dict__`, in which psycopg keeps all state of a connection: libpq's connection, the lock, the adapters,
+    the prepared statements. So what is done through one is seen by the other; what belongs to the view alone is in its
+    `__slots__`. One of the tests of other libraries' names fails if psycopg keeps its state elsewhere.
+    """
     classes: Any = (kind, type(connection))
     view: V = object.__new__(_view_class(*classes))
     view.__dict__ = connection.__dict__
@@ -335,12 +324,7 @@ class RecipeConnection(ConnectionView):
 
 
 class PipelineBatch:
-    """See Batch. The cursors of the guarded connection wait for a response when the user reads something from it.
-
-    Args:
-        connection: The connection, in a transaction.
-        guard: The guard of the transaction, which the cursors use too.
-    """
+    """See Batch. The cursors of the guarded connection wait for a response when the user reads something from it."""
 
     def __init__(self, connection: RecipeConnection, guard: Guard) -> None:
         self._guard = guard

@@ -1,7 +1,8 @@
 """What a SQL text leaves behind in the session: settings, temporary tables, cursors, locks. No I/O.
 
-Units of a group share a session, so what one of them leaves behind would reach the next one. This half finds it in the text of
-a statement, and of the functions and triggers that it may call; `session_effects` asks the database for those.
+Units of a group share a session, so what one of them leaves behind would reach the next one. `examined` finds it in the text
+of a statement, `examined_body` in that of the functions and triggers that it may call; `SessionEffects` gets these from the
+database.
 
 Every statement that does not begin with a word of `_HARMLESS` is taken for one that changes the session.
 """
@@ -115,12 +116,7 @@ _EXECUTES: Final = re.compile(r"\bEXECUTE\b(?:\s+format\s*\()?(?:\s*E?'\s*(\w+)(
 
 
 def examined(sql: str, family: str) -> Examined:
-    """What the text of a statement, or of several, shows.
-
-    Args:
-        sql: The text.
-        family: "postgresql", "mysql" (also for MariaDB), or "sqlite".
-    """
+    """What the text of a statement, or of several, shows; `family` is "postgresql", "mysql" (and MariaDB), or "sqlite"."""
     plain = _plain(sql, family)
     effect = if_false = Effect.NONE
     words, names = set(), _names(sql, plain, family)
@@ -145,13 +141,7 @@ def examined(sql: str, family: str) -> Examined:
 
 
 def examined_body(source: str | None, language: str, family: str) -> Examined:
-    """What the body of a function, a procedure or a trigger shows; everything is possible in a language that can't be read.
-
-    Args:
-        source: The body; None if the database does not show it.
-        language: Its language.
-        family: See `examined`.
-    """
+    """What the body of a function, a procedure or a trigger shows; everything is possible in a language that can't be read."""
     if source is None or language.lower() not in ("sql", "plpgsql"):
         return Examined(Effect.SESSION, frozenset(), Effect.SESSION)
     plain = _plain(source, family)
@@ -302,12 +292,7 @@ _DEFINING: Final = frozenset(("create", "alter", "drop"))
 
 
 class Routine(NamedTuple):
-    """A function, a procedure or a trigger of the database.
-
-    Args:
-        source: Its body; None if the database does not show it.
-        language: The language of the body.
-    """
+    """A function, a procedure or a trigger of the database; the source is None if the database does not show it."""
 
     source: str | None
     language: str
@@ -321,11 +306,7 @@ None: the database can't be asked now, because an earlier statement has failed; 
 
 
 class SessionEffects:
-    """The effects of one database's statements. Threads may share it: a lost update costs a query.
-
-    Args:
-        family: See `examined`.
-    """
+    """The effects of one database's statements. Threads may share it: a lost update costs a query."""
 
     def __init__(self, family: str) -> None:
         self._family = family
@@ -339,13 +320,7 @@ class SessionEffects:
         return sql in self._harmless and time.monotonic() < self._until
 
     def of(self, sql: str, parameters: Any, routines: Routines) -> Effect:
-        """The effect of a statement.
-
-        Args:
-            sql: Its text.
-            parameters: Its parameters, in any form.
-            routines: Asks the database.
-        """
+        """The effect of a statement with parameters in any form; `routines` asks the database."""
         now = time.monotonic()
         if now > self._until or len(self._texts) > _MOST_TEXTS:
             self._texts, self._harmless, self._known, self._until = {}, set(), set(), now + _REMEMBERED

@@ -1,12 +1,8 @@
-"""Leases in the table `kafka_transaction_lease`: the primary key and conditional updates decide who gets an id.
-
-The clock is read at the beginning of each transaction. If the transaction then waits for a lock, its time is in the past: it
-leases fewer ids, and for a shorter time, never more.
-"""
+"""Leases and consumed positions in SQL tables: primary keys and conditional updates decide who gets an id, or moves one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import chain
@@ -42,10 +38,10 @@ _LISTED: Final = begins_with_prefix(lease_table.c.transactional_id), lease_table
 
 
 class SqlLeases(LeaseStore):
-    """The leases of a SQL database.
+    """The leases of a SQL database, in the table `kafka_transaction_lease`.
 
-    Args:
-        short: Runs our own transactions.
+    The clock is read at the beginning of each transaction. If the transaction then waits for a lock, its time is in the past:
+    it leases fewer ids, and for a shorter time, never more.
     """
 
     def __init__(self, short: ShortTransactions) -> None:
@@ -153,15 +149,9 @@ _COUNT: Final = select(func.count()).select_from(position_table).where(_OF_GROUP
 _DELETE: Final = delete(position_table).where(_OF_GROUP)
 _GROUPS: Final = select(position_table.c.group_id).where(begins_with_prefix(position_table.c.group_id)).distinct()
 
-Execute = Callable[..., Any]
-
 
 class SqlPositions(Positions):
-    """See Positions. The statements run on the transaction's own connection, whatever the user's `tx.db` is.
-
-    Args:
-        short: Runs our own transactions.
-    """
+    """See Positions. The statements run on the transaction's own connection, whatever the user's `tx.db` is."""
 
     def __init__(self, short: ShortTransactions) -> None:
         self._short = short
@@ -182,7 +172,7 @@ class SqlPositions(Positions):
         with transaction.own_statements() as connection:  # not tx.session: it would flush the user's objects, and costs more
             for one in in_order(moves):
                 try:
-                    _move(connection.execute, group_id, one)
+                    _move(connection, group_id, one)
                 except IntegrityError as error:  # PostgreSQL accepts no other statement before the rollback
                     raise moved(group_id, one, None) from error
 
@@ -194,7 +184,7 @@ class SqlPositions(Positions):
             nonlocal done
             for one in ordered:
                 try:
-                    _move(connection.execute, group_id, one)
+                    _move(connection, group_id, one)
                 except PositionMovedError as error:
                     if not (done and error.found == one.after.offset):  # a COMMIT whose response was lost has moved it
                         raise
@@ -227,26 +217,20 @@ class SqlPositions(Positions):
         )
 
 
-def _move(execute: Execute, group_id: str, one: Move) -> None:
+def _move(connection: Connection, group_id: str, one: Move) -> None:
     where = {"group": group_id, "of_topic": one.after.topic, "of_partition": one.after.partition}
     now = datetime.now(UTC)
     if one.before is not None:
         values = {"next": one.after.offset, "next_id": one.after.topic_id, "now": now}
         condition = {"expected": one.before.offset, "expected_id": one.before.topic_id}
-        if execute(_MOVE, {**where, **condition, **values}).rowcount == 1:
+        if connection.execute(_MOVE, {**where, **condition, **values}).rowcount == 1:
             return
-    found = execute(_READ_ONE, where).first()
+    found = connection.execute(_READ_ONE, where).first()
     if one.before is not None or found is not None:
         raise moved(group_id, one, None if found is None else _position(found))
-    row = {
-        "group_id": group_id,
-        "topic": one.after.topic,
-        "partition_number": one.after.partition,
-        "next_offset": one.after.offset,
-        "topic_id": one.after.topic_id,
-        "updated_at": now,
-    }
-    execute(_INSERT_POSITION, row)
+    at = {"group_id": group_id, "topic": one.after.topic, "partition_number": one.after.partition}
+    to = {"next_offset": one.after.offset, "topic_id": one.after.topic_id, "updated_at": now}
+    connection.execute(_INSERT_POSITION, {**at, **to})
 
 
 def _position(row: Any) -> Position:

@@ -196,11 +196,11 @@ class SqlStoreTransaction(StoreTransaction):
         return self._context.access.async_handle(self._open_connection(), thread)
 
     def async_session(self, thread: TransactionThread) -> AsyncSession:
-        from dualwrite.stores.sql.async_handles import AsyncSession, HookedThread  # noqa: PLC0415  (the ORM, only when it is used)
+        from dualwrite.stores.sql.async_handles import AsyncSession  # noqa: PLC0415  (the ORM, only when it is used)
 
         self._guard.thread = thread.ident
         connection = self._open_connection()
-        return AsyncSession(self._sessions.current(connection), connection, HookedThread(self._end_batch, thread))
+        return AsyncSession(self._sessions.current(connection), connection, thread)
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:

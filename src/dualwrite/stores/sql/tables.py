@@ -226,24 +226,28 @@ def state_row(columns: RowMapping) -> StateRow:
         StoredStateError: The prepared state, the kind of producer or the list of lost transactions can't be parsed.
     """
     transactional_id = columns["transactional_id"]
-    return StateRow(
-        transactional_id=transactional_id,
-        fence=columns["fence"],
-        generation=columns["generation"],
-        prepared_state=_prepared_state(transactional_id, columns["prepared_transaction_state"]),
-        prepared_generation=columns["prepared_generation"],
-        resolved_generation=columns["resolved_generation"],
-        transaction_number=columns["transaction_number"],
-        lost=parse_lost(transactional_id, columns["lost"]),
-        owner=columns["owner"],
-        updated_at=columns["updated_at"],
-        forgotten=columns["forgotten"],
-        generation_kind=_generation_kind(transactional_id, columns["generation_kind"]),
-        claim_token=columns["claim_token"],
-        delivery=_delivery(transactional_id, columns["delivery"]),
-        cluster_id=columns["cluster_id"],
-        store_id=columns["store_id"],
-    )
+    try:
+        return StateRow(
+            transactional_id=transactional_id,
+            fence=columns["fence"],
+            generation=columns["generation"],
+            prepared_state=PreparedTxnState.parse(columns["prepared_transaction_state"]),
+            prepared_generation=columns["prepared_generation"],
+            resolved_generation=columns["resolved_generation"],
+            transaction_number=columns["transaction_number"],
+            lost=parse_lost(transactional_id, columns["lost"]),
+            owner=columns["owner"],
+            updated_at=columns["updated_at"],
+            forgotten=columns["forgotten"],
+            generation_kind=_generation_kind(columns["generation_kind"]),
+            claim_token=columns["claim_token"],
+            delivery=Delivery.parse(columns["delivery"] or ""),
+            cluster_id=columns["cluster_id"],
+            store_id=columns["store_id"],
+        )
+    except StoredStateError as error:
+        error.transactional_id = transactional_id
+        raise
 
 
 def columns_of(row: StateRow) -> dict[str, Any]:
@@ -267,33 +271,16 @@ def columns_of(row: StateRow) -> dict[str, Any]:
     }
 
 
-def _generation_kind(transactional_id: str, text: str) -> ProducerKind:
+def _generation_kind(text: str) -> ProducerKind:
     try:
         return ProducerKind(text)
     except ValueError as error:
         raise StoredStateError(
             f"The stored generation_kind {text!r} is not one of {', '.join(kind.value for kind in ProducerKind)}.",
-            transactional_id=transactional_id,
             cause="the row was changed manually or by a newer release",
             next_step="nothing was changed; restore the value, or upgrade",
             text=text,
         ) from error
-
-
-def _delivery(transactional_id: str, text: str | None) -> Delivery | None:
-    try:
-        return Delivery.parse(text or "")
-    except StoredStateError as error:
-        error.transactional_id = transactional_id
-        raise
-
-
-def _prepared_state(transactional_id: str, text: str) -> PreparedTxnState | None:
-    try:
-        return PreparedTxnState.parse(text)
-    except StoredStateError as error:
-        error.transactional_id = transactional_id
-        raise
 
 
 _READ: Final = select(state_table).where(state_table.c.transactional_id == bindparam("id"))
@@ -348,12 +335,7 @@ def write_row(connection: Connection, row: StateRow) -> None:
 
 
 class LockedRows(NamedTuple):
-    """Rows that are locked until the end of the transaction.
-
-    Args:
-        rows: By their ids; ids without a row are missing.
-        identity: That of the database, if it was read: not on MariaDB and MySQL.
-    """
+    """Rows that are locked until the end of the transaction, by their ids; with the identity, except on MariaDB and MySQL."""
 
     rows: dict[str, StateRow]
     identity: StoreIdentity | None
@@ -389,13 +371,7 @@ def write_rows(connection: Connection, rows: Collection[StateRow], *, existing: 
 
 
 class LookedAt(NamedTuple):
-    """What an opening reads first.
-
-    Args:
-        identity: Of the database; None if it has none.
-        marks: What distinguishes the database from a copy, if that was asked for.
-        rows: The rows.
-    """
+    """What an opening reads first; `marks` are what distinguishes the database from a copy, if that was asked for."""
 
     identity: StoreIdentity | None
     marks: str | None
@@ -403,14 +379,7 @@ class LookedAt(NamedTuple):
 
 
 def look_at(connection: Connection, ids: Collection[str], lanes_prefix: str, marks: ColumnElement[Any] | None) -> LookedAt:
-    """The rows of ids, the rows whose ids begin with the prefix, without tombstones, and the identity, in one query.
-
-    Args:
-        connection: The connection.
-        ids: The ids.
-        lanes_prefix: The prefix.
-        marks: The column with the database's marks.
-    """
+    """The rows of ids, the rows whose ids begin with the prefix, without tombstones, and the identity, in one query."""
     found = connection.execute(_looking(marks), {"ids": list(ids), **prefix_parameters(lanes_prefix)}).mappings().all()
     rows = [state_row(each) for each in found if each["transactional_id"] is not None]
     return LookedAt(_identity_in(found[0]["this_store"]), found[0]["these_marks"], rows)
