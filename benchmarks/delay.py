@@ -50,10 +50,11 @@ class Counts:
 
 
 class DelayProxy:
-    """Forwards connections from ports on loopback to servers, in a process of its own."""
+    """Forwards connections from ports on loopback to servers, in a process of its own; `description` is for reports."""
 
     def __init__(self) -> None:
         self._program = _compiled()
+        self.description = "compiled"
         self._listeners: dict[int, socket.socket] = {}
         self._ports: list[int] = []
         self._process: subprocess.Popen[str] | None = None
@@ -83,7 +84,8 @@ class DelayProxy:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdout.readline()  # it is ready
+                if "first" in process.stdout.readline():
+                    self.description += ", before other processes (SCHED_FIFO)"
                 yield
             finally:
                 self._process = None

@@ -79,11 +79,11 @@ def test_a_signal_that_ends_the_process_waits_until_its_broker_is_recorded(numbe
     assert (done.stdout, done.returncode) == ("recorded\n", -number)
 
 
-@pytest.mark.parametrize("mode", [launcher.DETACHED, launcher.BOUND])
-def test_a_broker_that_its_starter_never_knew_of_is_killed(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("purge", ["", "purge"], ids=["detached", "bound"])
+def test_a_broker_that_its_starter_never_knew_of_is_killed(tmp_path: Path, purge: str) -> None:
     """The starter was killed between the start of the launcher and the end of its pipe."""
     program = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
-    arguments = [mode, str(os.getpid()), str(tmp_path / "log"), "", *program]
+    arguments = [str(os.getpid()), str(tmp_path / "log"), purge and str(tmp_path / purge), *program]
     reader, writer = os.pipe()
     os.close(reader)
     with subprocess.Popen([sys.executable, "-I", "-S", launcher.__file__, *arguments], stdout=writer) as starting:

@@ -191,19 +191,9 @@ def _number(content: Content | None) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one run.
+    """The result of one run: what was asked for, the figures, the disagreements, and what is left to recover.
 
-    Args:
-        naive: Whether it ran without dualwrite.
-        departures: How many departures were requested.
-        kills_wanted: How many kills were requested.
-        rows: Departures in the database.
-        messages: Committed messages in the topic.
-        tally: The workers' reports, summed up.
-        findings: The disagreements.
-        unresolved: Transactional ids on which something is left to recover.
-        places: Where database, topic and logs are, by name.
-        pool: Whether the workers wrote through pools.
+    `unresolved` are transactional ids; `places` says where database, topic and logs are, by name.
     """
 
     naive: bool

@@ -152,11 +152,13 @@ def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
 
 
 class Launcher:
-    """Starts brokers, and keeps track of the launchers of brokers that are bound to this process's lifetime."""
+    """Starts brokers, and keeps track of the launchers of brokers that are bound to this process's lifetime.
 
-    def __init__(self, *, purge: Path | None = None, bound: bool = False) -> None:
+    With a directory to purge, they end with this process, and it is removed then.
+    """
+
+    def __init__(self, purge: Path | None = None) -> None:
         self._purge = purge
-        self._bound = bound
         self._bound_launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self, command: Sequence[str | Path], *, log_file: Path, directory: Path) -> BrokerProcess:
@@ -165,8 +167,7 @@ class Launcher:
         Raises:
             DevClusterError: The command could not be run.
         """
-        mode = launcher.BOUND if self._bound else launcher.DETACHED
-        arguments = [mode, str(os.getpid()), str(log_file), str(self._purge or ""), *map(str, command)]
+        arguments = [str(os.getpid()), str(log_file), str(self._purge or ""), *map(str, command)]
         starter = subprocess.Popen(  # noqa: S603  (dualwrite's own launcher)
             [sys.executable, "-I", "-S", launcher.__file__, *arguments],
             stdin=subprocess.DEVNULL,
@@ -187,10 +188,10 @@ class Launcher:
                 cause=message.decode(errors="replace").strip().rpartition("\n")[2],
                 next_step="check that this program exists and may be executed",
             )
-        if self._bound:
-            self._bound_launchers.append(starter)
-        else:
+        if self._purge is None:
             starter.wait()
+        else:
+            self._bound_launchers.append(starter)
         pid = int(first_line)
         try:
             return BrokerProcess.running(pid)

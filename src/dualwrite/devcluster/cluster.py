@@ -166,7 +166,7 @@ class DevCluster:
             progress=progress,
         )
         cluster._registered = False
-        cluster._launcher = Launcher(bound=True, purge=place)
+        cluster._launcher = Launcher(purge=place)
         try:
             cluster.up(timeout=timeout)
             yield cluster

@@ -15,8 +15,6 @@ import signal
 import subprocess
 import sys
 
-DETACHED = "detached"
-BOUND = "bound"
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.2
 
@@ -25,13 +23,13 @@ def _die_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(mode: str, owner: int, log_file: str, purge: str, command: list[str]) -> int:
+def main(owner: int, log_file: str, purge: str, command: list[str]) -> int:
     """Start `command` and print its process id; if bound, wait until the command or the owner (a process id) ends.
 
-    `purge` is a directory to remove after the owner's death, or empty. Returns the exit code: 1 if the caller ended before it
-    could know the process; this was killed then.
+    It is bound if there is a directory to `purge` after the owner's death. Returns the exit code: 1 if the caller ended before
+    it could know the process; this was killed then.
     """
-    bound = mode == BOUND
+    bound = bool(purge)
     with open(log_file, "ab") as log:  # noqa: PTH123  (pathlib would double this script's start-up time)
         process = subprocess.Popen(  # noqa: S603  (dualwrite's own command)
             command,
@@ -68,5 +66,5 @@ def _announce(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+    code = main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
     os._exit(code)  # skip the interpreter's cleanup: a detached broker keeps running

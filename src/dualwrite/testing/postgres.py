@@ -121,7 +121,8 @@ class PostgresServer(DatabaseServer):
         process = self._process
         if process is None:
             return
-        _signal(process.pid, signal.SIGSTOP)  # it must not start another backend before the kill
+        if process.poll() is None:  # else its process id may already be another's
+            _signal(process.pid, signal.SIGSTOP)  # it must not start another backend before the kill
         for pid in self._all_pids():
             _signal(pid, signal.SIGKILL)
         self._process = None
