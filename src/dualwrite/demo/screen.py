@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dualwrite.demo.supervisor import Tally
-from dualwrite.demo.verdict import EXAMPLES, Verdict
+from dualwrite.demo.verdict import BAD_OUTCOMES, EXAMPLES, Verdict
 
 _LINE_INTERVAL: Final = 5.0
 
@@ -97,7 +97,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     row("  during recovery" if recovers_at_start else "  during startup", f"{tally.kills_while_opening:,}")
     for name, number in sorted(tally.outcomes.items()):
         when = "recoveries" if recovers_at_start else "recovered at the end"
-        row(f"{when}: {name}", f"{number:,}", bad=name in {"LOST", "UNVERIFIED"})
+        row(f"{when}: {name}", f"{number:,}", bad=name in BAD_OUTCOMES)
     for name, number in findings.items():
         row(name.replace("_", " "), f"{number:,}", bad=number > 0)
     if verdict.unresolved:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ MAX_ERRORS: Final = 5
 
 
 class DemoError(DualWriteError):
-    """The demo can't continue: a worker does not start, or there is no progress. Attributes: `log_file`, if there is one."""
+    """The demo can't continue: a worker does not start, or there is no progress. Attribute: `log_file`, or the logs' folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Kill:
     while_opening: bool
 
 
-def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = MAX_DELAY) -> tuple[Kill, ...]:
+def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float) -> list[Kill]:
     """Divide the run's progress into one part per kill, with the kill at a random place in its part.
 
     A quarter of the kills, at least one but never the first, hit a worker that is recovering from the last kill. `transactions`
@@ -72,7 +72,7 @@ def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float = M
         while_opening = number in again
         delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
         plan.append(Kill(after, delay, rng.random(), while_opening))
-    return tuple(plan)
+    return plan
 
 
 @dataclass
@@ -115,18 +115,19 @@ class WorkerProcess:
     It exits when its supervisor is gone, since its input ends then. Its reports go into a queue, with None at their end.
 
     Attributes:
-        stage: Its last report of those that begin a stage; None until it has started.
-        ended: Whether the end of its output has been handled.
+        stage: The last event that it reported, except DONE; None until it has started.
+        error: The error that it reported.
+        ended: Whether the end of its reports has been handled.
         killed: Whether it was sent SIGKILL.
     """
 
     def __init__(self, job: Job, reports: queue.Queue[Report], log_file: Path) -> None:
         self.job = job
+        self.log_file = log_file
         self.stage: Event | None = None
+        self.error: str | None = None
         self.ended = False
         self.killed = False
-        self.log_file = log_file
-        self._reports = reports
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "dualwrite.demo.worker"],
@@ -135,8 +136,8 @@ class WorkerProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        self._send(job.to_json())
-        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._send(json.dumps(asdict(job)))
+        self._listener = threading.Thread(target=self._listen, args=(reports,), daemon=True)
         self._listener.start()
 
     @property
@@ -159,15 +160,9 @@ class WorkerProcess:
         self.killed = True
         self._process.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for its end, at most `timeout` seconds; returns whether it has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        if self._process.returncode is None:
-            return False
-        self._listener.join()
-        self.stop()
-        return True
+    def wait(self, timeout: float) -> None:
+        """Wait for its end, at most `timeout` seconds."""
+        self._listener.join(timeout)
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -175,27 +170,24 @@ class WorkerProcess:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
-    def _listen(self) -> None:
+    def _listen(self, reports: queue.Queue[Report]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
                 if line.endswith(b"\n"):  # a kill may leave an incomplete line
-                    self._reports.put((self, json.loads(line)))
+                    reports.put((self, json.loads(line)))
         self._process.wait()
-        self._reports.put((self, None))
+        self.stop()
+        reports.put((self, None))
 
 
 Report = tuple[WorkerProcess, Mapping[str, Any] | None]
 
 
 class Supervisor:
-    """Runs the workers to the end of their jobs, and kills them while they work.
+    """Runs the workers to the end of their jobs, and kills them according to the plan.
 
-    Args:
-        jobs: One job for each worker.
-        kills: The plan of the kills.
-        folder: The directory for the workers' logs.
-        progress: Called with the tally after each report.
+    The workers' logs go into `folder`; `progress` is called with the tally after each report.
     """
 
     def __init__(self, jobs: Sequence[Job], kills: Sequence[Kill], folder: Path, progress: Callable[[Tally], None]) -> None:
@@ -210,7 +202,7 @@ class Supervisor:
         self._began: float | None = None
         self._errors_in_a_row: Counter[int] = Counter()
 
-    def run(self) -> Tally:
+    def run(self) -> None:
         """Run to the end. After an exception, including Ctrl-C, the workers are stopped before it propagates.
 
         Raises:
@@ -219,7 +211,6 @@ class Supervisor:
         try:
             for job in self._jobs:
                 self._start(job)
-            self._release_if_all_killed()
             while not all(worker.ended for worker in self._workers.values()):
                 worker, facts = self._next_report()
                 if facts is None:
@@ -232,9 +223,12 @@ class Supervisor:
             self._stop()
             if self._began is not None:
                 self.tally.seconds = time.monotonic() - self._began
-        return self.tally
 
-    # --- reports ----------------------------------------------------------------------------------------------------------
+    def _start(self, job: Job) -> None:
+        self._workers[job.worker] = WorkerProcess(job, self._reports, self._folder / f"worker-{job.worker}.log")
+        if not self._plan:
+            for worker in self._workers.values():
+                worker.release()
 
     def _next_report(self) -> Report:
         try:
@@ -247,17 +241,16 @@ class Supervisor:
             ) from None
 
     def _add(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
-        number, tally = worker.job.worker, self.tally
-        match event := Event(facts["event"]):
-            case Event.DONE:
-                tally.took += facts["took"]
-                tally.commits += facts["commits"]
-                self._errors_in_a_row[number] = 0
-            case Event.ERROR:
-                tally.errors.append(f"worker {number}: {facts['text']}")
-            case _:
-                worker.stage = event
-        if event is Event.OPEN:
+        number, tally, event = worker.job.worker, self.tally, Event(facts["event"])
+        if event is not Event.DONE:
+            worker.stage = event
+        if event is Event.DONE:
+            tally.took += facts["took"]
+            tally.commits += facts["commits"]
+            self._errors_in_a_row[number] = 0
+        elif event is Event.ERROR:
+            worker.error = facts["text"]
+        elif event is Event.OPEN:
             self._began = self._began or time.monotonic()
             tally.openings.append(facts["seconds"])
             tally.outcomes.update(facts["outcomes"])
@@ -267,7 +260,6 @@ class Supervisor:
 
     def _ended(self, worker: WorkerProcess) -> None:
         worker.ended = True
-        worker.wait(0)
         if worker.killed:
             self.tally.kills += 1
             self.tally.kills_while_opening += worker.stage is Event.OPENING
@@ -277,26 +269,22 @@ class Supervisor:
         else:
             self._count_error(worker)
         self._start(worker.job)
-        self._release_if_all_killed()
 
     def _count_error(self, worker: WorkerProcess) -> None:
-        number, errors = worker.job.worker, self.tally.errors
-        self._errors_in_a_row[number] += 1
-        if not errors or not errors[-1].startswith(f"worker {number}: "):
+        number = worker.job.worker
+        error = worker.error
+        if error is None:
             lines = worker.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-            errors.append(f"worker {number}: ended with exit code {worker.exit_code}{f': {lines[-1]}' if lines else ''}")
+            error = f"ended with exit code {worker.exit_code}{f': {lines[-1]}' if lines else ''}"
+        self.tally.errors.append(f"worker {number}: {error}")
+        self._errors_in_a_row[number] += 1
         if self._errors_in_a_row[number] >= MAX_ERRORS:
             raise DemoError(
                 f"Worker {number} failed {MAX_ERRORS} times in a row.",
-                cause=errors[-1],
+                cause=self.tally.errors[-1],
                 next_step=f"see its log {worker.log_file}",
                 log_file=worker.log_file,
             )
-
-    # --- processes --------------------------------------------------------------------------------------------------------
-
-    def _start(self, job: Job) -> None:
-        self._workers[job.worker] = WorkerProcess(job, self._reports, self._folder / f"worker-{job.worker}.log")
 
     def _kill_if_due(self) -> None:
         if not self._plan or any(worker.killed and not worker.ended for worker in self._workers.values()):
@@ -318,13 +306,8 @@ class Supervisor:
             # it had no flights left, so it has ended by itself; the others may all be waiting for the last kill
         elif self.tally.transactions < kill.after:
             return None
-        able = [each for each in self._workers.values() if each.stage in (Event.OPEN, Event.HOLDING) and not each.ended]
+        able = [each for each in self._workers.values() if each.stage is Event.OPEN and not each.ended]
         return able[int(kill.choice * len(able))] if able else None
-
-    def _release_if_all_killed(self) -> None:
-        if not self._plan:
-            for worker in self._workers.values():
-                worker.release()
 
     def _stop(self) -> None:
         """Ask all workers to end after their current transaction; kill those that don't."""
@@ -338,8 +321,4 @@ class Supervisor:
             for worker in self._workers.values():
                 if worker.exit_code is None:
                     worker.kill()
-                    worker.wait(STOP)
-            while not self._reports.empty():  # sent while they were stopping
-                worker, facts = self._reports.get()
-                if facts is not None:
-                    self._add(worker, facts)
+                worker.wait(STOP)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import quantiles
 from typing import Any, Final
@@ -18,7 +18,7 @@ from dualwrite.testing.topics import read_committed
 EXAMPLES: Final = 5
 """How many disagreements of a kind are shown."""
 
-_BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
+BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
 _QUIET: Final = {"log_level": 4}
 """Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
@@ -58,17 +58,13 @@ def read_evidence(engine: Engine, tables: Tables, kafka: Mapping[str, Any], topi
         aircraft = connection.execute(select(tables.aircraft)).mappings().all()
     return Evidence(
         flights=list(read_flights(departures)),
-        rows=[_without(row, "row") for row in rows],
+        rows=[{name: row[name] for name in row if name != "row"} for row in rows],
         messages=[
             Message(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
             for each in read_committed({**kafka, **_QUIET}, topic)
         ],
-        aircraft={row["aircraft"]: _without(row, "aircraft") for row in aircraft},
+        aircraft={row["aircraft"]: {name: row[name] for name in row if name != "aircraft"} for row in aircraft},
     )
-
-
-def _without(row: Mapping[Any, Any], column: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != column}
 
 
 def _content(value: bytes | None) -> Content | None:
@@ -105,7 +101,7 @@ class Findings:
 
     @property
     def agree(self) -> bool:
-        """Whether there is no disagreement."""
+        """Whether all are empty."""
         return not any(self.counts().values())
 
     def counts(self) -> dict[str, int]:
@@ -134,53 +130,43 @@ def compare(evidence: Evidence) -> Findings:
         if any(message.content not in written or message.key != written[0]["aircraft"] for message in sent):
             found.unequal.append(number)
     found.not_done = [each.number for each in evidence.flights if not each.cancelled and each.number not in rows]
-    found.out_of_order = _out_of_order(evidence.rows, evidence.messages)
+    found.out_of_order = _out_of_order(evidence)
     found.wrong_aircraft = _wrong_aircraft(evidence)
     return found
 
 
-def _out_of_order(rows: Iterable[Content], messages: Iterable[Message]) -> list[int]:
+def _out_of_order(evidence: Evidence) -> list[int]:
     """Per aircraft, comparing the first row and the first message of each flight that has both."""
-    place: dict[int, int] = {}
-    aircraft_of: dict[int, str] = {}
-    for row in rows:
-        place.setdefault(row["number"], len(place))
-        aircraft_of.setdefault(row["number"], row["aircraft"])
-    seen: set[int] = set()
+    first_rows: dict[int, tuple[int, str]] = {}
+    for place, row in enumerate(evidence.rows):
+        first_rows.setdefault(row["number"], (place, row["aircraft"]))
     last: dict[str, tuple[int, int]] = {}
     found = []
-    for message in messages:
+    for message in evidence.messages:
         number = _number(message.content)
-        if number not in place or number in seen:
+        place, aircraft = first_rows.pop(number, (-1, ""))
+        if place < 0:
             continue
-        seen.add(number)
-        partition, latest = last.get(aircraft_of[number], (message.partition, -1))
-        if place[number] < latest or message.partition != partition:
+        partition, latest = last.get(aircraft, (message.partition, -1))
+        if place < latest or message.partition != partition:
             found.append(number)
-        last[aircraft_of[number]] = partition, max(latest, place[number])
+        last[aircraft] = partition, max(latest, place)
     return found
 
 
 def _wrong_aircraft(evidence: Evidence) -> list[str]:
-    cancelled = Counter(flight.aircraft for flight in evidence.flights if flight.cancelled)
-    departures: Counter[str] = Counter()
-    delay: Counter[str] = Counter()
+    nothing = {"departures": 0, "cancelled": 0, "delay": 0, "last_flight": None}
+    expected: dict[str, dict[str, Any]] = defaultdict(nothing.copy)
     for row in evidence.rows:
-        departures[row["aircraft"]] += 1
-        delay[row["aircraft"]] += row["delay"]
-    last = {flight.aircraft: flight.number for flight in evidence.flights}
-    expected = {
-        name: {
-            "departures": departures[name],
-            "cancelled": cancelled[name],
-            "delay": delay[name],
-            "last_flight": last.get(name),
-        }
-        for name in departures.keys() | cancelled.keys()
-    }
-    return sorted(
-        name for name in expected.keys() | evidence.aircraft.keys() if expected.get(name) != evidence.aircraft.get(name)
-    )
+        expected[row["aircraft"]]["departures"] += 1
+        expected[row["aircraft"]]["delay"] += row["delay"]
+    for flight in evidence.flights:
+        if flight.cancelled:
+            expected[flight.aircraft]["cancelled"] += 1
+        if flight.aircraft in expected:
+            expected[flight.aircraft]["last_flight"] = flight.number
+    names = expected.keys() | evidence.aircraft.keys()
+    return sorted(name for name in names if expected.get(name) != evidence.aircraft.get(name))
 
 
 def _number(content: Content | None) -> int:
@@ -197,6 +183,7 @@ class Verdict:
     """
 
     naive: bool
+    pool: bool
     departures: int
     kills_wanted: int
     rows: int
@@ -205,7 +192,6 @@ class Verdict:
     findings: Findings
     unresolved: tuple[str, ...]
     places: Mapping[str, str]
-    pool: bool = False
 
     @property
     def complete(self) -> bool:
@@ -217,7 +203,7 @@ class Verdict:
     def resolved(self) -> bool:
         """Whether recovery left nothing open, lost or unverified."""
         outcomes = self.tally.outcomes
-        return not (self.unresolved or self.tally.unacknowledged or any(outcomes[name] for name in _BAD_OUTCOMES))
+        return not (self.unresolved or self.tally.unacknowledged or any(outcomes[name] for name in BAD_OUTCOMES))
 
     @property
     def all_agree(self) -> bool:
@@ -244,8 +230,9 @@ class Verdict:
 
     def summary(self) -> str:
         """The verdict in one sentence."""
-        counts = {name: number for name, number in self.findings.counts().items() if number}
-        disagreements = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items())
+        disagreements = ", ".join(
+            f"{number:,} {name.replace('_', ' ')}" for name, number in self.findings.counts().items() if number
+        )
         kills = f"{self.tally.kills:,} kill{'' if self.tally.kills == 1 else 's'}"
         if self.naive:
             if disagreements:
@@ -265,6 +252,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         tally = self.tally
+        counts = self.findings.counts()
         p50, p99 = self.milliseconds
         return {
             "verdict": self.summary(),
@@ -281,10 +269,8 @@ class Verdict:
             "slowest_opening_seconds": round(max(tally.openings, default=0.0), 3),
             "recoveries": dict(tally.outcomes),
             "unresolved": list(self.unresolved),
-            "findings": self.findings.counts(),
-            "examples": {
-                name: getattr(self.findings, name)[:EXAMPLES] for name, number in self.findings.counts().items() if number
-            },
+            "findings": counts,
+            "examples": {name: getattr(self.findings, name)[:EXAMPLES] for name, number in counts.items() if number},
             "worker_errors": tally.errors,
             "seconds": round(tally.seconds, 2),
             "transactions_per_second": round(self.per_second, 1),

@@ -1,7 +1,8 @@
 """One worker: `python -m dualwrite.demo.worker`. It can be killed at any time, and resumes at the position in the database.
 
-That is the point of the demo: position, flight and message are written in the same transaction. Worker and supervisor exchange
-one JSON object per line, over the worker's standard input (a Job) and output (an Event with its fields).
+That is the point of the demo: position, flight and message are written in the same transaction. The worker reads a Job from its
+standard input, and prints an Event for each of its steps, each as a line of JSON. The line RELEASE lets it write its last
+flight and end; at the end of its input it stops after its current transaction.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol, Self
+from io import RawIOBase
+from itertools import cycle
+from typing import Any, Final
 
 from confluent_kafka import Producer
-from sqlalchemy import Connection, Engine
 
 import dualwrite
 from dualwrite.demo.flights import Departure, Flight, StalePositionError, Tables, read_flights, share_of
@@ -30,8 +32,26 @@ from dualwrite.errors import DeliveryError, DualWriteError, FencedError
 from dualwrite.settings import ProducerName
 from dualwrite.stores.sql import SqlStateStore
 
+log = logging.getLogger(__name__)
+
 RELEASE: Final = "release"
-"""The line, after the job, that lets a worker write its last flight and end. End of input means: stop now, cleanly."""
+
+MAX_FAILURES: Final = 5
+"""Errors in a row, without a flight written in between, after which a worker gives up."""
+
+WINDOW: Final = 64
+"""The maximum number of flights in progress in a pool: as many as a group may have."""
+
+LEASE: Final = 3.0
+"""Seconds. Short, so that live workers recover a killed worker's id during the run. Until then, its prepared transaction
+holds consumers back."""
+
+POOL_SIZE: Final = 1
+"""All flights of a worker have the same key, so only one of their groups is in progress at a time: a second writer would be
+idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
+
+_DELIVERY_TIMEOUT: Final = 60.0
+_STDIN: Final = 0
 
 
 class Event(StrEnum):
@@ -47,9 +67,6 @@ class Event(StrEnum):
     """Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the number of
     transactions that they needed."""
 
-    HOLDING = "holding"
-    """One flight is left, to be written after the release. No fields."""
-
     ERROR = "error"
     """Field: `text`. The worker ends."""
 
@@ -59,7 +76,7 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One worker's job: which share of the flights, where and how to write it, and how many flights a report has."""
+    """One worker's job: which share of the flights, and where and how to write it."""
 
     run: str
     worker: int
@@ -71,16 +88,6 @@ class Job:
     producer: ProducerName
     naive: bool
     pool: bool
-    report_every: int
-
-    def to_json(self) -> str:
-        """As one line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str | bytes) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(**json.loads(line))
 
 
 def id_prefix(run: str) -> str:
@@ -88,325 +95,202 @@ def id_prefix(run: str) -> str:
     return f"demo-{run}"
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------
-
-WINDOW: Final = 64
-"""The maximum number of flights in progress in a pool: as many as a group may have."""
-
-LEASE: Final = 3.0
-"""Seconds. Short, so that live workers recover a killed worker's id during the run. Until then, its prepared transaction
-holds consumers back."""
-
-POOL_SIZE: Final = 1
-"""All flights of a worker have the same key, so only one of their groups is in progress at a time: a second writer would be
-idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
-
-_DELIVERY_TIMEOUT: Final = 60.0
+def report(event: Event, **facts: Any) -> None:
+    """Tell the supervisor."""
+    print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (reports go over standard output)
 
 
-class Transaction(Protocol):
-    """The part of a transaction that writing a flight needs."""
-
-    @property
-    def db(self) -> Any:
-        """A SQLAlchemy connection."""
-
-    def send(self, topic: str, value: bytes, *, key: str) -> None:
-        """Send a message with the transaction."""
-
-
-class NaiveTransaction:
-    """The object that the block gets, as with dualwrite: a connection, and a method to send."""
-
-    def __init__(self, db: Connection) -> None:
-        self.db = db
-        self.messages: list[tuple[str, bytes, str]] = []
-
-    def send(self, topic: str, value: bytes, *, key: str) -> None:
-        """Send a message when the block ends."""
-        self.messages.append((topic, value, key))
-
-
-class NaiveWriter:
-    """Without dualwrite. Alternates both orders: commits and then produces, the next time produces and then commits."""
-
-    def __init__(self, engine: Engine, kafka: Mapping[str, Any]) -> None:
-        self._engine = engine
-        self._producer = Producer({**kafka, "enable.idempotence": True, "acks": "all"})
-        self._kafka_first = False
-
-    @contextmanager
-    def transaction(self) -> Iterator[NaiveTransaction]:
-        """One business transaction in two steps, with a possible crash between them.
-
-        With the commit first, such a crash loses the message; with Kafka first, the message remains and is sent again.
-        """
-        kafka_first, self._kafka_first = self._kafka_first, not self._kafka_first
-        with self._engine.begin() as connection:
-            transaction = NaiveTransaction(connection)
-            yield transaction
-            if kafka_first:
-                self._produce(transaction)
-        if not kafka_first:
-            self._produce(transaction)
-
-    def _produce(self, transaction: NaiveTransaction) -> None:
-        failures: list[Any] = []
-        for topic, value, key in transaction.messages:
-            self._producer.produce(topic, value, key, on_delivery=lambda error, _: failures.append(error) if error else None)
-        if self._producer.flush(_DELIVERY_TIMEOUT) or failures:
-            raise DeliveryError("A message was not delivered.", cause=str(failures[0]) if failures else None)
-
-
-Unit = Callable[[Transaction, Flight, int], None]
-"""Writes a flight, and advances the worker's position to it from the given one. May run more than once, if it is rolled back.
-
-It raises StalePositionError if the position in the database is a different one.
-"""
-
-Written = Callable[[float, int], None]
-"""Called for each flight that is committed on both sides, in order.
-
-The arguments are the seconds since the flight was begun, and the number of commits: 1, or 0 if it shares the previous flight's
-commit.
-"""
-
-
-class Pipeline:
-    """Writes one worker's flights in order: one after the other, or up to WINDOW at once. Used by one thread.
-
-    Args:
-        submit: Begins to write a flight from the given position; the result is an object that flights of one commit share.
-        written: Called with what has been written.
-        window: The maximum number of flights in progress.
-        recovery: What was recovered at the start. Pools recover ids in the background and only log it.
-    """
-
-    def __init__(
-        self,
-        submit: Callable[[Flight, int], Future[object]],
-        written: Written,
-        *,
-        window: int = 1,
-        recovery: dualwrite.RecoveryReport = dualwrite.RecoveryReport(),  # noqa: B008  (frozen and empty)
-    ) -> None:
-        self.recovery = recovery
-        self._submit = submit
-        self._written = written
-        self._window = window
-        self._in_progress: deque[tuple[Future[object], float]] = deque()
-        self._last_commit: object = None
-
-    def write(self, flight: Flight, after: int) -> None:
-        """Write the next flight, after the position `after`; it may still be in progress when this returns.
-
-        Raises:
-            Exception: The error of the first flight that failed. No flight is in progress any more.
-        """
-        began = time.perf_counter()
-        self._in_progress.append((self._submit(flight, after), began))
-        if len(self._in_progress) == self._window:
-            self._await_oldest()
-
-    def finish(self) -> None:
-        """Wait until no flight is in progress. Raises as `write`."""
-        while self._in_progress:
-            self._await_oldest()
-
-    def can_continue(self, error: DualWriteError) -> bool:
-        """Whether the caller can read the position again after this error, and write the flights after it.
-
-        With a pool, also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another.
-        """
-        pooled = self._window > 1
-        return isinstance(error, StalePositionError) or (pooled and (error.retriable or isinstance(error, FencedError)))
-
-    def _await_oldest(self) -> None:
-        future, began = self._in_progress.popleft()
-        try:
-            commit = future.result()
-        except Exception:
-            rest = list(self._in_progress)
-            self._in_progress.clear()
-            for each, its_begin in rest:  # cancel those that have not begun, and wait for the others
-                if not each.cancel() and each.exception() is None:
-                    self._report(each.result(), its_begin)
-            raise
-        self._report(commit, began)
-
-    def _report(self, commit: object, began: float) -> None:
-        is_new, self._last_commit = commit is not self._last_commit, commit
-        self._written(time.perf_counter() - began, int(is_new))
-
-
-@contextmanager
-def opened(job: Job, store: SqlStateStore, unit: Unit, written: Written) -> Iterator[Pipeline]:
-    """Open the job's writer or pool. Raises as `dualwrite.connect` and `dualwrite.create_pool`."""
-    if job.naive:
-        yield Pipeline(_one_by_one(NaiveWriter(store.engine, job.kafka).transaction, unit), written)
-    elif job.pool:
-
-        def run(tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:
-            unit(tx, flight, after)
-            return tx.db.get_transaction()  # the same object for all units of a group
-
-        with dualwrite.create_pool(
-            store,
-            kafka=job.kafka,
-            prefix=id_prefix(job.run),  # the same for all workers, so that they recover each other's ids
-            size=POOL_SIZE,
-            options=dualwrite.PoolOptions(lease=LEASE),
-            producer=job.producer,
-            on_lost="report",
-        ) as pool:
-            ordered = pool.with_options(key=f"worker {job.worker}")
-            yield Pipeline(lambda flight, after: ordered.submit(run, flight, after), written, window=WINDOW)
-    else:
-        with dualwrite.connect(
-            store,
-            kafka=job.kafka,
-            transactional_id=f"{id_prefix(job.run)}-{job.worker}",  # the same after a restart
-            producer=job.producer,
-            on_lost="report",
-        ) as writer:
-            yield Pipeline(_one_by_one(writer.transaction, unit), written, recovery=writer.recovery_report)
-
-
-def _one_by_one(
-    transaction: Callable[[], AbstractContextManager[Transaction]], unit: Unit
-) -> Callable[[Flight, int], Future[object]]:
-    def submit(flight: Flight, after: int) -> Future[object]:
-        written: Future[object] = Future()
-        with transaction() as tx:
-            unit(tx, flight, after)
-        written.set_result(object())
-        return written
-
-    return submit
-
-
-# --- the process --------------------------------------------------------------------------------------------------------------
-
-log = logging.getLogger(__name__)
-
-MAX_FAILURES: Final = 5
-"""Errors in a row, without a flight written in between, after which a worker gives up."""
-
-_STDIN: Final = 0
-
-
-class Pipe:
-    """The worker's connection to its supervisor: receives the job and the signal to end, and sends reports."""
-
-    def __init__(self) -> None:
-        # Unbuffered: a thread that blocks in a buffered read holds the buffer's lock, at which interpreter shutdown fails.
-        self._input = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
-        self.stopping = threading.Event()
-        self.released = threading.Event()
-
-    def job(self) -> Job:
-        """Receive the job, and start listening."""
-        job = Job.from_json(self._input.readline())
-        threading.Thread(target=self._listen, daemon=True, name="supervisor").start()
-        return job
-
-    def report(self, event: Event, **facts: Any) -> None:
-        """Send a report."""
-        print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (reports go over standard output)
-
-    def _listen(self) -> None:
-        while line := self._input.readline():
-            if line.decode().strip() == RELEASE:
-                self.released.set()
-        self.stopping.set()
-        self.released.set()  # no release will come
+Submit = Callable[[Flight, int], Future[object]]
+"""Begins to write a flight after the given position; the result is an object that flights of one commit share."""
 
 
 class Worker:
     """Writes one worker's share of the flights, starting at the position in the database."""
 
-    def __init__(self, job: Job, supervisor: Pipe) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._supervisor = supervisor
+        self._stopping = threading.Event()
+        self._released = threading.Event()
         self._store = SqlStateStore.from_url(job.url)
         self._tables = Tables(job.run, self._store.engine.dialect.name)
+        self._report_every = max(1, min(10, job.departures // 200))
+        self._in_progress: deque[tuple[Future[object], float]] = deque()
+        self._last_commit: object = None
         self._done = 0
         self._took: list[int] = []
         self._commits = 0
 
+    def listen(self, lines: RawIOBase) -> None:
+        """Wait for the release, and for the signal to stop."""
+        while line := lines.readline():
+            if line.decode().strip() == RELEASE:
+                self._released.set()
+        self._stopping.set()
+        self._released.set()  # no release will come
+
     def run(self) -> None:
         """Open the writer or the pool, which runs recovery, and write the flights in order."""
-        self._supervisor.report(Event.OPENING)
+        report(Event.OPENING)
         started = time.perf_counter()
-        with opened(self._job, self._store, self._unit, self._written) as pipeline:
-            self._supervisor.report(
+        with self._opened() as (submit, recovery):
+            report(
                 Event.OPEN,
                 done=self._position()[1],
                 seconds=time.perf_counter() - started,
-                outcomes=[found.outcome.value for found in pipeline.recovery],
-                unacknowledged=len(pipeline.recovery.unacknowledged),
+                outcomes=[found.outcome.value for found in recovery],
+                unacknowledged=len(recovery.unacknowledged),
             )
-            self._write_all(pipeline)
+            self._write_all(submit)
             self._report_done()
-        self._supervisor.report(Event.CLOSED)
+        report(Event.CLOSED)
 
-    def _write_all(self, pipeline: Pipeline) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Submit, dualwrite.RecoveryReport]]:
+        """The way to write, and what was recovered: pools recover ids in the background, and only log it."""
+        job, prefix = self._job, id_prefix(self._job.run)
+        if job.naive:
+            yield self._naive(), dualwrite.RecoveryReport()
+        elif job.pool:
+            with dualwrite.create_pool(
+                self._store,
+                kafka=job.kafka,
+                prefix=prefix,  # the same for all workers, so that they recover each other's ids
+                size=POOL_SIZE,
+                options=dualwrite.PoolOptions(lease=LEASE),
+                producer=job.producer,
+                on_lost="report",
+            ) as pool:
+                ordered = pool.with_options(key=f"worker {job.worker}")
+                yield (lambda flight, after: ordered.submit(self._unit, flight, after)), dualwrite.RecoveryReport()
+        else:
+            with dualwrite.connect(
+                self._store,
+                kafka=job.kafka,
+                transactional_id=f"{prefix}-{job.worker}",  # the same after a restart
+                producer=job.producer,
+                on_lost="report",
+            ) as writer:
+
+                def write(flight: Flight, after: int) -> object:
+                    with writer.transaction() as tx:
+                        return self._unit(tx, flight, after)
+
+                yield _at_once(write), writer.recovery_report
+
+    def _naive(self) -> Submit:
+        """Without dualwrite: commits and then produces, and the next time produces and then commits.
+
+        A crash between the two loses the message in the first order; in the second, the message remains and is sent again.
+        """
+        producer = Producer({**self._job.kafka, "enable.idempotence": True, "acks": "all"})
+        orders = cycle((False, True))
+
+        def publish(departure: Departure | None) -> None:
+            if departure is None:
+                return
+            failures: list[Any] = []
+            producer.produce(
+                self._job.topic,
+                encoded(departure),
+                departure["aircraft"],
+                on_delivery=lambda error, _: failures.append(error) if error else None,
+            )
+            if producer.flush(_DELIVERY_TIMEOUT) or failures:
+                raise DeliveryError("A message was not delivered.", cause=str(failures[0]) if failures else None)
+
+        def write(flight: Flight, after: int) -> object:
+            kafka_first = next(orders)
+            with self._store.engine.begin() as connection:
+                departure = self._tables.record(connection, flight, self._job.worker, after=after)
+                if kafka_first:
+                    publish(departure)
+            if not kafka_first:
+                publish(departure)
+            return object()
+
+        return _at_once(write)
+
+    def _unit(self, tx: dualwrite.Transaction[Any], flight: Flight, after: int) -> object:
+        """Write a flight, and advance the position to it; returns the database's transaction, which units of a group share."""
+        departure = self._tables.record(tx.db, flight, self._job.worker, after=after)
+        if departure is not None:
+            tx.send(self._job.topic, encoded(departure), key=flight.aircraft)
+        return tx.db.get_transaction()
+
+    def _write_all(self, submit: Submit) -> None:
         """Write the flights after the position in the database; after some errors, read the position again and continue."""
         failures = 0
         while True:
             position, done = self._position()
             self._done = done
             try:
-                return self._write_after(position, pipeline)
+                return self._write_after(position, submit)
             except DualWriteError as error:
                 failures = 1 if self._done > done else failures + 1
-                if failures == MAX_FAILURES or not pipeline.can_continue(error):
+                if failures == MAX_FAILURES or not can_continue(error, pool=self._job.pool):
                     raise
                 log.warning("reading the position again: %s", error)
+            finally:
+                wait([future for future, _ in self._in_progress])  # they may still advance the position
+                self._in_progress.clear()
 
-    def _write_after(self, position: int, pipeline: Pipeline) -> None:
-        flights = self._flights(position)
-        flight = next(flights, None)
-        while flight is not None and not self._supervisor.stopping.is_set():
-            following = next(flights, None)
-            if following is None:
-                pipeline.finish()
+    def _write_after(self, position: int, submit: Submit) -> None:
+        window = WINDOW if self._job.pool else 1
+        for flight, is_last in self._flights(position):
+            if is_last:
+                self._await_flights(0)
                 self._hold()
-            if not self._supervisor.stopping.is_set():
-                pipeline.write(flight, position)
-            position, flight = flight.number, following
-        pipeline.finish()
+            if self._stopping.is_set():
+                break
+            began = time.perf_counter()
+            self._in_progress.append((submit(flight, position), began))
+            self._await_flights(window - 1)
+            position = flight.number
+        self._await_flights(0)
 
-    def _position(self) -> tuple[int, int]:
-        return self._tables.position(self._store.engine, self._job.worker)
-
-    def _flights(self, position: int) -> Iterator[Flight]:
-        for flight in read_flights(self._job.departures, after=position):
-            if share_of(flight.aircraft, self._job.workers) == self._job.worker:
-                yield flight
-
-    def _unit(self, tx: Transaction, flight: Flight, after: int) -> None:
-        departure = self._tables.record(tx.db, flight, self._job.worker, after=after)
-        if departure is not None:
-            tx.send(self._job.topic, encoded(departure), key=flight.aircraft)
-
-    def _written(self, seconds: float, commits: int) -> None:
-        self._took.append(round(seconds * 1e6))
-        self._commits += commits
-        self._done += 1
-        if len(self._took) >= self._job.report_every:
-            self._report_done()
+    def _await_flights(self, left: int) -> None:
+        """Wait until only so many flights are in progress. Raises the error of the first one that failed."""
+        while len(self._in_progress) > left:
+            future, began = self._in_progress.popleft()
+            commit = future.result()
+            self._took.append(round((time.perf_counter() - began) * 1e6))
+            self._commits += commit is not self._last_commit
+            self._last_commit = commit
+            self._done += 1
+            if len(self._took) >= self._report_every:
+                self._report_done()
 
     def _hold(self) -> None:
         """Delay the last flight until all kills are done, so that each kill hits a worker with work left."""
         self._report_done()
-        self._supervisor.report(Event.HOLDING)
-        self._supervisor.released.wait()
+        self._released.wait()
 
     def _report_done(self) -> None:
         if self._took:
-            self._supervisor.report(Event.DONE, done=self._done, took=self._took, commits=self._commits)
+            report(Event.DONE, done=self._done, took=self._took, commits=self._commits)
             self._took, self._commits = [], 0
+
+    def _position(self) -> tuple[int, int]:
+        return self._tables.position(self._store.engine, self._job.worker)
+
+    def _flights(self, position: int) -> Iterator[tuple[Flight, bool]]:
+        """The worker's flights after a position, each with whether it is the last one."""
+        year = read_flights(self._job.departures, after=position)
+        mine = (flight for flight in year if share_of(flight.aircraft, self._job.workers) == self._job.worker)
+        flight = next(mine, None)
+        while flight is not None:
+            following = next(mine, None)
+            yield flight, following is None
+            flight = following
+
+
+def _at_once(write: Callable[[Flight, int], object]) -> Submit:
+    def submit(flight: Flight, after: int) -> Future[object]:
+        written: Future[object] = Future()
+        written.set_result(write(flight, after))
+        return written
+
+    return submit
 
 
 def encoded(departure: Departure) -> bytes:
@@ -414,15 +298,25 @@ def encoded(departure: Departure) -> bytes:
     return json.dumps(departure).encode()
 
 
+def can_continue(error: DualWriteError, *, pool: bool) -> bool:
+    """Whether a worker can read the position again after this error, and write the flights after it.
+
+    With a pool, also if both sides were rolled back, or if the pool lost its id after a long pause: it then uses another.
+    """
+    return isinstance(error, StalePositionError) or (pool and (error.retriable or isinstance(error, FencedError)))
+
+
 def main() -> int:
     """Do the job received over standard input; returns the exit code."""
-    supervisor = Pipe()
-    job = supervisor.job()
+    # Unbuffered: a thread that blocks in a buffered read holds the buffer's lock, at which interpreter shutdown fails.
+    lines = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
     try:
-        Worker(job, supervisor).run()
+        worker = Worker(Job(**json.loads(lines.readline())))
+        threading.Thread(target=worker.listen, args=(lines,), daemon=True, name="supervisor").start()
+        worker.run()
     except Exception as error:  # noqa: BLE001  (every error is reported to the supervisor)
         traceback.print_exc()
-        supervisor.report(Event.ERROR, text=f"{type(error).__name__}: {error}")
+        report(Event.ERROR, text=f"{type(error).__name__}: {error}")
         return 1
     return 0
 
