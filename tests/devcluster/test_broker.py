@@ -35,8 +35,7 @@ def commit_one(cluster: DevCluster, *, value: str = "v") -> None:
     producer.commit_transaction(LIMIT)
 
 
-@pytest.mark.slow
-def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
+def test_a_temporary_cluster_and_its_coordinators_are_ready_at_once(cluster: DevCluster) -> None:
     status = cluster.status()
     assert status.ready
     assert status.running
@@ -44,9 +43,6 @@ def test_a_temporary_cluster_is_ready_at_once(cluster: DevCluster) -> None:
     assert [node.node_id for node in status.nodes] == [1]
     assert "started" in cluster.logs(1)
     assert len(cluster.logs(1, lines=3).splitlines()) == 3
-
-
-def test_the_coordinators_are_ready_at_once(cluster: DevCluster) -> None:
     topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=LIMIT).topics
     assert len(topics["__transaction_state"].partitions) == 4
     assert len(topics["__consumer_offsets"].partitions) == 4
@@ -91,7 +87,7 @@ def test_a_killed_broker_restarts_with_its_address(cluster: DevCluster) -> None:
     commit_one(cluster)
 
 
-def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevCluster) -> None:
+def test_a_paused_broker_keeps_its_connections_does_not_answer_and_is_not_waited_for(cluster: DevCluster) -> None:
     cluster.pause(1)
     try:
         status = cluster.status()
@@ -100,20 +96,12 @@ def test_a_paused_broker_keeps_its_connections_and_does_not_answer(cluster: DevC
         assert not status.ready
         with socket.create_connection(("127.0.0.1", status.nodes[0].port), timeout=1):
             pass
-    finally:
-        cluster.resume(1)
-    cluster.start(1)  # runs already: only waits until it is ready again
-    until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may notice the pause only now
-
-
-def test_a_cluster_whose_only_node_is_paused_is_not_waited_for(cluster: DevCluster) -> None:
-    cluster.pause(1)
-    try:
         with pytest.raises(DevClusterError, match=r"are paused.*resume"):
             cluster.up()
     finally:
         cluster.resume(1)
-    cluster.start(1)
+    cluster.start(1)  # runs already: only waits until it is ready again
+    until(lambda: cluster.status().ready, cluster.status)  # on a busy machine its controller may notice the pause only now
 
 
 def test_another_cluster_on_the_port_is_not_taken_for_this_one(cluster: DevCluster) -> None:

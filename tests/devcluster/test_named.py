@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import sys
 import time
@@ -60,20 +61,17 @@ def test_up_is_idempotent_and_down_keeps_the_data(state_dir: Path) -> None:
     cluster.down(purge=True)
 
 
-@pytest.mark.soak  # many tests have two clusters of their own
-def test_two_clusters_run_side_by_side(state_dir: Path, tmp_path: Path) -> None:
+def test_another_data_directory_is_the_clusters_own_until_it_is_purged(state_dir: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    one, two = DevCluster("one").up(), DevCluster("two", data_dir=elsewhere).up()
-    assert one.ready
-    assert two.ready
-    assert one.bootstrap_servers != two.bootstrap_servers
+    elsewhere.mkdir()
+    plan("two", None, {}, None).save(elsewhere)
+    registry.remember("two", elsewhere)
     assert DevCluster("two").data_dir == elsewhere
-    with pytest.raises(DevClusterError, match=r"belongs to the cluster 'two', which is running"):
+    assert [path.name for path in (state_dir / "clusters").iterdir()] == ["two"]
+    with pytest.raises(DevClusterError, match=r"belongs to the cluster 'two', which is stopped"):
         DevCluster("three", data_dir=elsewhere).up()
     with pytest.raises(DevClusterError, match=r"is in .*elsewhere, not in"):
         DevCluster("two", data_dir=tmp_path / "other").up()
-    DevCluster("one").down(purge=True)
-    assert DevCluster("two").status().ready
     DevCluster("two").down(purge=True)
     assert not elsewhere.exists()
     assert not state_dir.exists()
@@ -134,7 +132,7 @@ def test_a_purge_removes_the_nodes_of_a_failed_start_too(tmp_path: Path) -> None
     files = ClusterFiles(tmp_path / "data")
     for node_id in (1, 2, 3):
         files.storage(node_id).mkdir(parents=True)
-    (files.data_dir / "cluster.json.4711").touch()  # of a process that was killed while it wrote the record
+    (files.data_dir / "cluster.json.partial").touch()  # of a process that was killed while it wrote the record
     record = plan("c", None, {"nodes": 1}, None)
     record.save(files.data_dir)
     files.purge(record)
@@ -142,7 +140,7 @@ def test_a_purge_removes_the_nodes_of_a_failed_start_too(tmp_path: Path) -> None
 
 
 def test_a_process_killed_while_it_wrote_the_record_does_not_block_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "cluster.json.4711").touch()
+    (tmp_path / "cluster.json.partial").touch()
     ClusterFiles(tmp_path).check_owner("c")
     (tmp_path / "cluster.json.backup").touch()
     with pytest.raises(DevClusterError, match="not empty"):
@@ -166,14 +164,6 @@ def test_an_empty_file_does_not_make_the_working_directory_the_data_directory(st
     assert DevCluster("c").data_dir == own
 
 
-def test_another_data_directory_is_found_again_and_forgotten(state_dir: Path, tmp_path: Path) -> None:
-    registry.remember("c", tmp_path)
-    assert registry.data_dir("c") == tmp_path
-    assert [path.name for path in (state_dir / "clusters").iterdir()] == ["c"]
-    registry.forget("c")
-    assert not state_dir.exists()
-
-
 def test_a_name_cannot_leave_its_directory(state_dir: Path) -> None:
     with pytest.raises(DevClusterError, match="is not a valid cluster name"):
         DevCluster("../../etc")
@@ -190,11 +180,12 @@ def test_a_bad_property_is_reported_with_the_error_of_kafka(state_dir: Path) -> 
     assert not DevCluster("c").status().running
 
 
-def test_a_reused_process_id_is_not_taken_for_a_broker(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_taken_for_a_broker() -> None:
     me = psutil.Process()
     assert BrokerProcess(me.pid, me.create_time()).alive
-    assert not BrokerProcess(me.pid, me.create_time() - 3600).alive
-    assert not BrokerProcess(me.pid, me.create_time() - 3600).send(__import__("signal").SIGTERM)
+    another = BrokerProcess(me.pid, me.create_time() - 3600)
+    assert not another.alive
+    assert not another.send(signal.SIGTERM)
     recorded = BrokerProcess.running(me.pid)
     assert recorded.alive
     if sys.platform == "linux":
@@ -212,10 +203,6 @@ def test_a_broker_is_found_again_after_the_clock_was_set(monkeypatch: pytest.Mon
     assert recorded.alive
 
 
-def test_a_second_process_waits_for_its_turn(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        registry.lock("c", timeout=1),
-        pytest.raises(DevClusterError, match="Another process"),
-        registry.lock("c", timeout=0.1),
-    ):
-        pass
+def test_a_second_process_waits_for_its_turn(state_dir: Path) -> None:
+    with registry.lock("c", timeout=1), pytest.raises(DevClusterError, match="Another process"):
+        registry.lock("c", timeout=0.1).__enter__()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,8 +25,8 @@ CONTROLLER = "CONTROLLER"
 """Names of the two listeners that every node has."""
 
 _FILE = "cluster.json"
-_FILES = re.compile(rf"{re.escape(_FILE)}(\.\d+)?")
-"""The record, and a partial one, with the id of the process that is writing it."""
+_PARTIAL = f"{_FILE}.partial"
+"""The record while it is being written."""
 
 _LAYOUT = 1
 
@@ -116,7 +115,7 @@ class ClusterRecord:
                 for node in self.nodes
             ],
         }
-        partial = data_dir / f"{_FILE}.{os.getpid()}"
+        partial = data_dir / _PARTIAL
         try:
             partial.touch(mode=0o600)
             partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
@@ -132,15 +131,14 @@ class ClusterRecord:
 
     @staticmethod
     def has_other_files(data_dir: Path) -> bool:
-        """Whether this directory contains anything apart from a record and those that killed processes have not completed."""
-        return data_dir.is_dir() and any(not _FILES.fullmatch(path.name) for path in data_dir.iterdir())
+        """Whether this directory contains anything apart from a record and one that a killed process has not completed."""
+        return data_dir.is_dir() and any(path.name not in (_FILE, _PARTIAL) for path in data_dir.iterdir())
 
     @staticmethod
     def remove(data_dir: Path) -> None:
-        """Remove the record, and those that killed processes have not completed."""
-        for path in data_dir.iterdir():
-            if _FILES.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        """Remove the record, and one that a killed process has not completed."""
+        for name in (_FILE, _PARTIAL):
+            (data_dir / name).unlink(missing_ok=True)
 
 
 def plan(name: str, known: ClusterRecord | None, requested: Mapping[str, Any], port: int | None) -> ClusterRecord:
@@ -235,10 +233,8 @@ def remember(name: str, place: Path) -> None:
     """Record where the data of a cluster is. The caller must hold the cluster's lock."""
     own = directory(name)
     make_directory(own)
-    if place != own:
-        partial = _partial_file(name)
-        partial.write_text(str(place), encoding="utf-8")
-        partial.replace(own / _ELSEWHERE)
+    if place != data_dir(name):
+        (own / _ELSEWHERE).write_text(str(place), encoding="utf-8")
 
 
 def forget(name: str) -> None:
@@ -248,7 +244,6 @@ def forget(name: str) -> None:
     """
     own = directory(name)
     (own / _ELSEWHERE).unlink(missing_ok=True)
-    _partial_file(name).unlink(missing_ok=True)
     _lock_file(name).unlink(missing_ok=True)
     for path in (own, own.parent, own.parent.parent):
         with suppress(OSError):  # missing, or not empty
@@ -262,11 +257,6 @@ def names() -> list[str]:
     except FileNotFoundError:
         return []
     return [name for name in found if ClusterRecord.exists(data_dir(name))]
-
-
-def _partial_file(name: str) -> Path:
-    """The file with the data directory until it is complete; not in the cluster's directory, which must be empty at first."""
-    return directory(name).with_name(f".{name}.{_ELSEWHERE}")
 
 
 def _lock_file(name: str) -> Path:
