@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
@@ -11,7 +13,6 @@ pytest_plugins = [
     "fixtures.broker",
     "fixtures.tiers",
     "fixtures.database",
-    "fixtures.idle",
     "fixtures.spark",
     "crash.databases",
 ]
@@ -24,3 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background o
 # no property depends on the machine's speed
 settings.register_profile("dualwrite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dualwrite")
+
+
+@pytest.fixture
+def no_recovery_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that must recover its id waits for its user, however long a test takes from one step to the next."""
+    monkeypatch.setattr("dualwrite.recipe.idle.RECOVER_AFTER", threading.TIMEOUT_MAX / 2)

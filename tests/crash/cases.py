@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from crash.scene import Scene
 from dualwrite.failpoints import NAMES
-from fixtures.job_points import JOB_POINTS
+
+JOB_POINTS = tuple(name for name in NAMES if name.startswith("job_"))
+"""Failpoints that only jobs pass."""
 
 PRODUCERS = ("librdkafka", "native")
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
+from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 
 import dualwrite
 from crash.cases import PRODUCERS
@@ -14,10 +15,13 @@ from crash.databases import Databases
 from crash.scene import Scene
 from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.brokers import Network
+from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic
-from fixtures.leaders import coordinator_of, leader_of, move_leader
-from fixtures.pace import done, until
+from fixtures.foreign import foreign
+from fixtures.leaders import coordinator_of
+from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -122,3 +126,62 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
     written = done(running)
     assert written > 3
     assert scene.agree() == list(range(1, written + 1))
+
+
+def leader_of(servers: str, topic: str) -> int:
+    """The node that leads the partition."""
+    return _described(servers, topic)[0]
+
+
+def move_leader(servers: str, topic: str) -> int:
+    """Make another replica the leader; returns its node id."""
+    leader, replicas = _described(servers, topic)
+    chosen = next(node for node in replicas if node != leader)
+    order = [chosen, *(node for node in replicas if node != chosen)]
+    network = Network(KafkaConfig.of(servers))
+    try:
+        controller = network.any_broker()
+        topics = AlterPartitionReassignmentsRequest.ReassignableTopic
+        answer = controller.call(
+            foreign(
+                AlterPartitionReassignmentsRequest(
+                    timeout_ms=int(LIMIT * 1000),
+                    topics=[topics(name=topic, partitions=[topics.ReassignablePartition(partition_index=0, replicas=order)])],
+                )
+            )
+        )
+        assert answer.error_code == 0, answer
+
+        def elected() -> bool:
+            answer = controller.call(
+                foreign(
+                    ElectLeadersRequest(
+                        election_type=0,
+                        topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
+                        timeout_ms=int(LIMIT * 1000),
+                    )
+                )
+            )
+            assert answer.error_code == 0, answer
+            return _described(servers, topic)[0] == chosen
+
+        until(elected, f"node {chosen} leads {topic}-0", pause=0.05)
+        return chosen
+    finally:
+        network.close()
+
+
+def _described(servers: str, topic: str) -> tuple[int, list[int]]:
+    network = Network(KafkaConfig.of(servers))
+
+    def led() -> tuple[int, list[int]] | None:
+        (found,) = network.metadata([topic]).topics
+        if found.error_code:
+            return None
+        described = next(p for p in found.partitions if p.partition_index == 0)
+        return (described.leader_id, list(described.replica_nodes)) if described.leader_id >= 0 else None
+
+    try:
+        return until(led, f"a leader of {topic}-0", pause=0.05)
+    finally:
+        network.close()

@@ -19,6 +19,7 @@ import pytest
 from crash.cases import (
     DECIDED_POINTS,
     GROUP_POINTS,
+    JOB_POINTS,
     LEFT,
     OPENING_POINTS,
     PRODUCERS,
@@ -32,7 +33,6 @@ from crash.cases import (
 from crash.databases import DATABASES, Databases
 from dualwrite.devcluster import DevCluster
 from dualwrite.failpoints import NAMES
-from fixtures.job_points import JOB_POINTS
 from fixtures.tiers import thinned
 
 RECOVERY_STEPS = [*RECOVERY_POINTS, *OPENING_POINTS]

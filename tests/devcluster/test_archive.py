@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,16 +79,14 @@ def test_a_java_that_creates_no_archive_is_logged_once(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("obstacle", ["a file in the way", "no java"])
-def test_obstacles_are_logged(cache: Path, class_list: Path, caplog: pytest.LogCaptureFixture, obstacle: str) -> None:
-    if obstacle == "a file in the way":
-        cache.parent.mkdir()
-        cache.touch()
-    java = Java(Path("/nowhere/java"), 17, "the test") if obstacle == "no java" else None
-    archive_of(java).make(class_list, SilentProgress())
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "Brokers start without a class-data archive" in record.message
+def test_obstacles_are_logged(cache: Path, class_list: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive_of(Java(Path("/nowhere/java"), 17, "the test")).make(class_list, SilentProgress())
+    shutil.rmtree(cache)
+    cache.touch()  # a file in the way
+    class_list.write_text(CLASSES)
+    archive_of().make(class_list, SilentProgress())
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert all("Brokers start without a class-data archive" in record.message for record in caplog.records)
 
 
 def test_only_one_of_several_processes_creates_the_archive(cache: Path, tmp_path: Path) -> None:
@@ -126,21 +124,6 @@ def test_a_damaged_archive_is_not_used_but_recreated(
     assert made.read_options == [f"-XX:SharedArchiveFile={made.file}"]
 
 
-# --- with brokers -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache with the archive of the first broker that used it."""
-    place = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "cache_dir", lambda: place)
-        with DevCluster.temporary(timeout=LIMIT) as cluster:
-            assert archives(cluster) == set()
-            assert not list(cluster.data_dir.rglob("classes"))
-        yield place / "classes"
-
-
 def archives(cluster: DevCluster) -> set[str]:
     """The archives that the brokers have mapped into memory."""
     lines = [line for node in cluster.status().nodes for line in Path(f"/proc/{node.pid}/maps").read_text().splitlines()]
@@ -149,7 +132,10 @@ def archives(cluster: DevCluster) -> set[str]:
 
 @pytest.mark.soak  # the archive that is made is tested above
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the mapped files are only listed on Linux")  # noqa: PTH110
-def test_the_second_broker_starts_from_the_archive_of_the_first(made: Path) -> None:
-    (expected,) = made.glob("*.jsa")
+def test_the_second_broker_starts_from_the_archive_of_the_first(cache: Path) -> None:
+    with DevCluster.temporary(timeout=LIMIT) as cluster:
+        assert archives(cluster) == set()
+        assert not list(cluster.data_dir.rglob("classes"))
+    (expected,) = cache.glob("*.jsa")
     with DevCluster.temporary(timeout=LIMIT) as cluster:
         assert archives(cluster) == {expected.name}

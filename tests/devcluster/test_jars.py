@@ -6,7 +6,6 @@ import io
 import json
 import threading
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import jgo.util.http
@@ -15,6 +14,7 @@ import requests
 
 from dualwrite.devcluster import DEFAULT_KAFKA_VERSION, DevClusterError, programs
 from fixtures.pace import happened
+from fixtures.tables import table
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_poms_that_only_maven_can_read_are_kept(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == kept.keys()
 
 
-@pytest.mark.parametrize("status", [403, 404, 503])
+@table("status", [403, 404, 503])
 def test_a_refused_request_is_not_taken_for_a_missing_version_only(
     repository: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
@@ -139,8 +139,7 @@ def test_only_one_of_two_processes_downloads(cache: Path, monkeypatch: pytest.Mo
         return [jar]
 
     monkeypatch.setattr(programs, "_fetch", download)
-    run: Callable[[], object] = lambda: programs.classpath("9.9.9")  # noqa: E731
-    threads = [threading.Thread(target=run) for _ in range(2)]
+    threads = [threading.Thread(target=programs.classpath, args=("9.9.9",)) for _ in range(2)]
     for thread in threads:
         thread.start()
     release.set()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_tool import transactions_tool
 from confluent_kafka import Producer
 
 from dualwrite.admin import HangingSearch, Reason, TransactionAdmin
@@ -22,7 +23,6 @@ from dualwrite.kafka import probe
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_producer import NativeProducer
-from fixtures.apache_tool import transactions_tool
 from fixtures.broker import TRUSTING, make_topic, started, wait_for_markers
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, done, until

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
+from kafka.protocol.producer import TxnOffsetCommitRequest
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup, partitions, waiting
 from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, OpenTransaction, TransactionListing
@@ -27,15 +28,16 @@ from dualwrite.admin.hanging import CoordinatorSide
 from dualwrite.admin.requests import Brokers, ClusterView, Key
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownGroupError
-from dualwrite.kafka.client.brokers import Network
+from dualwrite.kafka.client.brokers import GROUP, Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.broker import wait_for_markers
+from fixtures.foreign import foreign
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.producing import producing
-from fixtures.raw_producer import send_offset_behind_the_coordinator, write_behind_the_coordinator
+from fixtures.raw_producer import RAW_ID, answered, write_behind_the_coordinator
 
 NewName = Callable[[str], str]
 HOUR_MS = 3_600_000
@@ -396,3 +398,41 @@ def test_a_transaction_that_can_no_longer_be_described_is_not_left_out(
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
         (holder,) = waiting._holders(Brokers(network, Deadline.after(1), 1), [one]).values()
     assert (holder.transactional_id, holder.hanging) == ("id", Reason.NOT_DESCRIBED if problem else None)
+
+
+def send_offset_behind_the_coordinator(
+    servers: str, group: str, topic: str, producer_id: int, epoch: int, *, offset: int
+) -> None:
+    """Commit a group's offset for partition 0 in a transaction. The broker must not verify transactions (KIP-890)."""
+    partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition
+    with closing(Network(KafkaConfig.of(servers))) as network:
+        answered(
+            lambda: network.coordinator(group, GROUP).call(
+                foreign(
+                    TxnOffsetCommitRequest(
+                        version=3,  # older, as of a producer that verifies nothing
+                        transactional_id=RAW_ID,
+                        group_id=group,
+                        producer_id=producer_id,
+                        producer_epoch=epoch,
+                        generation_id=-1,
+                        member_id="",
+                        group_instance_id=None,
+                        topics=[
+                            TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                                name=topic,
+                                partitions=[
+                                    partition(
+                                        partition_index=0,
+                                        committed_offset=offset,
+                                        committed_leader_epoch=-1,
+                                        committed_metadata="",
+                                    )
+                                ],
+                            )
+                        ],
+                    )
+                )
+            ),
+            lambda answer: int(answer.topics[0].partitions[0].error_code),
+        )

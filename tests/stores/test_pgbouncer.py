@@ -10,6 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from pgbouncer import PgBouncer, Program, find_program
 from store_scene import ID, STATE, assert_outcome, orders, rows, user_metadata
 
 from dualwrite import migration
@@ -26,7 +27,6 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.missing import missing
 from fixtures.pace import LIMIT
-from fixtures.pgbouncer import PgBouncer, Program, find_program
 from fixtures.tiers import thinned
 
 COMMIT = b"COMMIT\0"
@@ -43,7 +43,7 @@ def program() -> Program:
 @pytest.fixture
 def bouncer(program: Program, postgres_server: PostgresServer) -> Iterator[PgBouncer]:
     """In transaction mode, with two connections to the server."""
-    with PgBouncer(postgres_server, pool_size=2, program=program) as started:
+    with PgBouncer(postgres_server, program=program) as started:
         yield started
 
 
