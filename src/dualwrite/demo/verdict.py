@@ -194,12 +194,6 @@ class Verdict:
     places: Mapping[str, str]
 
     @property
-    def complete(self) -> bool:
-        """Whether all requested departures and kills were done, and no worker failed."""
-        tally = self.tally
-        return not self.findings.not_done and tally.kills == self.kills_wanted and not tally.errors and self.rows > 0
-
-    @property
     def resolved(self) -> bool:
         """Whether recovery left nothing open, lost or unverified."""
         outcomes = self.tally.outcomes
@@ -207,8 +201,9 @@ class Verdict:
 
     @property
     def all_agree(self) -> bool:
-        """Whether the run is complete, nothing is left to recover, and database and topic agree record by record."""
-        return self.complete and self.resolved and self.findings.agree
+        """Whether all was done as planned, nothing is left to recover, and database and topic agree record by record."""
+        as_planned = self.tally.kills == self.kills_wanted and not self.tally.errors and self.rows > 0
+        return as_planned and self.resolved and self.findings.agree
 
     @property
     def milliseconds(self) -> tuple[float, float]:

@@ -55,23 +55,23 @@ _STDIN: Final = 0
 
 
 class Event(StrEnum):
-    """The kind of a report."""
+    """The kind of a report.
+
+    Attributes:
+        OPENING: The worker has started and begins to open its writer or its pool, which runs recovery. No fields.
+        OPEN: Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost
+            transactions.
+        DONE: Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the
+            number of transactions that they needed.
+        ERROR: Field: `text`. The worker ends.
+        CLOSED: All flights are written, and the writer or the pool is closed. No fields.
+    """
 
     OPENING = "opening"
-    """The worker has started and begins to open its writer or its pool, which runs recovery. No fields."""
-
     OPEN = "open"
-    """Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost transactions."""
-
     DONE = "done"
-    """Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the number of
-    transactions that they needed."""
-
     ERROR = "error"
-    """Field: `text`. The worker ends."""
-
     CLOSED = "closed"
-    """All flights are written, and the writer or the pool is closed. No fields."""
 
 
 @dataclass(frozen=True, slots=True)

