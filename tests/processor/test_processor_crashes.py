@@ -61,8 +61,8 @@ class Crashing(ProcessorScene):
         self._processes.callback(_kill, process)
         return process
 
-    def wait_for_all(self) -> None:
-        self.wait_for(range(self.produced))
+    def wait_for_all(self, seconds: float = LIMIT) -> None:
+        until_recorded(lambda: self.events.numbers(self.group), range(self.produced), seconds=seconds, pause=0.3)
 
     def wait_for_answers(self) -> None:
         """Until as many are visible as there should be; so nothing is left that waits for recovery."""
@@ -223,7 +223,7 @@ def test_a_processor_paused_beyond_its_session_timeout(
     paused = scene.start("1", "after_send#7=stop", 4, *more)
     until(lambda: _is_stopped(paused), "it stops")
     other = scene.start("2", "", BATCH, *more)
-    scene.wait_for_all()
+    scene.wait_for_all(2 * LIMIT)
     paused.send_signal(signal.SIGCONT)
     scene.produce_more(60)
     scene.wait_for_all()
@@ -282,7 +282,7 @@ def test_random_kills_and_pauses_of_processors_and_broker(
                 cluster.kill()
                 cluster.start()
         if database != "rocksdb":  # which can't be read while it is open
-            scene.wait_for_all()
+            scene.wait_for_all(3 * LIMIT)
         scene.wait_for_answers()  # those that live have recovered what the killed ones had prepared
         if database != "rocksdb":
             scene.check()

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -65,14 +64,14 @@ def dead(broker: DevCluster, new_name: NewName) -> str:
 
 @contextmanager
 def running(
-    scene: ProcessorScene, handle: Handle, options: ProcessorOptions, runner: str = "writer", **more: Any
+    scene: ProcessorScene, handle: Handle, runner: str = "writer", *, writer: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[Any]:
-    """A processor on a writer or a pool."""
-    settings = {"bootstrap.servers": scene.broker.bootstrap_servers, **more.pop("kafka", {})}
+    """A processor on a writer, with more arguments of `connect`, or on a pool."""
     opened: Any = scene.pool()
     if runner == "writer":
-        opened = dualwrite.connect(scene.events.database, kafka=settings, transactional_id=f"{scene.prefix}.1", **more)
-    with opened as made, scene.running(handle, runner=made, **asdict(options)) as found:
+        chosen = {"kafka": scene.broker.bootstrap_servers, **(writer or {})}
+        opened = dualwrite.connect(scene.events.database, transactional_id=f"{scene.prefix}.1", **chosen)
+    with opened as made, scene.running(handle, runner=made, **options) as found:
         yield found
 
 
@@ -132,8 +131,7 @@ def test_errors_after_the_handler_count_as_attempts(
         poison(scene, number, tx)
 
     scene.produce(range(12))
-    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
-    with running(scene, handle, options, runner) as found:
+    with running(scene, handle, runner, attempts=2, dead_letter_topic=dead) as found:
         scene.wait_for(GOOD)
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")
     assert (letter.value(), dict(letter.headers())["dualwrite.attempts"]) == (b"%d" % BAD, b"2")
@@ -151,7 +149,7 @@ def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene, 
         flush(scene, int(message.value()), tx)
 
     scene.produce(range(8))
-    with running(scene, handle, ProcessorOptions(attempts=2, pause=0.01)) as found:
+    with running(scene, handle, attempts=2) as found:
         error = found.ended()
     assert isinstance(error, MessageFailedError)
     assert (error.partition, error.offset, error.attempts) == (1, 1, 2)
@@ -176,9 +174,9 @@ def test_a_message_that_exceeds_the_transaction_timeout(scene: ProcessorScene, d
             time.sleep(3)
 
     scene.produce(range(12))
-    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead)
-    brief = {"transaction.timeout.ms": 2000}
-    with running(scene, handle, options, kafka=brief, two_phase=False, producer=producer) as found:
+    kafka = {"bootstrap.servers": scene.broker.bootstrap_servers, "transaction.timeout.ms": 2000}
+    brief = {"kafka": kafka, "two_phase": False, "producer": producer}
+    with running(scene, handle, writer=brief, attempts=2, dead_letter_topic=dead) as found:
         scene.wait_for(GOOD)
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")
     assert letter.value() == b"%d" % BAD
@@ -251,8 +249,7 @@ def test_errors_not_caused_by_the_message_are_not_counted(
             trouble(scene, tx)
 
     scene.produce(range(12))
-    options = ProcessorOptions(batch=1, attempts=1, pause=0.01, dead_letter_topic=dead)
-    with running(scene, handle, options, runner):
+    with running(scene, handle, runner, batch=1, attempts=1, dead_letter_topic=dead):
         scene.wait_for(range(12))
     assert scene.agree() == list(range(12))
     assert read_topic(scene.broker.bootstrap_servers, dead) == []
@@ -346,8 +343,7 @@ def test_another_transaction_has_committed_in_the_handler(scene: ProcessorScene,
             raise AfterCommitError("another writer's")
 
     scene.produce(range(12))
-    options = ProcessorOptions(batch=1, attempts=2, pause=0.01, offsets=offsets)
-    with running(scene, handle, options, runner):
+    with running(scene, handle, runner, batch=1, attempts=2, offsets=offsets):
         scene.wait_for(range(12))
     assert scene.agree() == list(range(12))
 
@@ -402,8 +398,7 @@ def test_dead_letters_with_offsets_at_kafka(scene: ProcessorScene, dead: str, ru
         flush(scene, int(message.value()), tx)
 
     scene.produce(range(12))
-    options = ProcessorOptions(batch=20, attempts=2, pause=0.01, dead_letter_topic=dead, offsets="kafka")
-    with running(scene, handle, options, runner) as found:
+    with running(scene, handle, runner, attempts=2, dead_letter_topic=dead, offsets="kafka") as found:
         scene.wait_for(GOOD)
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")
     assert letter.value() == b"%d" % BAD
@@ -434,8 +429,7 @@ def test_on_zookeeper_a_changed_node_is_a_conflict_and_an_existing_one_an_error(
             tx.db.set_data(hot, b"later", stat.version)
 
     scene.produce(range(0, 8, PARTITIONS))
-    options = ProcessorOptions(batch=1, attempts=1, pause=0.01, dead_letter_topic=dead)
-    with running(scene, handle, options) as found:
+    with running(scene, handle, batch=1, attempts=1, dead_letter_topic=dead) as found:
         scene.wait_for(range(0, 8, PARTITIONS))
         scene.produce([BAD])
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")

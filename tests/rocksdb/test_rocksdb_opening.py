@@ -143,42 +143,38 @@ def test_the_wrong_mode_leaves_the_database_unchanged(path: Path) -> None:
 # --- what can't be opened -------------------------------------------------------------------------------------------------
 
 
-@table("call", EVERY_CALL)
-def test_a_path_that_is_a_file(path: Path, call: str) -> None:
-    path.write_text("no database")
-    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match="is a file"):
-        EVERY_CALL[call](store)
-    assert path.read_text() == "no database"
-
-
-def test_a_folder_with_other_files(path: Path) -> None:
-    path.mkdir()
-    (path / "thesis.txt").write_text("ten years")
-    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match=r"thesis\.txt"):
-        store.check()
-    assert [file.name for file in path.iterdir()] == ["thesis.txt"]
-
-
-def test_a_missing_parent_folder(tmp_path: Path) -> None:
-    with RocksDBStore(tmp_path / "a" / "b") as store:
-        with pytest.raises(StoreUnavailableError, match="parent folder") as caught:
-            store.check()
-        assert str(tmp_path / "a") in str(pickle.loads(pickle.dumps(caught.value)))
-        (tmp_path / "a").mkdir()
-        store.check()
-
-
-def test_a_database_that_must_not_be_created(path: Path) -> None:
-    with RocksDBStore(path, create_if_missing=False) as store, pytest.raises(StoreUnavailableError, match="create_if_missing"):
-        store.check()
-    assert not path.exists()
-
-
-def test_a_damaged_database(path: Path) -> None:
+def damage(path: Path) -> None:
     make_database(path, raw=True).close()
     (path / "CURRENT").write_text("garbage")
-    with RocksDBStore(path) as store, pytest.raises(StoreUnavailableError, match="Corruption"):
-        store.check()
+
+
+def write_a_thesis(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.txt").write_text("ten years")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
+    "a file": (lambda path: path.write_text("no database"), "is a file", {}),
+    "a folder with other files": (write_a_thesis, r"thesis\.txt", {}),
+    "a missing parent folder": (lambda path: path.parent.rmdir(), "parent folder", {}),
+    "a database that must not be created": (lambda _: None, "create_if_missing", {"create_if_missing": False}),
+    "a damaged database": (damage, "Corruption", {}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_opened_is_left_alone(tmp_path: Path, what: str) -> None:
+    prepare, why, options = REFUSED[what]
+    path = tmp_path / "parent" / "db"
+    path.parent.mkdir()
+    prepare(path)
+    before = {file for file in tmp_path.rglob("*") if not file.name.startswith("LOG")}
+    with RocksDBStore(path, **options) as store:
+        for call in EVERY_CALL.values():
+            with pytest.raises(StoreUnavailableError, match=why) as caught:
+                call(store)
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert {file for file in tmp_path.rglob("*") if not file.name.startswith("LOG")} == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -199,35 +195,24 @@ def test_a_missing_permission(path: Path, mode: int) -> None:
 @pytest.fixture
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that has the database open."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         yield process
-    finally:
         process.kill()
-        process.communicate()
 
 
-@pytest.mark.parametrize("call", ["claim", "read", "check"])
-def test_a_second_process_is_refused_with_the_holder(path: Path, holder: subprocess.Popen[str], call: str) -> None:
+def test_a_second_process_is_refused_until_the_holder_has_ended(path: Path, holder: subprocess.Popen[str]) -> None:
     with RocksDBStore(path) as store:
-        with pytest.raises(StoreUnavailableError) as caught:
-            EVERY_CALL[call](store)
-        error = pickle.loads(pickle.dumps(caught.value))
-        assert str(path) in error.what
-        assert error.path == str(path)
-        assert error.pid == holder.pid
-        assert f"process {holder.pid} (" in error.cause
-        assert "end that process" in error.next_step
-
-
-def test_a_process_that_is_killed_leaves_no_lock(path: Path, holder: subprocess.Popen[str]) -> None:
-    with RocksDBStore(path) as store:
-        with pytest.raises(StoreUnavailableError):
-            store.check()
+        for call in EVERY_CALL.values():
+            with pytest.raises(StoreUnavailableError) as caught:
+                call(store)
+            error = pickle.loads(pickle.dumps(caught.value))
+            assert str(path) in error.what
+            assert (error.path, error.pid) == (str(path), holder.pid)
+            assert f"process {holder.pid} (" in error.cause
+            assert "end that process" in error.next_step
         holder.send_signal(signal.SIGSTOP)  # a paused one keeps it
         with pytest.raises(StoreUnavailableError):
             store.check()

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from spark_scene import LIMIT, SparkScene
+from spark_scene import SparkScene
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import StateTableMissingError
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.pace import until
 from fixtures.tables import table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def refused(scene: SparkScene, frame: DataFrame, **options: str) -> str:
@@ -122,39 +115,6 @@ def test_upsert(scene: SparkScene) -> None:
         (i, f"item {i}" if i < 5 else f"ITEM {i}") for i in range(15)
     ]
     assert len(scene.messages()) == 20
-
-
-@pytest.mark.slow
-def test_a_write_that_finds_its_prefix_in_use_leaves_the_other_write_alone(scene: SparkScene) -> None:
-    begun, gate = str(scene.place / "begun"), str(scene.place / "gate")
-
-    def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Wait after ten batches, some of which are in Spark's buffers."""
-        import os  # noqa: PLC0415  (all of this is pickled by value for the workers)
-
-        for number, batch in enumerate(batches):
-            if number == 10:
-                with open(begun, "w"):  # noqa: PTH123
-                    pass
-                while not os.path.exists(gate):  # noqa: PTH110
-                    time.sleep(0.05)
-            yield batch
-
-    def write() -> None:
-        frame = scene.orders(range(12_000), 1)
-        scene.write(frame.mapInArrow(hold, frame.schema))
-
-    scene.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 1000)
-    with ThreadPoolExecutor(1) as elsewhere:
-        saved = elsewhere.submit(write)
-        try:
-            until(lambda: Path(begun).exists() or saved.done(), "the first write's rows")
-            assert "is held by job" in refused(scene, scene.orders(range(12_000, 12_010), 1), leaseTimeout="60")
-        finally:
-            Path(gate).touch()
-            scene.spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-        saved.result(LIMIT)
-    scene.assert_holds(range(12_000))
 
 
 REFUSED_OPTIONS = [

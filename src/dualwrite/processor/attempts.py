@@ -190,16 +190,7 @@ class Reading:
 
 
 class Attempts:
-    """Runs the transactions of batches, each until it has committed. For one thread.
-
-    Args:
-        group_id: The consumer group.
-        settings: The consumer's settings.
-        decoding: The topics whose messages are deserialized, by name.
-        runner: Runs a transaction.
-        progress: Stores the positions.
-        options: Pauses and attempts.
-        stopped: Set when the processor is to stop.
+    """Runs the transactions of batches, each until it has committed, or `stopped` is set. For one thread.
 
     Attributes:
         reading: How the member reads, which errors may change.

@@ -44,14 +44,7 @@ _LONGEST_HEADER: Final = 1000
 class ProcessingLoop:
     """Processes the messages of topics, each once. `run` is for one thread; `stop` may be called from any.
 
-    Args:
-        group_id: The consumer group.
-        settings: The consumer's settings.
-        topics: The topics.
-        decoding: The topics whose messages are deserialized, by name.
-        runner: Runs the transactions.
-        progress: Stores the positions.
-        options: Batches, retries, and what to do with messages that can't be processed.
+    `settings` are the consumer's, `decoding` has the topics whose messages are deserialized, by name.
     """
 
     def __init__(

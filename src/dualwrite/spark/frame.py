@@ -214,14 +214,7 @@ def _only_value(column: pa.Array | None) -> int | None:
 
 @dataclass(frozen=True)
 class FrameSettings:
-    """Where and how a frame is written. It can be pickled.
-
-    Args:
-        dbtable: The table, `table` or `schema.table`.
-        topic: The topic of all messages, or None for the column `topic`.
-        upsert_keys: Columns by which a row replaces an earlier one; empty for append.
-        staging_schema: The schema of the staging table, or None for the table's own schema.
-    """
+    """Where and how a frame is written, as the options of the same names say. It can be pickled."""
 
     dbtable: str
     topic: str | None = None
@@ -230,12 +223,7 @@ class FrameSettings:
 
 
 class FrameSink:
-    """See `dualwrite.jobs.task.Sink`. It can be pickled.
-
-    Args:
-        settings: Where and how the frame is written.
-        schema: The frame's columns.
-        target: The reflected table.
+    """The sink of a frame with these columns for a reflected table; see `dualwrite.jobs.task.Sink`. It can be pickled.
 
     Raises:
         ConfigurationError: The frame can't be written to the table or to Kafka; the text lists every problem.

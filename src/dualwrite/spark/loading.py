@@ -1,4 +1,7 @@
-"""Loads Arrow record batches into a staging table: COPY on PostgreSQL, multi-row statements elsewhere; never commits."""
+"""What is made of Arrow's record batches: rows of a staging table, and a digest of rows.
+
+PostgreSQL is loaded by COPY, other databases by multi-row statements. Nothing here commits.
+"""
 
 from __future__ import annotations
 

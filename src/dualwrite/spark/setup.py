@@ -154,11 +154,7 @@ def warn_without_java() -> None:
 
 
 def java_problem(environ: Mapping[str, str]) -> str | None:
-    """Why Spark's launch script will not find a Java version that it supports; None if it will, or if that is unknown.
-
-    Args:
-        environ: The environment variables.
-    """
+    """Why Spark's launch script will not find a Java version that it supports; None if it will, or if that is unknown."""
     if any(environ.get(name) for name in _NO_JAVA_NEEDED) or _script_of_settings(environ).is_file():
         return None
     home = environ.get("JAVA_HOME")
@@ -194,9 +190,6 @@ def warn_of_other_python(spark: SparkSession) -> None:
     """Warn if the session's workers would run in a Python without dualwrite. The warning names the caller's caller.
 
     Checks only sessions with a local master, whose workers run on this machine.
-
-    Args:
-        spark: The session.
     """
     try:
         context = spark.sparkContext

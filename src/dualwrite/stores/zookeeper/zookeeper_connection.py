@@ -265,67 +265,58 @@ def _probed(host: str, port: int) -> str:
     return f"{name} accepts connections, but did not open a session (TLS on one side only, no quorum, or not ZooKeeper)"
 
 
-class ErrorClass(Enum):
-    """What one of kazoo's errors means to us."""
-
-    CONNECTION = "the connection could not be made, or broke, or the session ended"
-    REFUSED = "the server refused our credentials"
-    DENIED = "an ACL does not permit it"
-    READ_ONLY = "the server is read-only"
-    OTHER = "anything else"
-
-
-_KINDS: Final[dict[ErrorClass, tuple[type[Exception], ...]]] = {
-    ErrorClass.CONNECTION: (
-        NotSentError,
-        NoAnswerError,
-        ConnectionLoss,
-        SessionExpiredError,  # and ConnectionClosedError
-        SessionMovedError,
-        UnknownSessionError,
-        OperationTimeoutError,
-        ConnectionDropped,
-        ThrottledOpError,
-    ),
-    ErrorClass.REFUSED: (AuthFailedError, SASLException, SessionClosedRequireSaslError),
-    ErrorClass.DENIED: (NoAuthError,),
-    ErrorClass.READ_ONLY: (NotReadOnlyCallError,),
-}
 _CREDENTIALS: Final = "user:password in the URL, auth_data or sasl_options"
-_TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
-    ErrorClass.CONNECTION: (
+
+
+class ErrorClass(Enum):
+    """What some of kazoo's errors mean to us: their types, our error, what it says, and the next step."""
+
+    CONNECTION = (
+        (
+            NotSentError,
+            NoAnswerError,
+            ConnectionLoss,
+            SessionExpiredError,  # and ConnectionClosedError
+            SessionMovedError,
+            UnknownSessionError,
+            OperationTimeoutError,
+            ConnectionDropped,
+            ThrottledOpError,
+        ),
         StoreUnavailableError,
         "ZooKeeper at {where} can't be reached, or ended the connection, while {doing}.",
         (
             "check that it is running and that the address is right: `--url` or DUALWRITE_DATABASE_URL (or the client that you "
             "passed); then try again"
         ),
-    ),
-    ErrorClass.REFUSED: (
+    )
+    REFUSED = (
+        (AuthFailedError, SASLException, SessionClosedRequireSaslError),
         StoreUnavailableError,
         "ZooKeeper at {where} refused the credentials while {doing}.",
         f"check the credentials: {_CREDENTIALS}",
-    ),
-    ErrorClass.DENIED: (
+    )
+    DENIED = (
+        (NoAuthError,),
         StoreError,
         "ZooKeeper at {where} does not permit {doing}.",
         (
             f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it, for pools also with DELETE on {LEASE_ROOT} "
             f"(getAcl and setAcl in zkCli.sh), or use other credentials: {_CREDENTIALS}"
         ),
-    ),
-    ErrorClass.READ_ONLY: (
+    )
+    READ_ONLY = (
+        (NotReadOnlyCallError,),
         StoreUnavailableError,
         "ZooKeeper at {where} is read-only at the moment; {doing} failed.",
         "the server that we reached has no quorum; try again",
-    ),
-    ErrorClass.OTHER: (StoreError, "ZooKeeper at {where} failed while {doing}.", None),
-}
+    )
+    OTHER = ((BaseException,), StoreError, "ZooKeeper at {where} failed while {doing}.", None)
 
 
 def classify(error: BaseException) -> ErrorClass:
     """What the error means."""
-    return next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), ErrorClass.OTHER)
+    return next(kind for kind in ErrorClass if isinstance(error, kind.value[0]))
 
 
 def translated(error: BaseException, where: str, doing: str, transactional_id: str | None = None) -> StoreError:
@@ -336,13 +327,14 @@ def translated(error: BaseException, where: str, doing: str, transactional_id: s
     found = classify(error)
     if isinstance(error, NotSentError) and "authentication failed" in str(error):
         found = ErrorClass.REFUSED
-    kind, what, next_step = _TEXTS[found]
-    return kind(
+    _, kind, what, next_step = found.value
+    translation: StoreError = kind(
         what.format(where=where, doing=doing),
         transactional_id=transactional_id,
         cause=sentence(error),
         next_step=next_step,
     )
+    return translation
 
 
 def sentence(error: BaseException) -> str:

@@ -33,14 +33,16 @@ class RowConformance:
     """The row as `read` returns it."""
 
     def test_an_id_that_nobody_claimed_has_no_row(self, scene: StoreScene) -> None:
-        """`read`: the row, or None. A Claim that no call of `claim` has returned is refused."""
+        """`read`: the row, or None. A Claim that no call of `claim` has returned is refused; there is nothing to forget."""
         store, name = scene.new_store(), scene.new_id()
         assert store.read(name) is None, "read() of an unknown id: the contract requires None"
         unknown = Claim(name, 1, "nobody")
         expect_fenced(store.read_claimed, unknown, "read_claimed() of an id without a row", missing=True)
         expect_fenced(store.begin, unknown, "begin() on an id without a row", missing=True)
         expect_fenced(store.begin_group, unknown, "begin_group() on an id without a row", missing=True)
-        assert store.read(name) is None, "reading an id has created a row"
+        assert store.acknowledge(name) == (), "acknowledge() of an id without a row"
+        store.forget(name)
+        assert store.read(name) is None, "a call that needs no claim, or was refused, has created a row"
 
     def test_the_first_claim_creates_the_row(self, scene: StoreScene) -> None:
         """`claim` creates the row if it is missing: fence 1, no generation acquired, nothing prepared, nothing lost."""
@@ -309,12 +311,6 @@ class ForgettingConformance:
         claim = scene.claim(store, name)
         store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="cluster-B")
         expect_row(store, name, "after opening it again", forgotten=False, cluster_id="cluster-B")
-
-    def test_forgetting_an_unknown_id_creates_no_row(self, scene: StoreScene) -> None:
-        """There is nothing to forget."""
-        store, name = scene.new_store(), scene.new_id()
-        store.forget(name)
-        assert store.read(name) is None, "forget() has created a row"
 
     def test_an_unresolved_id_is_not_forgotten(self, scene: StoreScene) -> None:
         """NotResolvedError: the id still has something to recover or acknowledge; nothing was changed."""

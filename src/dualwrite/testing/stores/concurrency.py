@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -149,19 +150,9 @@ def _expecting(stores: list[TxnStateStore], claim: Claim, number: int) -> int | 
 def _until_committed(scene: StoreScene, store: TxnStateStore, claim: Claim, number: int) -> int:
     """A transaction, repeated if the database aborted it because of a conflict."""
     while True:
-        transaction = None
-        try:
-            transaction, written = scene.recorded(
-                store, claim, state=PreparedTxnState(claim.fence, number), transaction_number=number
-            )
-            transaction.commit()
-        except StoreCommitFailedError:
-            continue
-        else:
-            return written
-        finally:
-            if transaction is not None:
-                transaction.rollback()
+        with suppress(StoreCommitFailedError):
+            state = PreparedTxnState(claim.fence, number)
+            return scene.transact(store, claim, state=state, transaction_number=number)
 
 
 _Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]

@@ -30,9 +30,7 @@ class DurabilityConformance:
 
     def test_a_new_store_sees_what_was_committed(self, scene: StoreScene) -> None:
         """The row is in the database, not in the store."""
-        name = scene.new_id()
-        store = scene.new_store()
-        claim = scene.claim(store, name)
+        store, name, claim = scene.claimed()
         generation = store.acquire_generation(claim, ProducerKind.NATIVE)
         store.record_resolution(claim, Resolution(lost=LOST, resolved_generation=0))
         number = scene.transact(store, claim, generation=generation, transaction_number=7)

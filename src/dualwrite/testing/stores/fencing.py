@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -172,14 +172,18 @@ class FencingConformance:
         """Once claim() has returned, the old claim can commit nothing more; tested at many moments."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
-            ours, under_way = scene.claim(store, name), threading.Event()
-            with _until_over() as (thread, over):
-                writing = thread.submit(_write_until_fenced, scene, store, ours, under_way, over)
-                under_way.wait(TIMEOUT)
-                time.sleep(0.002 * race)
+            ours, confirmed = scene.claim(store, name), list[int]()
+
+            def write(_: int, ours: Claim = ours, confirmed: list[int] = confirmed) -> None:
+                number = len(confirmed) + 1
+                with suppress(StoreCommitFailedError):
+                    state = PreparedTxnState(4711, number)
+                    confirmed.append(scene.transact(store, ours, state=state, transaction_number=number))
+
+            with _until_fenced(write, after=0.002 * race) as writing:
                 theirs = scene.claim(rival, name, "theirs")
                 then, state = scene.committed(), rival.read_claimed(theirs).prepared_state
-                confirmed = writing.result(TIMEOUT)
+                writing.result(TIMEOUT)
             assert scene.committed() == then, "a transaction of an old claim was committed after the new claim"
             assert set(confirmed) <= set(then), "commit() returned, but the user's data is not in the database"
             assert rival.read_claimed(theirs).prepared_state == state, "an old claim's transaction has changed the row"
@@ -192,11 +196,8 @@ class FencingConformance:
         """`record_resolution`, `acquire_generation`: the fence is compared in the write, not before it; tested as above."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
-            ours, under_way = scene.claim(store, name), threading.Event()
-            with _until_over() as (thread, over):
-                changing = thread.submit(_change_until_fenced, _CHANGES[change], store, ours, under_way, over)
-                under_way.wait(TIMEOUT)
-                time.sleep(0.002 * race)
+            ours = scene.claim(store, name)
+            with _until_fenced(partial(_CHANGES[change], store, ours), after=0.002 * race) as changing:
                 theirs = scene.claim(rival, name, "theirs")
                 then = rival.read_claimed(theirs)
                 scene.transact(rival, theirs, state=_THEIRS)
@@ -212,58 +213,32 @@ class FencingConformance:
 
 
 @contextmanager
-def _until_over() -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
-    """A thread, and an event that ends it at the end of the block: a store that compares no fence would keep it busy."""
-    over = threading.Event()
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            yield thread, over
-        finally:
-            over.set()
+def _until_fenced(step: Callable[[int], Any], *, after: float) -> Iterator[Future[None]]:
+    """A thread that makes the step with 1, 2, 3 and so on until it is fenced; the block begins some seconds after the first.
 
+    It ends with the block at the latest: a store that compares no fence would keep it busy.
+    """
+    under_way, over = threading.Event(), threading.Event()
 
-def _change_until_fenced(
-    change: Callable[[TxnStateStore, Claim, int], Any],
-    store: TxnStateStore,
-    claim: Claim,
-    under_way: threading.Event,
-    over: threading.Event,
-) -> None:
-    """Make the change again and again, each time with the next number."""
-    for number in count(1):
-        if over.is_set():
-            return
-        try:
-            change(store, claim, number)
-        except FencedError:
-            return
-        under_way.set()
-        time.sleep(0.001)  # as below
-
-
-def _write_until_fenced(
-    scene: StoreScene, store: TxnStateStore, claim: Claim, under_way: threading.Event, over: threading.Event
-) -> list[int]:
-    """Run transactions one after another; return the numbers whose commit returned."""
-    confirmed: list[int] = []
-    while not over.is_set():
-        transaction = None
-        try:
-            transaction, number = scene.recorded(
-                store, claim, state=PreparedTxnState(4711, len(confirmed) + 1), transaction_number=len(confirmed) + 1
-            )
-            transaction.commit()
-            confirmed.append(number)
+    def run() -> None:
+        for number in count(1):
+            if over.is_set():
+                return
+            try:
+                step(number)
+            except FencedError:
+                return
             under_way.set()
             time.sleep(0.001)  # a database with one write lock may give it to the same holder forever
-        except FencedError:
-            return confirmed
-        except StoreCommitFailedError:
-            continue
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(run)
+        try:
+            under_way.wait(TIMEOUT)
+            time.sleep(after)
+            yield future
         finally:
-            if transaction is not None:
-                transaction.rollback()
-    return confirmed
+            over.set()
 
 
 def _checked(store: TxnStateStore, claim: Claim, *, is_group: bool) -> StoreTransaction:

@@ -141,12 +141,6 @@ class ResolutionConformance:
         assert store.acknowledge(name, only=[]) == ()
         expect_row(store, name, "after acknowledging entries that are not there", lost=(UNVERIFIED,))
 
-    def test_acknowledging_an_unknown_id_does_nothing(self, scene: StoreScene) -> None:
-        """It returns an empty tuple, and creates no row."""
-        store, name = scene.new_store(), scene.new_id()
-        assert store.acknowledge(name) == ()
-        assert store.read(name) is None, "acknowledge() has created a row"
-
 
 class GenerationConformance:
     """`acquire_generation`: the Kafka transactional ids of a logical one."""

@@ -221,7 +221,10 @@ class StoreScene(ABC):
     def transact(self, store: TxnStateStore, claim: Claim, **what: Any) -> int:
         """As `recorded`, and then committed; returns the number."""
         transaction, number = self.recorded(store, claim, **what)
-        transaction.commit()
+        try:
+            transaction.commit()
+        finally:
+            transaction.rollback()
         return number
 
     def __enter__(self) -> Self:

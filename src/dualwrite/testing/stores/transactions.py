@@ -193,27 +193,12 @@ class OutcomeConformance:
             transaction.rollback()
         assert scene.committed() == [number], "a refused call has harmed the transaction"
 
-    def test_a_transaction_contains_nothing_of_the_one_before(self, scene: StoreScene) -> None:
-        """What was rolled back does not come into the store's next transaction."""
-        store = scene.new_store()
-        first, second = (scene.claim(store, scene.new_id()) for _ in range(2))
-        _write_and_roll_back(scene, store.begin(first))
-        number = scene.transact(store, second)
-        assert scene.committed() == [number], "what was rolled back was committed by the next transaction"
-        expect_row(store, first.transactional_id, "the row of the one that was rolled back", prepared_state=None)
-
     def test_other_errors_are_neither_conflicts_nor_outages(self, scene: StoreScene) -> None:
         """`is_conflict` and `is_outage` are for errors of the database's driver, and return False for all others."""
         store: TxnStateStore = scene.new_store()
         for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
             assert store.is_conflict(error) is False, f"is_conflict({error!r})"
             assert store.is_outage(error) is False, f"is_outage({error!r})"
-
-
-def _write_and_roll_back(scene: StoreScene, transaction: StoreTransaction) -> None:
-    scene.put(transaction.handle, scene.new_number())
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.rollback()
 
 
 _MANY_UNITS = 64
