@@ -125,7 +125,7 @@ def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_
 def test_disagreement_is_exit_code_1_with_the_next_step(
     kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualwrite.demo.verdict._content", lambda _: None)
+    monkeypatch.setattr("dualwrite.demo.run._content", lambda _: None)
     assert main(["demo", "--departures", "10", "--kills", "0", "--kafka", kafka["bootstrap.servers"]]) == 1
     printed = capsys.readouterr().out
     assert "DISAGREEMENT: 10 lost, 10 phantom." in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections import Counter
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from sqlalchemy import make_url
+from sqlalchemy import make_url, select
 
 import dualwrite
 from dualwrite import migration
 from dualwrite.demo.flights import Tables, read_flights, share_of
 from dualwrite.demo.screen import Screen
 from dualwrite.demo.supervisor import MAX_DELAY, MAX_POOL_DELAY, Supervisor, plan_kills
-from dualwrite.demo.verdict import Evidence, Verdict, compare, read_evidence
+from dualwrite.demo.verdict import Content, Evidence, Message, Verdict, compare
 from dualwrite.demo.worker import Job, id_prefix
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
@@ -29,11 +30,14 @@ from dualwrite.kafka.librdkafka.topic_admin import create_topic, delete_topic
 from dualwrite.recovery.recoverer import forget
 from dualwrite.settings import ProducerName, Settings
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.testing.topics import read_committed
 from dualwrite.transactional_id import TransactionalId
 
 MAX_WORKERS: Final = 32
 PARTITIONS: Final = 3
 _ADMIN_TIMEOUT: Final = 30.0
+_QUIET: Final = {"log_level": 4}
+"""Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +133,20 @@ class Run:
         return dualwrite.recover(self.store, kafka=self.kafka, prefix=id_prefix(self.name))
 
     def evidence(self) -> Evidence:
-        """What to compare."""
-        return read_evidence(self.store.engine, self.tables, self.kafka, self.topic, self.options.departures)
+        """Flights, database and topic, to be compared. Raises as `read_committed`."""
+        with self.store.engine.connect() as connection:
+            departures = self.tables.departures
+            rows = connection.execute(select(departures).order_by(departures.c.row)).mappings().all()
+            aircraft = connection.execute(select(self.tables.aircraft)).mappings().all()
+        return Evidence(
+            flights=list(read_flights(self.options.departures)),
+            rows=[{name: row[name] for name in row if name != "row"} for row in rows],
+            messages=[
+                Message(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
+                for each in read_committed({**self.kafka, **_QUIET}, self.topic)
+            ],
+            aircraft={row["aircraft"]: {name: row[name] for name in row if name != "aircraft"} for row in aircraft},
+        )
 
     def places(self) -> dict[str, str]:
         """The names and addresses for a user who wants to inspect the result."""
@@ -141,6 +157,14 @@ class Run:
             "topic": self.topic,
             "logs": str(self.folder),
         }
+
+
+def _content(value: bytes | None) -> Content | None:
+    try:
+        content = json.loads(value or b"")
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _verdict(run: Run, shares: Counter[int], screen: Screen) -> Verdict:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import quantiles
 from typing import Any, Final
 
-from sqlalchemy import Engine, select
-
-from dualwrite.demo.flights import Flight, Tables, read_flights
+from dualwrite.demo.flights import Flight
 from dualwrite.demo.supervisor import Tally
-from dualwrite.testing.topics import read_committed
 
 EXAMPLES: Final = 5
 """How many disagreements of a kind are shown."""
 
 BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
-_QUIET: Final = {"log_level": 4}
-"""Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
 Content = Mapping[str, Any]
 
@@ -49,30 +43,6 @@ class Evidence:
     rows: Sequence[Content]
     messages: Sequence[Message]
     aircraft: Mapping[str, Content]
-
-
-def read_evidence(engine: Engine, tables: Tables, kafka: Mapping[str, Any], topic: str, departures: int) -> Evidence:
-    """Read flights, database and topic. Raises as `read_committed`."""
-    with engine.connect() as connection:
-        rows = connection.execute(select(tables.departures).order_by(tables.departures.c.row)).mappings().all()
-        aircraft = connection.execute(select(tables.aircraft)).mappings().all()
-    return Evidence(
-        flights=list(read_flights(departures)),
-        rows=[{name: row[name] for name in row if name != "row"} for row in rows],
-        messages=[
-            Message(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
-            for each in read_committed({**kafka, **_QUIET}, topic)
-        ],
-        aircraft={row["aircraft"]: {name: row[name] for name in row if name != "aircraft"} for row in aircraft},
-    )
-
-
-def _content(value: bytes | None) -> Content | None:
-    try:
-        content = json.loads(value or b"")
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
 
 
 @dataclass
