@@ -68,6 +68,11 @@ def test_wrong_usage_has_exit_code_2(arguments: str, state_dir: Path) -> None:
     assert not state_dir.exists()
 
 
+def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "dev" in capsys.readouterr().out
+
+
 def test_missing_packages_name_the_pip_command_and_do_not_stop_other_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -322,3 +322,7 @@ class Supervisor:
                 if worker.exit_code is None:
                     worker.kill()
                 worker.wait(STOP)
+            while not self._reports.empty():  # sent while they were stopping
+                worker, facts = self._reports.get()
+                if facts is not None:
+                    self._add(worker, facts)
