@@ -84,9 +84,7 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
             ),
             Verdict.AGAIN,
         ),
-        **dict.fromkeys(
-            (*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Verdict.LOOK_UP
-        ),  # unknown to that broker, now
+        **dict.fromkeys((*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Verdict.LOOK_UP),  # unknown to that broker, now
         E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
         E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
         E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
