@@ -139,7 +139,7 @@ PROMISES: Final = (
     Removal(
         "opening a connection is waited for only until the caller's limit",
         "kafka/client/brokers.py",
-        "if not opening.wait(wait):",
+        "if not opening.wait(deadline.left if wait is None else wait):",
         "if not opening.wait(self.config.connect_timeout):",
         (
             "kafka/test_deadlines.py::test_a_host_that_drops_packets_is_not_waited_for_beyond_the_limit",

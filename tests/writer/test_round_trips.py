@@ -10,7 +10,7 @@ import pytest
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.client.broker_connection import Connection
+from dualwrite.kafka.client.broker_connection import Connection, Framing
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
@@ -27,19 +27,19 @@ class RoundTrips:
         self._proxy = proxy
         self._to_kafka = 0
         self._has_answer = True
-        send, receive = Connection._send, Connection._receive
+        send, responses = Connection.send, Framing.responses
 
         def counted_send(connection: Connection, *args: Any) -> int:
             self._to_kafka += self._has_answer
             self._has_answer = False
             return send(connection, *args)
 
-        def counted_receive(connection: Connection, data: bytes) -> None:
+        def counted_responses(framing: Framing, data: bytes) -> list[Any]:
             self._has_answer = True
-            receive(connection, data)
+            return responses(framing, data)
 
-        monkeypatch.setattr(Connection, "_send", counted_send)
-        monkeypatch.setattr(Connection, "_receive", counted_receive)
+        monkeypatch.setattr(Connection, "send", counted_send)
+        monkeypatch.setattr(Framing, "responses", counted_responses)
 
     @contextmanager
     def counted(self) -> Iterator[list[int]]:

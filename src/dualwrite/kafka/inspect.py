@@ -30,6 +30,29 @@ from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, Try
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
+PROBE_ID: Final = "dualwrite-probe"
+DEFAULT_TIMEOUT: Final = 30.0
+
+_TRANSACTION_VERSION: Final = 2
+_END_TXN: Final = 5
+INIT_PRODUCER_ID: Final = 6
+_PRODUCE: Final = 12
+_NATIVE_FROM: Final = 26
+_MARKERS_SKIPPED_FROM: Final = 30
+_ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
+TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
+_UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
+_MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
+
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+
+_UNKNOWN_TOPIC: Final = 3
+_EXISTS: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
+_WRITE: Final = 1 << 4
+_NOT_REPORTED: Final = (0, -(2**31))
+_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
+_AUTO_CREATE: Final = "auto.create.topics.enable"
+
 _PAUSE: Final = 0.02
 
 T = TypeVar("T")
@@ -142,21 +165,6 @@ def settings_in(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str
         for found in response.results
         if not found.error_code
     }
-
-
-PROBE_ID: Final = "dualwrite-probe"
-DEFAULT_TIMEOUT: Final = 30.0
-
-_TRANSACTION_VERSION: Final = 2
-_END_TXN: Final = 5
-INIT_PRODUCER_ID: Final = 6
-_PRODUCE: Final = 12
-_NATIVE_FROM: Final = 26
-_MARKERS_SKIPPED_FROM: Final = 30
-_ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
-TWO_PHASE_SETTING: Final = "transaction.two.phase.commit.enable"
-_UNSTABLE_SETTING: Final = "unstable.api.versions.enable"
-_MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 
 
 class TwoPhaseObstacle(Enum):
@@ -397,16 +405,6 @@ def _found(network: Network, names: list[str], deadline: Deadline) -> dict[str, 
 
 def _text(found: UUID) -> str:
     return str(found) if found.int else ""
-
-
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
-
-_UNKNOWN_TOPIC: Final = 3
-_EXISTS: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
-_WRITE: Final = 1 << 4
-_NOT_REPORTED: Final = (0, -(2**31))
-_SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
-_AUTO_CREATE: Final = "auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,21 @@ _LENGTH: Final = struct.Struct(">h")
 _MOST: Final = 100_000_000
 """The maximum size of a response, in bytes."""
 
+LEAST_TIME: Final = 0.001
+"""Seconds; a socket timeout of 0 would mean non-blocking mode."""
+
+# As for the database connections: a peer that vanished is detected after a minute.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+Inbox = list[tuple[int, Any]]
+"""Receives the responses to one user's requests, each with the number of its request."""
+
+_READ_SIZE: Final = 65536
+_SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
+_IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
+
+_Response = TypeVar("_Response")
+
 
 class Framing:
     """Encodes requests, and decodes their responses, which arrive in the order of the requests.
@@ -98,13 +113,6 @@ class Framing:
         except KafkaProtocolError as error:
             raise KafkaProtocolError(f"the response to request {number} can't be decoded: {error}") from error
         raise KafkaProtocolError(f"the response to request {answered} came instead of the one to {number}")
-
-
-LEAST_TIME: Final = 0.001
-"""Seconds; a socket timeout of 0 would mean non-blocking mode."""
-
-# As for the database connections: a peer that vanished is detected after a minute.
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class ConnectionLostError(Exception):
@@ -176,16 +184,6 @@ def _keep_alive(plain: socket.socket) -> None:
         if hasattr(socket, name):
             with contextlib.suppress(OSError):
                 plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-Inbox = list[tuple[int, Any]]
-"""Receives the responses to one user's requests, each with the number of its request."""
-
-_READ_SIZE: Final = 65536
-_SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
-_IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
-
-_Response = TypeVar("_Response")
 
 
 class Connection:

@@ -62,13 +62,13 @@ class Network:
             BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
         """
         deadline = deadline or Deadline(self.config.connect_timeout)
-        made = self.connection_soon(address, deadline, wait=deadline.left)
+        made = self.connection_soon(address, deadline)
         if made is None:
             raise ConnectionLostError(address, f"no connection within {deadline.seconds:.3g} s")
         return made
 
-    def connection_soon(self, address: Address, deadline: Deadline, *, wait: float) -> Connection | None:
-        """As `connection`, but returns None if it is not open within `wait` seconds."""
+    def connection_soon(self, address: Address, deadline: Deadline, *, wait: float | None = None) -> Connection | None:
+        """As `connection`, but returns None if it is not open within `wait` seconds, or by the deadline."""
         found = self._connections.get(address)
         if found is not None:
             if found.make_ready(deadline):
@@ -78,7 +78,7 @@ class Network:
         opening = self._openings.get(address)
         if opening is None or not opening.is_ours:
             self._openings[address] = opening = Opening(address, self.config)
-        if not opening.wait(wait):
+        if not opening.wait(deadline.left if wait is None else wait):
             return None
         del self._openings[address]
         if opening.error is not None:

@@ -16,8 +16,20 @@ from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, with_own_
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.logs import SubjectLogger
 
+log = SubjectLogger(__name__)
+
 Partition = tuple[str, int]
 """A topic, and one of its partitions."""
+
+_EARLIEST: Final = -2
+"""ListOffsets' timestamp for the first offset."""
+
+_LATEST: Final = -1
+"""ListOffsets' timestamp for the end: the last stable offset, for a consumer that reads committed messages."""
+
+_WITHOUT_LEADER: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
+_REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
+_INTERVAL: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,16 +97,6 @@ def fields_of(message: Any) -> dict[str, Any]:
 def name_of(message: Any) -> str:
     """Readable text: `orders-0 at 17`."""
     return f"{message.topic()}-{message.partition()} at {message.offset()}"
-
-
-_EARLIEST: Final = -2
-"""ListOffsets' timestamp for the first offset."""
-
-_LATEST: Final = -1
-"""ListOffsets' timestamp for the end: the last stable offset, for a consumer that reads committed messages."""
-
-_WITHOUT_LEADER: Final = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
-_REBALANCING: Final = frozenset({"REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
 def _result(
@@ -247,11 +249,6 @@ class IdleGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-log = SubjectLogger(__name__)
-
-_INTERVAL: Final = 1.0
 
 
 class MonitorOffsets:

@@ -47,6 +47,12 @@ from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DELIVERY, REQUEST, kafka_at
 from dualwrite.state import Delivery, PreparedTxnState, TransactionStatus
 
+log = SubjectLogger(__name__)
+
+_POLL: Final = 0.1
+_LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
+_REASON_WAIT: Final = 1.0
+_DROPPED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001  (public)
 _OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
 
 
@@ -81,14 +87,6 @@ def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: 
         raise ConfigurationError(
             f"librdkafka rejects the Kafka settings: {reason.strip()}.", next_step="see librdkafka's CONFIGURATION.md"
         ) from error
-
-
-log = SubjectLogger(__name__)
-
-_POLL: Final = 0.1
-_LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
-_REASON_WAIT: Final = 1.0
-_DROPPED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001  (public)
 
 
 class LibrdkafkaProducer:

@@ -22,6 +22,8 @@ _DEFAULTS: Final = {
 _DROPPED: Final = KafkaError._DESTROY_BROKER  # noqa: SLF001  librdkafka has just learned the id of a bootstrap server
 _FENCED: Final = "fenced"
 _PAUSE: Final = 0.1
+_CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
+_LEAST_TIME: Final = 0.001
 
 
 def admin_client(settings: Mapping[str, Any]) -> AdminClient:
@@ -95,10 +97,6 @@ def _creation_error(error: KafkaException, name: str) -> BrokerError:
             name=inner.name(),
         )
     return broker_error(error, None, doing)
-
-
-_CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
-_LEAST_TIME: Final = 0.001
 
 
 def wait_for_topic(

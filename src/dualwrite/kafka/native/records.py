@@ -275,9 +275,11 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
     first_timestamp = greatest = previous = records[0][3]
     time = SIGNED[0]
     parts: list[bytes] = []
+    offsets: Iterable[bytes]
     key: bytes | None
     value: bytes | None
-    for offset, (key, value, headers, timestamp) in zip(_offsets(len(records)), records, strict=False):
+    offsets = SIGNED if len(records) <= SMALL else chain(SIGNED, map(signed_varint, range(SMALL, len(records))))
+    for offset, (key, value, headers, timestamp) in zip(offsets, records, strict=False):
         if timestamp != previous:
             previous = timestamp
             if timestamp > greatest:  # noqa: PLR1730  (a call would cost as much as the rest)
@@ -306,11 +308,6 @@ def _any_record(time: bytes, offset: bytes, key: bytes | None, value: bytes | No
     size = NULL if value is None else _varint(len(value))
     rest = (_NO_ATTRIBUTES, time, offset, key_size, key or _NOTHING, size, value or _NOTHING, headers)
     return (_varint(sum(map(len, rest))), *rest)
-
-
-def _offsets(count: int) -> Iterable[bytes]:
-    """The encoded offsets of a batch; at least as many as it has records."""
-    return SIGNED if count <= SMALL else chain(SIGNED, map(signed_varint, range(SMALL, count)))
 
 
 def _varint(number: int) -> bytes:

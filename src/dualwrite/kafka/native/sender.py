@@ -29,7 +29,18 @@ from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, r
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DELIVERY, kafka_at
 
-_NOT_NUMBERED = -1
+log = SubjectLogger(__name__)
+
+_Topic: Final = ProduceRequest.TopicProduceData
+_Batch: Final = _Topic.PartitionProduceData
+_ALL_REPLICAS: Final = -1
+_MAX_REQUEST_BYTES: Final = 4 * 2**20
+_CHECK_INTERVAL: Final = 0.5  # seconds between checks for unanswered requests during a wait
+_CONNECTION_WAIT: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
+_ONLY_CONNECTION_WAIT: Final = 1.0  # and while there are none
+_OPENINGS_INTERVAL: Final = 0.01
+_ABORT_WAIT: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
+_NOT_NUMBERED: Final = -1  # of a request that is being sent
 
 
 @dataclass(slots=True, eq=False)
@@ -47,19 +58,6 @@ class InFlightRequests:
     connection: Connection
     requests: dict[int, SentBatches] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=list)
-
-
-log = SubjectLogger(__name__)
-
-_Topic: Final = ProduceRequest.TopicProduceData
-_Batch: Final = _Topic.PartitionProduceData
-_ALL_REPLICAS: Final = -1
-_MAX_REQUEST_BYTES: Final = 4 * 2**20
-_CHECK_INTERVAL: Final = 0.5  # seconds between checks for unanswered requests during a wait
-_CONNECTION_WAIT: Final = 0.05  # seconds to wait for one connection while there are other leaders to send to
-_ONLY_CONNECTION_WAIT: Final = 1.0  # and while there are none
-_OPENINGS_INTERVAL: Final = 0.01
-_ABORT_WAIT: Final = 0.1  # seconds that an abort waits for requests in flight before it closes their connections
 
 
 class Whole:
