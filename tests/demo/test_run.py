@@ -31,7 +31,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MissingDependencyError
 from dualwrite.settings import ProducerName
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, until_received
 from fixtures.tables import table
 from fixtures.tiers import thinned
 
@@ -176,12 +176,12 @@ def test_a_worker_that_fails_once_is_in_the_verdict(kafka: dict[str, Any], monke
     assert verdict.tally.outcomes["COMMITTED"] == 1
 
 
-def has_departures(state_dir: Path) -> bool:
-    """Whether a worker of a demo on SQLite has committed something."""
+def committed(state_dir: Path) -> list[Any]:
+    """A departure that a worker of the demo on SQLite has committed."""
     for file in state_dir.glob("demo/*/demo.db"):
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(file)) as connection:  # the file is being created
-            return bool(connection.execute(f"SELECT 1 FROM dualwrite_demo_{file.parent.name}_departures").fetchone())
-    return False
+            return connection.execute(f"SELECT number FROM dualwrite_demo_{file.parent.name}_departures LIMIT 1").fetchall()
+    return []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_ctrl_c_stops_workers_and_broker_and_reports_the_progress(state_dir: Pat
         stderr=subprocess.PIPE,
         text=True,
     ) as demo:
-        until(lambda: has_departures(state_dir), "a departure", pause=0.1)
+        until_received(lambda: committed(state_dir), "a departure", seconds=2 * LIMIT, pause=0.1)  # a broker is started first
         children = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(number)
         _, told = demo.communicate(timeout=LIMIT)

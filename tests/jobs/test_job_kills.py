@@ -137,7 +137,9 @@ def test_an_abort_that_is_killed(postgres_scene: JobScene, tmp_path: Path, point
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("database_url", "point"), zip(cycle(["sqlite", "mariadb"]), SOME_POINTS), indirect=["database_url"])
+@pytest.mark.parametrize(
+    ("database_url", "point"), [*zip(cycle(["sqlite", "mariadb"]), SOME_POINTS)], indirect=["database_url"]
+)
 def test_a_kill_on_other_databases(scene: JobScene, tmp_path: Path, point: str) -> None:
     job = Job(scene, tmp_path)
     assert job.run(f"{point}#2=kill") == -signal.SIGKILL
