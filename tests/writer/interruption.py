@@ -6,6 +6,7 @@ Python looks for signals when a function begins or has returned, and when a loop
 
 from __future__ import annotations
 
+import gc
 import opcode
 import sys
 from collections.abc import Callable
@@ -31,24 +32,23 @@ class Interruption:
     Attributes:
         places: How many places were reached.
         where: File, line and function of the interrupt; empty if the place was not reached.
-        caught: What `call` has raised, None if it swallowed the interrupt, as a destructor does.
     """
 
     at: int = 0
     places: int = 0
     where: str = ""
-    caught: BaseException | None = None
 
     def run(self, call: Callable[[], object]) -> Interruption:
-        """Call, and return after the interrupt or at the end."""
+        """Call, and return after the interrupt or at the end. Nothing refers any more to the traceback and to what is in it."""
         previous = sys.gettrace()
         sys.settrace(self._enter)
         try:
             call()
-        except KeyboardInterrupt as error:
-            self.caught = error
+        except KeyboardInterrupt:
+            pass
         finally:
             sys.settrace(previous)
+        gc.collect()
         return self
 
     def _enter(self, frame: FrameType, _event: str, _argument: Any) -> _Trace | None:

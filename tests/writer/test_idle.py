@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from sqlalchemy import QueuePool
 
 import dualwrite.writer
-from dualwrite import ConcurrentUseError, DualWriter, FencedError, Phase, StoreUnavailableError
+from dualwrite import DualWriter, FencedError, Phase, StoreUnavailableError
 from dualwrite.recipe import idle
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, until, until_recorded
@@ -268,26 +267,3 @@ def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog
             until(lambda: "its messages are lost" in caplog.text, "the loss is logged", pause=0.01)
     assert scene.rows() == [1]
     assert scene.messages() == []
-
-
-def test_a_call_does_not_wait_forever_for_the_connection_pool(
-    postgres_scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupt inside `Condition.__enter__` leaves SQLAlchemy's lock locked, for every thread but the interrupted one."""
-    monkeypatch.setattr(dualwrite.writer, "_PATIENCE", 0.2)
-    pool = postgres_scene.engine.pool
-    assert isinstance(pool, QueuePool)
-    lock = pool._pool.mutex  # type: ignore[attr-defined]
-    with postgres_scene.connect() as writer:
-        postgres_scene.write(writer, 1)
-        lock.acquire()
-        try:
-            until(writer._mutex.locked, "the thread clears the state")
-            with pytest.raises(ConcurrentUseError, match="the thread that looks after idle writers") as caught:
-                postgres_scene.write(writer, 2)
-        finally:
-            lock.release()
-        assert "restart the process" in str(caught.value)
-        until(lambda: is_cleared(postgres_scene), "the state is cleared")
-        postgres_scene.write(writer, 3)
-    assert postgres_scene.agree() == [1, 3]

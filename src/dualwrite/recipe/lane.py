@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from traceback import clear_frames
 from typing import Final, NoReturn, cast
 
 from dualwrite.errors import (
@@ -46,7 +44,7 @@ IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.
 MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
 
 
-class Lane:
+class Lane(WriterState):
     """One of a writer's transactional ids: its phase, its ownership of the id, and at most one transaction.
 
     Transactions rotate over the lanes of a writer, which `Lanes` manages. Error handling depends only on the phase, because
@@ -64,7 +62,6 @@ class Lane:
     Attributes:
         id: The lane's own id, which is the id of its row: the logical id for lane 0.
         ownership: This writer's ownership of the id.
-        advance: Enters the phase that follows an event.
     """
 
     def __init__(
@@ -78,6 +75,7 @@ class Lane:
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
     ) -> None:
+        super().__init__()
         self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
@@ -88,15 +86,8 @@ class Lane:
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
         self._ends_with_decision = acknowledge == "decided"
         self._requested: PreparedTxnState | None = None
-        self._state = WriterState()
-        self.advance = self._state.advance
         self._store_transaction: StoreTransaction | None = None
         self._transaction: OpenTransaction | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """The lane's phase."""
-        return self._state.phase
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
@@ -116,20 +107,18 @@ class Lane:
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
-        self._transaction = OpenTransaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
-        self._transaction.database = self._database
+        self._transaction = OpenTransaction(
+            self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka, database=self._database
+        )
         return self._transaction
 
-    def before_commit(self) -> None:
-        """Let the store do what may run the user's code (such as an ORM flush), while messages can still be sent."""
-        assert self._store_transaction is not None
-        self._store_transaction.before_commit()
-
     def commit(self, transaction: OpenTransaction) -> None:
-        """Prepare, record, and commit both sides."""
+        """End the block; then prepare, record, and commit both sides."""
         producer = self.ownership.producer
         store_transaction = self._store_transaction
         assert store_transaction is not None
+        store_transaction.before_commit()  # may run the user's code, such as an ORM flush, while messages can still be sent
+        transaction.end()
         self.advance(Event.PREPARE)
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
         self.advance(Event.PREPARED)
@@ -139,7 +128,7 @@ class Lane:
         record(
             transaction.state,
             generation=self.ownership.generation,
-            transaction_number=self._state.transaction_number,
+            transaction_number=self.transaction_number,
             delivery=producer.delivery,
         )
         self.advance(Event.RECORDED)
@@ -199,8 +188,10 @@ class Lane:
             self.ownership.has_committed(self._requested)
         self.advance(Event.KAFKA_COMMITTED)
 
-    def confirm_or_recover(self) -> None:
+    def make_ready(self) -> None:
         """Before the lane's next transaction: `confirm`, or else recover the id, which commits what the database has decided.
+
+        After a pause, register the id again if the coordinator has forgotten it.
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id; it commits the transaction.
@@ -216,9 +207,11 @@ class Lane:
                 transactional_id=self.id,
             )
             self.advance(Event.BROKEN)
-        else:
-            return
-        self.recover()
+        if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
+            self.recover()
+        if self.ownership.may_be_forgotten:
+            with self._phase_tracks_errors():
+                self.ownership.renew_if_forgotten()
 
     def forget_transaction(self) -> None:
         """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
@@ -252,11 +245,6 @@ class Lane:
             return
         if self._means_fenced(error):
             self.advance(Event.FENCED)
-        if self._store_transaction is None and not isinstance(error, Exception):
-            # an interrupt right after the store has begun its transaction, which then ends as garbage: only frames refer to it,
-            # and the user may keep them with the exception
-            clear_frames(error.__traceback__)
-            gc.collect()
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:
@@ -323,7 +311,7 @@ class Lane:
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
-        number = self._state.transaction_number
+        number = self.transaction_number
         state = None if self._transaction is None else self._transaction.state
         if self._store_transaction is not None:
             self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
@@ -371,12 +359,6 @@ class Lane:
         return f"{self._logical_id!r}{lane}"
 
     # --- the id -----------------------------------------------------------------------------------------------------------
-
-    def renew(self) -> None:
-        """Before a transaction: register the id again if the coordinator has forgotten it."""
-        if self.ownership.may_be_forgotten:
-            with self._phase_tracks_errors():
-                self.ownership.renew_if_forgotten()
 
     def recover(self) -> None:
         """Resolve what is in doubt and start a new producer, by a claim that succeeds only while the fencing token is ours."""
