@@ -726,6 +726,13 @@ PROMISES: Final = (
         ("pool/test_fencing.py::test_a_block_of_a_writer_that_was_fenced_after_it_has_just_committed",),
     ),
     Removal(
+        "a group that begins again, on a new connection, sets its savepoint",
+        "stores/sql/sql_transaction.py",
+        "        self._units.came_with_begin = False\n",
+        "",
+        ("stores/test_merged_statements.py::test_a_group_begins_on_a_new_connection_if_the_pools_was_dead",),
+    ),
+    Removal(
         "a statement whose preparation failed behind ours is prepared again",
         "stores/sql/postgresql_pipeline.py",
         "            if len(theirs) > 1:\n",

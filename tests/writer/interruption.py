@@ -32,11 +32,13 @@ class Interruption:
     Attributes:
         places: How many places were reached.
         where: File, line and function of the interrupt; empty if the place was not reached.
+        is_raised: Whether `call` has raised the interrupt; it may have swallowed it, as a destructor does.
     """
 
     at: int = 0
     places: int = 0
     where: str = ""
+    is_raised: bool = False
 
     def run(self, call: Callable[[], object]) -> Interruption:
         """Call, and return after the interrupt or at the end. Nothing refers any more to the traceback and to what is in it."""
@@ -45,7 +47,7 @@ class Interruption:
         try:
             call()
         except KeyboardInterrupt:
-            pass
+            self.is_raised = True
         finally:
             sys.settrace(previous)
         gc.collect()

@@ -139,6 +139,7 @@ class Lane(WriterState):
         with self._database.call(DATABASE):
             store_transaction.commit()
         self.advance(Event.DATABASE_COMMITTED)
+        self._store_transaction = None
         hit("after_db_commit")
         if transaction.on_decided is not None:
             transaction.on_decided()

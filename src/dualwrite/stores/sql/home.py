@@ -154,7 +154,7 @@ def home_of(engine: Engine) -> Home | None:
 
 
 def look_up_tables(engine: Engine) -> None:
-    """Look up where our tables are, before a connection is taken from the pool: it may be the only one."""
+    """Look up where our tables are, before a connection is taken from a pool that is not the engine's."""
     home = home_of(engine)
     if home is not None:
         home.look_up()
@@ -181,14 +181,18 @@ def given_schema(engine: Engine) -> str | None:
 class OwnConnection(Connection):
     """A connection for our statements, which reach our tables whatever the session's settings are.
 
+    Where the tables are is looked up before a connection is taken from the pool: it may be the only one.
+
     Args:
         engine: A store's engine.
         pooled: A connection from another pool, to be used instead of one from the engine's.
     """
 
     def __init__(self, engine: Engine, pooled: PoolProxiedConnection | None = None) -> None:
-        super().__init__(engine, pooled)
         self._home = home_of(engine)
+        if self._home is not None:
+            self._home.look_up()
+        super().__init__(engine, pooled)
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
@@ -201,12 +205,6 @@ class OwnConnection(Connection):
         if self._home is not None:
             statement = self._home.placed(statement)
         return super().scalar(statement, *args, **kwargs)
-
-
-def own_connection(engine: Engine) -> OwnConnection:
-    """A connection for our statements, once it is known where the tables are."""
-    look_up_tables(engine)
-    return OwnConnection(engine)
 
 
 @cache

@@ -28,24 +28,19 @@ class TransactionSessions:
     def __init__(self, context: StoreContext, errors: TransactionErrors) -> None:
         self._context = context
         self._errors = errors
-        self._current: GuardedSession | None = None
+        self.current: GuardedSession | None = None
         self._of_ended_units: list[GuardedSession] = []
 
-    @property
-    def is_used(self) -> bool:
-        """Whether there is a current session."""
-        return self._current is not None
-
-    def current(self, connection: GuardedConnection) -> GuardedSession:
+    def get(self, connection: GuardedConnection) -> GuardedSession:
         """The current session, created at the first use."""
-        if self._current is None:
-            self._current = self._context.sessions(connection)
-        return self._current
+        if self.current is None:
+            self.current = self._context.sessions(connection)
+        return self.current
 
     def dispatch_before_commit(self) -> None:
         """Run the session's `before_commit` event, unless a flush has failed before."""
-        if self._current is not None and self._current.is_active:
-            self._current.dispatch_before_commit()
+        if self.current is not None and self.current.is_active:
+            self.current.dispatch_before_commit()
 
     def flush(self) -> None:
         """Flush what is pending.
@@ -54,7 +49,7 @@ class TransactionSessions:
             StoreError: An earlier flush failed, and the block ignored its error.
             Exception: What the flush raises.
         """
-        session = self._current
+        session = self.current
         if session is None:
             return
         if not session.is_active:
@@ -64,13 +59,13 @@ class TransactionSessions:
 
     def end_unit(self, connection: GuardedConnection) -> None:
         """The next unit gets a session of its own; this one is notified when the transaction ends."""
-        if self._current is not None:
-            self._of_ended_units.append(self._current)
-            self._current = connection.guard.session = None
+        if self.current is not None:
+            self._of_ended_units.append(self.current)
+            self.current = connection.guard.session = None
 
     def remove_current(self, connection: GuardedConnection) -> GuardedSession | None:
         """Forget the current session and return it, to be closed by the caller."""
-        session, self._current = self._current, None
+        session, self.current = self.current, None
         connection.guard.session = None
         return session
 
@@ -81,8 +76,8 @@ class TransactionSessions:
 
     def remove_all(self) -> list[GuardedSession]:
         """Forget all sessions and return them, to be closed by the caller."""
-        sessions = [*self._of_ended_units, *([] if self._current is None else [self._current])]
-        self._current = None
+        sessions = [*self._of_ended_units, *([] if self.current is None else [self.current])]
+        self.current = None
         self._of_ended_units = []
         return sessions
 

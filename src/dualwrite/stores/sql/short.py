@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.row import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
-from dualwrite.stores.sql.home import own_connection
+from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.sql_errors import ErrorMap, InterruptsFirst, locked_too_long
 from dualwrite.stores.sql.tables import identity_or_first, list_ids, lock_rows, write_rows
 from dualwrite.transactional_id import LANE_MARK, further_lanes
@@ -56,7 +56,7 @@ class ShortTransactions:
     @contextmanager
     def begin_long(self) -> Iterator[Connection]:
         """A transaction without limits, for loading rows; committed at the end of the `with` block."""
-        with InterruptsFirst(), self._ended(own_connection(self.engine)) as connection:
+        with InterruptsFirst(), self._ended(OwnConnection(self.engine)) as connection:
             self.dialect.begin(connection)
             yield connection
 
@@ -86,7 +86,7 @@ class ShortTransactions:
             connection.invalidate()
 
     def _begun(self, timeout: float) -> Connection:
-        connection = own_connection(self.engine)
+        connection = OwnConnection(self.engine)
         try:
             self.dialect.begin_short(connection, max(0.001, timeout), work_time=self.work_time)
         except Exception:
@@ -157,7 +157,7 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), own_connection(self.engine) as connection, self.dialect.reading(connection):
+        with InterruptsFirst(), OwnConnection(self.engine) as connection, self.dialect.reading(connection):
             return work(connection)
 
 

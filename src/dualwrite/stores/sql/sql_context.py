@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,6 @@ from dualwrite.stores.sql.async_handles import AsyncConnection
 from dualwrite.stores.sql.dialect import MergedStatements, Record, StoreDialect
 from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
-from dualwrite.stores.sql.home import look_up_tables
 from dualwrite.stores.sql.session_text import SessionEffects
 from dualwrite.stores.sql.sql_errors import ErrorMap
 from dualwrite.stores.sql.tables import state_table as t
@@ -37,13 +37,11 @@ class Access:
         """Make connections from this engine instead: one with the same pool, which knows where our tables are."""
         self._engine = engine
 
-    def guard(self, transactional_id: str) -> Guard:
-        """The guard that the handles of one transaction share."""
-        return Guard(transactional_id)
+    savepoint: str = "begin_nested"
+    """The handle's method for a savepoint."""
 
     def connect(self, guard: Guard) -> GuardedConnection:
         """A connection for one transaction; `close` returns it to the pool, `invalidate` closes it for good."""
-        look_up_tables(self._engine)
         return GuardedConnection(self._engine, guard)
 
     def handle(self, connection: GuardedConnection) -> Any:
@@ -98,7 +96,7 @@ class StoreContext:
     access: Access
     session: SessionSource | None = None
     effects: SessionEffects = field(init=False)
-    merged: MergedStatements | None = field(init=False)
+    merged: Callable[[Connection], MergedStatements] | None = field(init=False)
     check_fence: Select[Any] = field(init=False)
     record: Update = field(init=False)
     driver_errors: tuple[type[BaseException], ...] = field(init=False)

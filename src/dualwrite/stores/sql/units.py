@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dualwrite.errors import DualWriteError
-from dualwrite.stores.sql.dialect import UNIT, ErrorClass, QueuedStatements
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass, MergedStatements, QueuedStatements
 from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.orm import TransactionSessions, close_rolled_back
 from dualwrite.stores.sql.sql_context import StoreContext
@@ -30,24 +30,20 @@ class UnitSavepoints:
         self.came_with_begin = False
         """Whether BEGIN sets the savepoint of the first unit."""
 
-    def begin(self, connection: GuardedConnection, queued: QueuedStatements | None) -> QueuedStatements | None:
+    def begin(
+        self, connection: GuardedConnection, merged: MergedStatements | None, queued: QueuedStatements | None
+    ) -> QueuedStatements | None:
         """Set the savepoint, which replaces that of the unit before: now, or with the unit's first statement.
 
-        Args:
-            connection: The transaction's.
-            queued: What was queued on it last.
-
-        Returns:
-            What is queued now.
+        `queued` is what was queued on the connection last; returns what is queued now.
         """
         self._handled = sys.exception()
         is_first, self._has_unit = not self._has_unit, True
         if self.came_with_begin:
             self.came_with_begin = False
             return queued
-        merged = self._context.merged
         if merged is not None:
-            waiting = merged.begin_unit(connection, queued, lambda error: self._failed(error, None), is_first=is_first)
+            waiting = merged.begin_unit(queued, lambda error: self._failed(error, None), is_first=is_first)
             if waiting is not None:
                 return waiting
         self._execute(connection, *((f"SAVEPOINT {UNIT}",) if is_first else self._context.dialect.next_unit))
