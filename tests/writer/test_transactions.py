@@ -173,7 +173,6 @@ def test_a_decorated_function_runs_in_a_transaction(scene: Scene) -> None:
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_decorated_function_may_have_any_parameter_names(sqlite_scene: Scene, attempts: int) -> None:
-    """Even those of tenacity's own functions."""
     with sqlite_scene.connect() as writer:
 
         @writer.transactional(attempts=attempts)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column, select
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.deadline import Deadline
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.row import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
 _RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT})
-_WAIT: Final = wait_exponential(multiplier=0.02, max=0.5) + wait_random(0, 0.02)
+_PAUSE: Final = 0.02
+"""Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE: Final = 0.5
+_FOREVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
@@ -120,20 +123,29 @@ class ShortTransactions:
             with self.begin(self.lock_timeout) as connection:
                 return work(connection)
 
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: isinstance(error, self.driver_errors) and self.errors.classify(error) in _RETRIED
-            ),
-            stop=stop_after_attempt(_ATTEMPTS) if patience is None else stop_after_delay(patience),
-            wait=_WAIT,
-            reraise=True,
-        )
         try:
-            return retrying(once)
+            if patience is None:
+                return self.repeated(once, _RETRIED, Deadline.after(_FOREVER), attempts=_ATTEMPTS)
+            return self.repeated(once, _RETRIED, Deadline.after(patience))
         except self.driver_errors as error:
             if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(self.errors, [transactional_id], self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
+
+    def repeated(
+        self, once: Callable[[], T], retried: Collection[ErrorClass], deadline: Deadline, *, attempts: float = _FOREVER
+    ) -> T:
+        """Call until it raises no driver's error of these classes, at most so often, and not after the deadline."""
+        pause = _PAUSE
+        while True:
+            try:
+                return once()
+            except self.driver_errors as error:
+                attempts -= 1
+                if attempts < 1 or deadline.expired or self.errors.classify(error) not in retried:
+                    raise
+            deadline.sleep(pause + random.uniform(0, _PAUSE))  # noqa: S311  (spreads attempts; no secret)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
         """Whether an error of `run` or `query`, or the driver's error that caused it, is of this class."""
@@ -162,7 +174,6 @@ class ShortTransactions:
 
 
 _RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
-_CLAIM_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
 
 @dataclass(frozen=True)
@@ -213,29 +224,21 @@ class ClaimAttempt:
             ClaimTimeoutError: A row stayed locked.
             StoreUnavailableError: The database was unreachable until the timeout.
         """
-        deadline = time.monotonic() + self.timeout
-        errors = self.short.errors
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: isinstance(error, self.short.driver_errors) and errors.classify(error) in _RETRIED_CLAIMS
-            ),
-            stop=stop_after_delay(self.timeout),
-            wait=_CLAIM_WAIT,
-            reraise=True,
-        )
+        deadline, errors = Deadline.after(self.timeout), self.short.errors
+
+        def once() -> ClaimedLanes:
+            with self.short.begin(deadline.left) as connection:
+                if self.condition is not None:
+                    self.condition(connection)
+                return self._claim(connection)
+
         doing = "claiming the id"
         try:
-            return retrying(self._once, deadline)
+            return self.short.repeated(once, _RETRIED_CLAIMS, deadline)
         except self.short.driver_errors as error:
             if errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(errors, self.ids, self.timeout, error, doing) from error
             raise errors.translated(error, doing, self.ids[0]) from error
-
-    def _once(self, deadline: float) -> ClaimedLanes:
-        with self.short.begin(max(0.001, deadline - time.monotonic())) as connection:
-            if self.condition is not None:
-                self.condition(connection)
-            return self._claim(connection)
 
     def _claim(self, connection: Connection) -> ClaimedLanes:
         """Lock the rows, and write them as claimed.
