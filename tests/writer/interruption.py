@@ -66,6 +66,8 @@ class Interruption:
                 if before in _LOOKS:
                     self._look(frame)
                 before = instructions[frame.f_lasti]
+            elif event == "exception":  # the call has not returned
+                before = None
             return step
 
         return step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,8 @@ from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from writer.cases import native_on_postgresql, producers_and_databases
 from writer.lane_scene import leave_in_doubt, unavailable
 from writer.scene import Scene
+
+THREAD = "dualwrite idle writers"
 
 
 @pytest.fixture
@@ -45,6 +46,8 @@ def test_the_states_of_an_idle_writer_are_cleared_and_it_continues(scene: Scene,
             scene.write(writer, first, first + 1, first + 2)
             until(lambda: is_cleared(scene), "the states are cleared", pause=0.01)
             assert writer.phase is Phase.READY
+        assert any(thread.name == THREAD and thread.daemon for thread in threading.enumerate())
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD]
     assert scene.agree() == [1, 2, 3, 4, 5, 6]
     scene.assert_resolved()
 
@@ -62,27 +65,6 @@ def test_nothing_is_cleared_while_a_transaction_is_open(scene: Scene, monkeypatc
         assert during.prepared_state not in (None, before.prepared_state)
         clear_now(writer, monkeypatch)
         assert is_cleared(scene)
-    assert scene.agree() == [1, 2]
-
-
-def test_a_thread_waits_while_states_are_cleared(scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-    with scene.connect() as writer, ThreadPoolExecutor(1) as user:
-        resolve = writer.store.record_resolution
-
-        def slow(*arguments: Any) -> None:
-            entered.set()
-            assert go_on.wait(LIMIT)
-            resolve(*arguments)
-
-        monkeypatch.setattr(writer.store, "record_resolution", slow)
-        scene.write(writer, 1)
-        happened(entered)
-        using = user.submit(scene.write, writer, 2)
-        assert not wait([using], 0.2).done
-        go_on.set()
-        done(using)
-        monkeypatch.undo()
     assert scene.agree() == [1, 2]
 
 
@@ -139,13 +121,6 @@ def test_a_fenced_writer_clears_nothing(scene: Scene, monkeypatch: pytest.Monkey
             clear_now(writer, monkeypatch)  # not in this phase
             assert writer.phase is Phase.FENCED
     assert scene.agree() == [1, 2]
-
-
-def test_closing_the_last_writer_ends_the_thread(scene: Scene, soon: None) -> None:
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        assert any(thread.name == "dualwrite idle writers" and thread.daemon for thread in threading.enumerate())
-    assert not [thread for thread in threading.enumerate() if thread.name == "dualwrite idle writers"]
 
 
 def test_idle_states_of_a_pool_are_cleared(scene: Scene, soon: None) -> None:
