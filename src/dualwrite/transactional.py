@@ -26,12 +26,10 @@ def transactional(
     attempts: int,
     is_retriable: Callable[[BaseException], bool],
 ) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-    """A decorator that runs a function inside `transaction()` and passes it the Transaction as its first argument.
+    """A decorator that runs a function inside `transaction()`, up to so many times with backoff in between.
 
-    Args:
-        transaction: Begins a transaction, as a context manager.
-        attempts: The maximum number of runs of the whole function, with backoff in between.
-        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+    The function gets the Transaction as its first argument. It runs again after an error that `is_retriable`: both sides were
+    rolled back, and another attempt may succeed.
     """
 
     def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
@@ -99,11 +97,7 @@ def _pause(number: int) -> float:
 
 
 def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:
-    """What each attempt may change: the first is made now, before a transaction holds locks, the others when they are needed.
-
-    Args:
-        make: Makes one.
-    """
+    """What each attempt may change: the first is made now, before a transaction holds locks, the others when needed."""
     ready = [make()]
     return lambda: ready.pop() if ready else make()
 
@@ -111,12 +105,8 @@ def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:
 def check_has_run(result: object, name: str) -> None:
     """Check that a function has run, since one that returned a coroutine or a generator has not done its work yet.
 
-    Args:
-        result: What the function returned.
-        name: The function's name.
-
     Raises:
-        UsageError: It is a coroutine or a generator.
+        UsageError: The result is a coroutine or a generator.
     """
     if result is None:  # as of a processor's handler, for each message
         return
@@ -137,10 +127,6 @@ def check_has_run(result: object, name: str) -> None:
 
 async def awaited(result: Awaitable[T], name: str) -> T:
     """Await what an `async` function returned, and check that all of it has run.
-
-    Args:
-        result: What the function returned.
-        name: The function's name.
 
     Raises:
         UsageError: It can't be awaited, or its own result is a coroutine or a generator, which has not run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final, NoReturn, cast
 
@@ -24,13 +24,13 @@ from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
     in_doubt,
-    lost_error,
     raise_outcome,
     report_committed,
     rolled_back,
 )
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
+from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
@@ -48,20 +48,8 @@ class Lane(WriterState):
     """One of a writer's transactional ids: its phase, its ownership of the id, and at most one transaction.
 
     Transactions rotate over the lanes of a writer, which `Lanes` manages. Error handling depends only on the phase, because
-    each phase is entered before its call is made.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
-        transactional_id: The writer's logical id.
-        number: The lane's number, from 0.
-        timeouts: Time limits.
-        acknowledge: Whether a transaction ends with Kafka's commit, or with the database's, which decides it.
-
-    Attributes:
-        id: The lane's own id, which is the id of its row: the logical id for lane 0.
-        ownership: This writer's ownership of the id.
+    each phase is entered before its call is made. `id` is the lane's own id, which is that of its row: the logical id for lane
+    0.
     """
 
     def __init__(
@@ -94,9 +82,8 @@ class Lane(WriterState):
     def begin(self, *, is_group: bool = False, at_once: bool = False) -> OpenTransaction:
         """Begin the transaction on both sides.
 
-        Args:
-            is_group: It is the transaction of a pool's group.
-            at_once: Check the fencing token here, and not only before the first message.
+        `is_group`: it is that of a pool's group. `at_once`: check the fencing token here, and not only before the first
+        message.
         """
         producer = self.ownership.producer
         with self._database.call(DATABASE) as call:
@@ -168,9 +155,6 @@ class Lane(WriterState):
 
         The row names that transaction until then, and the lane begins no other one. So whatever happens in between, recovery
         commits it.
-
-        Args:
-            timeout: Seconds to wait; by default the limit for Kafka.
 
         Raises:
             BrokerUnavailableError: No response; the commit is requested again by the next call.
@@ -277,10 +261,9 @@ class Lane(WriterState):
         raise error
 
     def _told_by_row(self, error: ProducerFencedError) -> DualWriteError:
-        """Why Kafka has fenced the producer: only the row shows whether another writer or recoverer has claimed the id.
+        """Why Kafka has fenced the producer: FencedError if another writer or recoverer has claimed the id in the row.
 
-        Returns:
-            FencedError if one has; `error` if nobody has; the database's error if the row can't be read now.
+        `error` itself if nobody has, and the database's error if the row can't be read now.
         """
         try:
             self._store.read_claimed(self.ownership.claim)
@@ -340,7 +323,7 @@ class Lane(WriterState):
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
-        lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
+        lost = _lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
@@ -367,15 +350,14 @@ class Lane(WriterState):
             self.ownership.recover()
             self.advance(Event.OPENED)
         for outcome in self.ownership.report:
-            lost = lost_error(outcome)
+            lost = _lost_error([outcome])
             if lost is not None:  # nobody waits for it any more; the row has it as well
                 log.error("%s", lost, transactional_id=self.id)
 
     def close(self, *, limit: float) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
 
-        Args:
-            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
+        A claim, and each step at Kafka, takes at most `limit` seconds.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now.
@@ -438,3 +420,7 @@ class Lane(WriterState):
         except BaseException:
             self.advance(Event.BROKEN)
             raise
+
+
+def _lost_error(found: Iterable[GenerationOutcome]) -> DualWriteError | None:
+    return lost_error((each.transactional_id, each.lost) for each in found if each.lost is not None)

@@ -47,15 +47,6 @@ class Lanes:
     2. list the id's rows; claim every other lane that has a row, and every other lane of ours
     3. resolve all of them; start ours
     4. once a lane is started, check that its claim is still ours; after all these checks the first transaction may begin
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
-        transactional_id: The logical id.
-        count: The number of lanes that transactions use.
-        timeouts: Time limits; `claim` applies to each lane.
-        acknowledge: See Lane.
     """
 
     def __init__(
@@ -136,9 +127,9 @@ class Lanes:
     def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
         """Claim, resolve and start, in the order that the class docstring explains; then a transaction may begin.
 
-        Args:
-            only_if_ours: Only while lane 0 is still ours (rule F8): its owner owns the others too, or is about to.
-            on_lost: "raise" if a row has unacknowledged lost or unverified transactions, before any producer is started.
+        `only_if_ours`: only while lane 0 is still ours (rule F8), since its owner owns the others too, or is about to.
+        `on_lost` is "raise" to raise an error for unacknowledged lost or unverified transactions, before any producer is
+        started.
 
         Raises: as for `DualWriter.open`.
         """
@@ -259,10 +250,8 @@ class Lanes:
     def recover_if_idle(self, limit: float) -> None:
         """If the lanes must be recovered, do now what `next` would do before the next transaction.
 
-        The caller ensures that nothing else uses the lanes during the call.
-
-        Args:
-            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
+        The caller ensures that nothing else uses the lanes during the call. A claim, and each step at Kafka, takes at most
+        `limit` seconds.
 
         Raises:
             FencedError: Another writer or recoverer has claimed one of the lanes.
@@ -305,8 +294,7 @@ class Lanes:
     def close(self, limit: Deadline | None = None) -> None:
         """Close every lane, even if closing one fails.
 
-        Args:
-            limit: For resolving what is in doubt, `CLOSE_LIMIT` by default; each lane has at least a second.
+        Each has at least a second of `limit`, which is `CLOSE_LIMIT` by default.
 
         Raises:
             InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.

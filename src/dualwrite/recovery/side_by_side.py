@@ -104,13 +104,7 @@ def pause(seconds: float) -> Steps[None]:
 
 
 class SideBySide:
-    """Runs the steps of several ids.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side.
-        deadline: For all requests to Kafka together.
-    """
+    """Runs the steps of several ids; the deadline is that of all requests to Kafka together."""
 
     def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, deadline: Deadline) -> None:
         self._store = store

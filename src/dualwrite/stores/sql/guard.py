@@ -151,9 +151,7 @@ class Batch(Protocol):
 class Guard:
     """State shared by one transaction's handles: whether the writer or the user is acting, or the transaction has ended.
 
-    Args:
-        transactional_id: For the errors.
-        savepoint: The call that creates a savepoint, for the errors.
+    `savepoint` is the call that creates a savepoint, for the errors.
     """
 
     __slots__ = (
@@ -251,13 +249,7 @@ class OwnedTransaction(RootTransaction):
 
 
 class GuardedConnection(OwnConnection):
-    """A SQLAlchemy Connection inside the writer's transaction.
-
-    Args:
-        engine: Where it comes from.
-        guard: Shared with the transaction's owner.
-        pooled: A connection from another pool, to be used instead of one from the engine's.
-    """
+    """A SQLAlchemy Connection inside the writer's transaction; `pooled` as for OwnConnection."""
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
@@ -307,11 +299,7 @@ class GuardedConnection(OwnConnection):
             self.restore_guard()
 
     def renew(self, *, keeps_ends: bool) -> None:
-        """Forget the options and the listeners that the user has added, and what he has changed in `info`.
-
-        Args:
-            keeps_ends: Keep the listeners for the end of the transaction.
-        """
+        """Forget the options, `info` and listeners that the user has set; `keeps_ends`: all but listeners for the end."""
         self._execution_options = self._users_options = self._own_options
         if self._users_has_events if self.guard.lifted else self._has_events:
             self._renew_listeners(keeps_ends=keeps_ends)

@@ -124,14 +124,10 @@ class Home:
 
 
 def engine_at_home(engine: Engine, dialect: StoreDialect, schema: str | None, *, is_ours: bool) -> Engine:
-    """An engine over the same pool that knows where our tables are.
+    """An engine over the pool of the user's engine, or of one of ours, that knows where our tables are.
 
-    Args:
-        engine: The user's engine, or one of ours.
-        dialect: Looks the schemas up.
-        schema: The schema that the user has given; by default what the engine's `schema_translate_map` has for tables without
-            one.
-        is_ours: Whether nobody else uses the engine.
+    `schema` is what the user has given; by default what the engine's `schema_translate_map` has for tables without one.
+    `is_ours`: nobody else uses the engine.
     """
     translated = (engine.get_execution_options().get("schema_translate_map") or {}).get(None)
     own = engine.execution_options()
@@ -181,11 +177,8 @@ def given_schema(engine: Engine) -> str | None:
 class OwnConnection(Connection):
     """A connection for our statements, which reach our tables whatever the session's settings are.
 
-    Where the tables are is looked up before a connection is taken from the pool: it may be the only one.
-
-    Args:
-        engine: A store's engine.
-        pooled: A connection from another pool, to be used instead of one from the engine's.
+    Where the tables are is looked up before a connection is taken from the pool: it may be the only one. `pooled` is a
+    connection from another pool, to be used instead of one from the engine's.
     """
 
     def __init__(self, engine: Engine, pooled: PoolProxiedConnection | None = None) -> None:

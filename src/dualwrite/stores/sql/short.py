@@ -34,10 +34,7 @@ _FOREVER: Final = float("inf")
 class ShortTransactions:
     """Runs short transactions, and repeats them where that is harmless.
 
-    Args:
-        engine: Where connections come from.
-        dialect: The database's dialect.
-        errors: Translates its errors.
+    Attributes:
         lock_timeout: Seconds to wait for a lock if the caller gives no limit.
         driver_errors: What the driver and SQLAlchemy raise.
         work_time: Seconds that a statement may run besides waiting, if the server can enforce it.
@@ -104,15 +101,10 @@ class ShortTransactions:
     def run(
         self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None, *, patience: float | None = None
     ) -> T:
-        """Run `work` in a transaction, up to three times if the connection breaks or there is a conflict.
+        """Run `work` in a transaction, up to three times, or for `patience` seconds, after a broken connection or a conflict.
 
-        `work` must return the same when it runs again after its own commit: the response to COMMIT may have been lost.
-
-        Args:
-            work: What to do.
-            doing: What that is, to complete "… failed while <doing>".
-            transactional_id: The id that it is done for.
-            patience: Seconds to keep trying, instead of three times.
+        `work` must return the same when it runs again after its own commit: the response to COMMIT may have been lost. `doing`
+        says what it does, to complete "… failed while <doing>".
 
         Raises:
             ClaimTimeoutError: The row stayed locked.
@@ -178,13 +170,7 @@ _RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, 
 
 @dataclass(frozen=True)
 class WithLanes:
-    """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`.
-
-    Args:
-        cluster_id: The rows must not name another Kafka cluster.
-        acquiring: Acquire generations, if nothing has to be recovered.
-        first: The identity of a database that has none.
-    """
+    """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`."""
 
     cluster_id: str
     acquiring: Acquiring | None
@@ -195,11 +181,7 @@ class WithLanes:
 class ClaimAttempt:
     """One claim of one or several ids in one transaction, with as many attempts as it needs.
 
-    Args:
-        short: Runs the transactions.
-        ids: The ids of the rows.
-        owner: Who claims, as text for people.
-        timeout: Seconds to wait at most.
+    Attributes:
         token: Written with the claim, to recognize it if its COMMIT got no response.
         expected_fence: Claim only if the fence of the first id still is this number.
         condition: Called first in each of the claim's transactions; if it raises, the claim raises that error.

@@ -24,11 +24,10 @@ from dualwrite.stores.row import Claim
 from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, Watch
 from dualwrite.stores.sql.home import OwnConnection
-from dualwrite.stores.sql.orm import TransactionSessions, close_ended
 from dualwrite.stores.sql.session_text import Routine
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, StoreContext, parameters_of
 from dualwrite.stores.sql.sql_errors import InterruptsFirst, TransactionErrors, quietly
-from dualwrite.stores.sql.units import UnitSavepoints
+from dualwrite.stores.sql.units import TransactionSessions, UnitSavepoints, close_ended
 from dualwrite.stores.store_transaction import RunAloneError, StoreTransaction, TransactionThread
 
 if TYPE_CHECKING:
@@ -43,12 +42,9 @@ _tokens: Final = itertools.count(1)
 
 
 class SqlStoreTransaction(StoreTransaction):
-    """See StoreTransaction; `begin` opens one.
+    """One transaction of a SQL store; `begin` opens it.
 
-    Args:
-        context: What it shares with the store's other transactions.
-        claim: The claim that it runs under.
-        is_group: Whether units follow, so that the savepoint of the first can be set with BEGIN.
+    `is_group`: units follow, so that the savepoint of the first can be set with BEGIN.
     """
 
     def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False) -> None:
@@ -75,10 +71,7 @@ class SqlStoreTransaction(StoreTransaction):
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
 
         This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
-        connection of its pool when one is dead.
-
-        Args:
-            may_wait: Whether BEGIN and the check may be sent with the first statement; see `check_fence`.
+        connection of its pool when one is dead. `may_wait`: BEGIN and the check may be sent with the first statement.
         """
         attempts = [False, False] if self._context.merged is None else [True, False, False]  # whether BEGIN is merged
         while True:
