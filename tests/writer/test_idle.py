@@ -148,6 +148,9 @@ def test_a_transaction_in_doubt_is_resolved_although_no_other_begins(scene: Scen
         leave_in_doubt(scene, writer, 2)
         until_recorded(scene.messages, [1, 2], "consumers get the messages")
         until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
+        with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+            writer.reopen()
+        until(lambda: writer.phase is Phase.READY, "it has opened all lanes again", pause=0.01)
         scene.write(writer, 3, 4)
     assert scene.agree() == [1, 2, 3, 4]
     scene.assert_resolved()
@@ -218,18 +221,6 @@ def test_an_id_that_another_process_has_claimed_is_not_claimed_again(scene: Scen
         assert scene.state_row() == row
         assert writer.phase is Phase.FENCED
     assert scene.agree() == [1]
-
-
-@pytest.mark.parametrize("lanes", [3])
-def test_an_interrupted_reopening_is_repeated_although_no_transaction_begins(scene: Scene, soon: None) -> None:
-    with scene.connect() as writer:
-        scene.write(writer, 1, 2)
-        with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
-            writer.reopen()
-        until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
-        scene.write(writer, 3, 4)
-    assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_resolved()
 
 
 def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
-from fixtures.pace import until
 from fixtures.tiers import thinned
 from writer.cases import both_databases, both_producers, producers_and_databases
 from writer.scene import Event, Scene
@@ -191,36 +189,6 @@ def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fai
             scene.send(tx, 2)
     assert scene.agree() == [1, 2]
     scene.assert_resolved()
-
-
-def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
-    scene = new_scene("postgresql", engine_options={"connect_args": {"options": "-c deadlock_timeout=50ms"}})
-    runs = []
-
-    def lock(connection: sa.Connection, number: int) -> None:
-        mine = (Event.writer == scene.transactional_id, Event.number == number)
-        connection.execute(sa.select(Event).where(*mine).with_for_update())
-
-    with scene.connect() as writer, scene.engine.connect() as other, ThreadPoolExecutor(1) as pool:
-        scene.write(writer, 1, 2)
-        other.exec_driver_sql("SET deadlock_timeout = '1h'")  # our transaction must be the deadlock's victim
-        pid = other.scalar(sa.text("SELECT pg_backend_pid()"))
-        blocked = sa.text("SELECT cardinality(pg_blocking_pids(:pid))")
-
-        @writer.transactional(attempts=3)
-        def save(tx: Transaction) -> None:
-            runs.append(tx)
-            scene.both(tx, 3)
-            lock(tx.db, 1)
-            if len(runs) == 1:
-                lock(other, 2)
-                pool.submit(lock, other, 1).add_done_callback(lambda _: other.rollback())
-                until(lambda: tx.db.scalar(blocked, {"pid": pid}), "it waits for this one")  # a deadlock is looked for once
-            lock(tx.db, 2)
-
-        save()
-    assert len(runs) == 2
-    assert scene.agree() == [1, 2, 3]
 
 
 def test_an_error_that_is_not_retriable_is_not_retried(scene: Scene) -> None:

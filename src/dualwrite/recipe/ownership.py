@@ -329,19 +329,13 @@ class Ownership:
         if left > 0:
             return left
         try:
-            self._clear_committed()
+            self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
+            self._committed = None
         except DualWriteError as error:
             log.debug(
                 "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
             )
         return after
-
-    def _clear_committed(self) -> None:
-        """Clear the stored state if it is that of a transaction known to be committed: it needs no further proof."""
-        if self._committed is None:
-            return
-        self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
-        self._committed = None
 
     def _resolve_found(
         self, producer: TransactionalProducer, generation: int, deadline: Deadline, described: Described
