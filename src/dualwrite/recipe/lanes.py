@@ -290,6 +290,7 @@ class Lanes:
         """Release what the last transaction has left, even if an interrupt ended it."""
         if self._current is not None:
             self._current.forget_transaction()
+            self._current = None
 
     def close(self, limit: Deadline | None = None) -> None:
         """Close every lane, even if closing one fails.

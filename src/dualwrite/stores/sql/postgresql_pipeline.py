@@ -59,7 +59,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._is_answered = False
         self.error = None
         self.is_waiting = True
-        self._intercept()
+        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
 
     def add(self, statement: bytes) -> None:
         """Queue another one behind them."""
@@ -81,9 +81,6 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._raw.__dict__.pop("wait", None)
 
     # --- the next use of the connection -----------------------------------------------------------------------------------
-
-    def _intercept(self) -> None:
-        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
 
     def _wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of the connection's `wait`, which is called with its lock held."""
@@ -114,7 +111,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
             self.error = self._translated(psycopg.OperationalError("interrupted before the database had answered"))
         else:
             self.error = self._translated(error) if isinstance(error, psycopg.Error) else error
-        self._intercept()
+        self._raw.__dict__["wait"] = self._wait
         return self.error
 
     def _send_alone(self) -> None:
@@ -278,7 +275,7 @@ class PostgresqlMergedStatements(MergedStatements):
             f"SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', '{token}', true) "  # noqa: S608
             f"FROM {self._home.name()} WHERE transactional_id = {text.of(transactional_id)}"
         )
-        statements = [_begin(self._raw), text.encoded(check), *(_NEXT_UNIT[-1:] if with_unit else ())]
+        statements = [_begin(self._raw), check.encode(text.encoding), *(_NEXT_UNIT[-1:] if with_unit else ())]
 
         def answered(results: Sequence[PGresult]) -> None:
             found = results[1]
@@ -286,7 +283,7 @@ class PostgresqlMergedStatements(MergedStatements):
                 begun(None)
                 return
             fence, owner, store_id = [found.get_value(0, column) or b"" for column in range(3)]
-            begun(Fence(int(fence), text.decoded(owner), text.decoded(store_id)))
+            begun(Fence(int(fence), owner.decode(text.encoding), store_id.decode(text.encoding)))
 
         return PostgresqlQueuedStatements(self._raw, statements, answered=answered, translated=translated)
 
@@ -391,26 +388,18 @@ class _Text:
     """Statements with their values as literals, on one connection."""
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
-        self.raw = raw
+        self._raw = raw
         encoding = raw.info.encoding
-        self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
+        self.encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
 
     def of(self, value: str) -> str:
         """The literal of a text; libpq quotes what has to be."""
         if _NEEDS_NO_QUOTING(value):
             return f"'{value}'"
         try:
-            return bytes(Escaping(self.raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+            return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self.encoding))).decode(self.encoding)
         except UnicodeEncodeError:  # the block has set another client_encoding
             return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
-
-    def decoded(self, answer: bytes) -> str:
-        """The text in a result."""
-        return answer.decode(self._encoding)
-
-    def encoded(self, statement: str) -> bytes:
-        """The statement as it is sent."""
-        return statement.encode(self._encoding)
 
     def execute(self, statements: str) -> Sequence[PGresult]:
         """Execute statements in one round trip, and return the results of all.
@@ -418,10 +407,10 @@ class _Text:
         Raises:
             psycopg.Error: One failed; those after it were not executed.
         """
-        raw = self.raw
+        raw = self._raw
         with raw.lock:
-            raw.pgconn.send_query(self.encoded(statements))
+            raw.pgconn.send_query(statements.encode(self.encoding))
             answers: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
         if answers[-1].error_message:
-            raise error_from_result(answers[-1], encoding=self._encoding)
+            raise error_from_result(answers[-1], encoding=self.encoding)
         return answers

@@ -404,12 +404,13 @@ class SqlStoreTransaction(StoreTransaction):
         self._release(discard=False)
 
     def _send_commit(self, connection: GuardedConnection) -> None:
-        dialect = self._context.dialect
-        self._check_can_commit(connection)
+        dialect, merged, record = self._context.dialect, self._merged, self._recorded_at_commit
+        if record is None:  # otherwise `can_commit` has checked that
+            self._check_can_commit(connection)
         try:
             with InterruptsFirst():
-                if self._merged is not None and self._recorded_at_commit is not None:
-                    self._commit_merged(self._merged, self._recorded_at_commit)
+                if merged is not None and record is not None:
+                    self._commit_merged(merged, record)
                 connection.commit()
                 dialect.finish(connection, "COMMIT")
         except self._context.driver_errors as error:
