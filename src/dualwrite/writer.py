@@ -113,7 +113,7 @@ class DualWriter(Generic[H]):
         )
         self._kind = producers.kind
         self._mutex = threading.Lock()
-        self._user: int | None = None
+        self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
         self._pid = os.getpid()
 
     # --- properties -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class DualWriter(Generic[H]):
             return
         try:
             self._check_process("leaving the writer")
-            if self._user == threading.get_ident():  # an interrupt has kept the block from ending: only its traceback can do so
+            if self._user == [threading.get_ident()]:  # an interrupt kept the block from ending: only its traceback could do so
                 self._lanes.forget_transaction()
             self.close()
         except DualWriteError as closing:
@@ -323,7 +323,7 @@ class DualWriter(Generic[H]):
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
         """The writer is this thread's in the block, which begins with no transaction."""
-        me = threading.get_ident()
+        me = [threading.get_ident()]
         self._check_process(what)
         with self._mutex:
             if self._user == me and self._lanes.in_transaction:
@@ -351,7 +351,8 @@ class DualWriter(Generic[H]):
             try:
                 self._ask_for_recovery()
             finally:
-                self._user = None
+                if self._user is me:  # this use may have been interrupted, and end only when its traceback does, during another
+                    self._user = None
 
     def _ask_for_recovery(self) -> None:
         """If a lane must be recovered, have the thread of `recipe.idle` do so soon, unless a transaction does so before."""
