@@ -371,9 +371,9 @@ PROMISES: Final = (
     ),
     Removal(
         "after_commit is sent only after a commit",
-        "stores/sql/units.py",
-        "        if is_committed:\n",
-        "        if is_committed or not is_committed:\n",
+        "stores/sql/sql_transaction.py",
+        "close_ended(session, is_committed=self._is_committed,",
+        "close_ended(session, is_committed=True,",
         ("writer/test_orm.py::test_after_commit_is_not_sent_if_the_database_refuses_the_commit",),
     ),
     Removal(
