@@ -65,8 +65,8 @@ def admin(servers: str) -> Iterator[TransactionAdmin]:
 
 
 @pytest.fixture
-def topic(scene: Transactions) -> str:
-    return scene.topic()
+def topic(trusting: DevCluster, new_name: Callable[[str], str]) -> str:
+    return Transactions(trusting, new_name).topic()
 
 
 @pytest.fixture(scope="module")

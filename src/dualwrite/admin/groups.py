@@ -56,8 +56,7 @@ class CommittedOffset:
     """A group's position in one partition."""
 
     group_id: str
-    topic: str
-    partition: int
+    key: Key
     offset: int | None
     """The next offset to read; None if it is pending in an open transaction (KIP-447)."""
 
@@ -114,10 +113,11 @@ def committed_offsets(
     for group in _described(brokers, groups, "OffsetFetch", request):
         for topic in group.topics:
             for one in topic.partitions:
+                key = (topic.name, one.partition_index)
                 if one.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
-                    yield CommittedOffset(group.group_id, topic.name, one.partition_index, None)
+                    yield CommittedOffset(group.group_id, key, None)
                 elif not one.error_code and one.committed_offset >= 0:
-                    yield CommittedOffset(group.group_id, topic.name, one.partition_index, one.committed_offset)
+                    yield CommittedOffset(group.group_id, key, one.committed_offset)
 
 
 def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
