@@ -1,8 +1,10 @@
-"""The COMMIT of a group has an unknown outcome: each caller gets committed or in doubt, never a wrong outcome."""
+"""The COMMIT of a group has an unknown outcome: each caller gets committed or in doubt, never a wrong outcome.
+
+`tests/crash/test_unknown_outcome.py` has the other databases: a pool's writers do with them what a single one does.
+"""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,8 +29,8 @@ from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from fixtures.tiers import thinned
 from pool.pool_scene import assert_reports_true, both, grouped, open_pool
 
-HANDLES = ("postgresql", "psycopg", "mariadb", "zookeeper")
-"""Databases that a proxy can be put before; with psycopg, the units' statements go through libpq's pipeline."""
+HANDLES = ("postgresql", "psycopg")
+"""With psycopg, the units' statements go through libpq's pipeline."""
 
 pytestmark = pytest.mark.usefixtures("producer")
 
@@ -47,10 +49,6 @@ class Proxied:
 
     def break_the_next_commit(self, when: str, then: Callable[[], None] = lambda: None, *, for_good: bool = False) -> Any:
         """Cut the connection when the next COMMIT of our units passes, then call `then`; `for_good`: and refuse others."""
-        kind = self.scene.url.split(":")[0].split("+")[0]
-        pattern = {"postgresql": b"COMMIT\0", "mariadb": b"\x03COMMIT", "mysql": b"\x03COMMIT"}.get(
-            kind, f"/events/{self.scene.transactional_id}:1".encode()
-        )
 
         def cut(link: Link) -> None:
             self.cuts += 1
@@ -65,7 +63,7 @@ class Proxied:
         def arm() -> None:
             if self.has_run and not broken:  # once: the units may then run one by one
                 broken.append(None)
-                self.proxy.on_client_bytes(pattern, cut, when=when)  # type: ignore[arg-type]  # a literal
+                self.proxy.on_client_bytes(b"COMMIT\0", cut, when=when)  # type: ignore[arg-type]  # a literal
 
         return failpoints.armed("before_db_commit", arm)
 
@@ -83,13 +81,10 @@ class Proxied:
 
 @pytest.fixture
 def proxied(databases: Databases, broker: DevCluster, handle: str) -> Iterator[Proxied]:
-    database = "postgresql" if handle == "psycopg" else handle
-    scene = databases.scene(database, broker)
-    found = re.search(r":(\d+)/", scene.url)
-    assert found is not None
-    with TcpProxy("127.0.0.1", int(found[1])) as proxy:
-        options = {"mariadb": "read_timeout=2", "zookeeper": "session_timeout=4"}.get(database, "")
-        url = f"{scene.url.replace(found[0], f':{proxy.port}/')}{'&' if '?' in scene.url else '?'}{options}".rstrip("?&")
+    scene = databases.scene("postgresql", broker)
+    address = sa.make_url(scene.url)
+    with TcpProxy("127.0.0.1", address.port or 0) as proxy:
+        url = address.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
         yield Proxied(scene, proxy, url, handle == "psycopg")
 
 
@@ -186,7 +181,7 @@ def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any],
 
 
 @pytest.mark.parametrize(("claim", "size"), [(1.0, 2)], ids=["impatient"])
-@pytest.mark.parametrize("handle", thinned(HANDLES, kept=["postgresql", "zookeeper"], quick=["postgresql"]))
+@pytest.mark.parametrize("handle", ["postgresql"])
 def test_a_call_in_doubt_is_resolved_although_no_other_follows(proxied: Proxied, pool: WriterPool[Any]) -> None:
     with proxied.break_the_next_commit("answered", for_good=True):
         error = pool.submit(partial(proxied.unit, number=1)).exception(LIMIT)

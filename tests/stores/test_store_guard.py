@@ -115,16 +115,6 @@ def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, c
     assert_nothing_is_checked_out(store)
 
 
-@table("call", ["commit()", "session.rollback()", "get_transaction().rollback()", "COMMIT"])
-def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: Claim, call: str) -> None:
-    with begun(store, claim) as transaction:
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-        with pytest.raises(TransactionControlError):
-            REFUSED[call](transaction)
-    assert rows(store.engine) == 0
-    assert_nothing_is_checked_out(store)
-
-
 def test_the_users_listeners_are_called(store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sa.Connection, "_has_events", False, raising=False)  # listening sets it, and nothing would take it back
     seen: list[str] = []
