@@ -174,18 +174,15 @@ class Group:
             FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
                 none of them has begun (`has_begun`).
         """
-        if self._calls and self._must_run_one_by_one():
-            self._run_one_by_one()
+        if self._calls and not self._run_together():
+            self._run_one_by_one()  # here: the group's error must not become the context of what they raise
         for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
             if not self._follows_conflicted(call):
                 self._run_alone(call)
         self.conflicted.sort(key=_number)
 
-    def _must_run_one_by_one(self) -> bool:
-        """Run the units together and deliver their outcomes; True if they have none, and may succeed without each other.
-
-        They run after this has returned: otherwise the group's error would become the context of what they raise.
-        """
+    def _run_together(self) -> bool:
+        """Run the units together and deliver their outcomes; False if they have none, and may succeed without each other."""
         try:
             if not self._commit() and self._has_sent_too_soon:
                 self._has_begun = False
@@ -200,11 +197,11 @@ class Group:
             if len(self._calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
                 text = "a group of %d units failed; running them one by one: %s"
                 log.info(text, len(self._calls), error, exc_info=if_unexpected(error), **self._fields)
-                return True
+                return False
             self._deliver_error(error)
         else:
             self._deliver()
-        return False
+        return True
 
     def put_back(self, calls: list[Call]) -> None:
         """Put calls without an outcome back into the queue."""
