@@ -205,17 +205,13 @@ class Group:
 
     def put_back(self, calls: list[Call]) -> None:
         """Put calls without an outcome back into the queue."""
-        if calls:
-            self._taken[:] = [call for call in self._taken if call not in calls]
-            self._shared.waiting.put_back(calls, self._taken)
+        self._taken[:] = [call for call in self._taken if call not in calls]
+        self._shared.waiting.put_back(calls, self._taken)
 
     @property
     def _fields(self) -> dict[str, Any]:
         """The fields of a log record."""
         return {"transactional_id": self._writer.transactional_id}
-
-    def _note(self, doing: str) -> None:
-        self._shared.writers.note(self._writer, doing)
 
     def _commit(self) -> bool:
         """Run the units in one transaction, and commit; False if they were undone, which is no error of the group."""
@@ -224,7 +220,7 @@ class Group:
                 messages = self._run_units(whole)
                 if messages is None or not self._calls:
                     raise _RolledBackError  # noqa: TRY301  (through the `with` block)
-                self._note(f"committing a group of {_units(self._calls)}")
+                self._shared.writers.note(self._writer, f"committing a group of {_units(self._calls)}")
                 self._has_written()
                 hit("group_after_units")
                 if messages:
@@ -269,7 +265,7 @@ class Group:
         if not call.begin():
             self._calls.clear()
             return None
-        self._note(call.name)
+        self._shared.writers.note(self._writer, call.name)
         whole.watch(shares=False)
         unit = whole.only_unit()
         try:
@@ -318,7 +314,7 @@ class Group:
                 running = None
                 hit("group_after_unit")
             if whole.has_unanswered_statements:  # the messages are sent while the database executes them
-                self._note(_statements_of(self._calls))
+                self._shared.writers.note(self._writer, _statements_of(self._calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
             whole.end_units()
@@ -365,7 +361,7 @@ class Group:
                 del self._calls[place]
                 continue
             place += 1
-            self._note(call.name)
+            self._shared.writers.note(self._writer, call.name)
             yield call
             if call in self._aside or call in self.conflicted:
                 place -= 1
@@ -376,8 +372,9 @@ class Group:
             if size >= self._shared.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
                 # without those that have begun, which can't be cancelled any more: calls begin in their order
                 rest = [call for call in self._calls[place:] if not call.has_begun]
-                del self._calls[len(self._calls) - len(rest) :]
-                self.put_back(rest)
+                if rest:
+                    del self._calls[-len(rest) :]
+                    self.put_back(rest)
             elif place == len(self._calls):
                 self._grow()
 
