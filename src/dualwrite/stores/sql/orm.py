@@ -73,10 +73,8 @@ class TransactionSessions:
 
     def remove_all(self) -> list[GuardedSession]:
         """Forget all sessions and return them, to be closed by the caller."""
-        sessions = self.remove_of_ended_units()
-        if self._current is not None:
-            sessions.append(self._current)
-            self._current = None
+        sessions = [*self._of_ended_units, *([] if self._current is None else [self._current])]
+        self._current, self._of_ended_units = None, []
         return sessions
 
 
