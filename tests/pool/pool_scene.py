@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 import dualwrite
@@ -33,7 +34,10 @@ def open_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[
 
 def both(tx: Transaction, scene: Scene, number: int) -> int:
     """Write an event and send its message."""
-    write_event(scene.url, tx.db, scene.transactional_id, number)
+    if isinstance(tx.db, psycopg.Connection):
+        tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
+    else:
+        write_event(scene.url, tx.db, scene.transactional_id, number)
     tx.send(scene.topic, str(number), key=scene.transactional_id)
     return number
 

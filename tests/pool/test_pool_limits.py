@@ -219,8 +219,7 @@ def with_psycopgs_savepoints(tx: Transaction, scene: Scene, number: int) -> None
     for _ in range(3):
         with tx.db.transaction():
             tx.db.execute("INSERT INTO events VALUES (%s, %s)", (f"{scene.transactional_id}-more", number))
-    tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
-    tx.send(scene.topic, str(number))
+    both(tx, scene, number)
 
 
 @pytest.mark.parametrize("careful", [False, True])

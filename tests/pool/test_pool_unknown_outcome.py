@@ -69,11 +69,7 @@ class Proxied:
 
     def unit(self, tx: Transaction, number: int, error: Exception | None = None) -> int:
         self.has_run = True
-        if self.is_psycopg:
-            tx.db.execute("INSERT INTO events VALUES (%s, %s)", (self.scene.transactional_id, number))
-            tx.send(self.scene.topic, str(number), key=self.scene.transactional_id)
-        else:
-            both(tx, self.scene, number)
+        both(tx, self.scene, number)
         if error is not None:
             raise error
         return number
