@@ -13,12 +13,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 
 import dualwrite
 from crash.events import write_event
 from crash.scene import Scene, Worker
 from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction, WriterPool
+from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT, done
 from fixtures.tiers import thinned
 
@@ -30,6 +32,14 @@ def open_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[
     given = {"size": 2, "options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
     database = scene.events.database if database is None else database
     return dualwrite.create_pool(database, kafka=scene.settings, prefix=scene.transactional_id, **given)
+
+
+@contextmanager
+def psycopg_store(url: str, **options: Any) -> Iterator[SqlStateStore]:
+    """A store on a pool of psycopg connections."""
+    given = {"max_size": 4, "open": True, **options}
+    with ConnectionPool(url.replace("+psycopg", ""), **given) as connections, SqlStateStore.from_psycopg(connections) as store:
+        yield store
 
 
 def both(tx: Transaction, scene: Scene, number: int) -> int:

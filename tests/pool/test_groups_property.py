@@ -13,16 +13,14 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg_pool import ConnectionPool
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.pool.group import SavepointPolicy
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.session_text import Effect, SessionEffects
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
-from pool.pool_scene import both, held, open_pool
+from pool.pool_scene import both, held, open_pool, psycopg_store
 
 numbers = itertools.count(1)
 
@@ -231,12 +229,8 @@ GOOD |= {reads_what_it_wrote, uses_the_session}
 @pytest.fixture
 def psycopg_pool(scene: Scene, pool: WriterPool[Any]) -> Iterator[WriterPool[Any]]:
     pool.close()
-    address = scene.url.replace("+psycopg", "")
-    with (
-        ConnectionPool(address, max_size=4, open=True) as connections,
-        SqlStateStore.from_psycopg(connections) as store,
-        open_pool(scene, store, options=PoolOptions(group_units=8, timeout=LIMIT)) as opened,
-    ):
+    options = PoolOptions(group_units=8, timeout=LIMIT)
+    with psycopg_store(scene.url) as store, open_pool(scene, store, options=options) as opened:
         yield opened
 
 

@@ -15,19 +15,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from psycopg_pool import ConnectionPool
 
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError, InDoubtTransactionError, StoreCommitFailedError, StoreUnavailableError
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_reports_true, both, grouped, open_pool
+from pool.pool_scene import assert_reports_true, both, grouped, open_pool, psycopg_store
 
 HANDLES = ("postgresql", "psycopg")
 """With psycopg, the units' statements go through libpq's pipeline."""
@@ -95,9 +93,7 @@ def pool(proxied: Proxied, claim: float, size: int) -> Iterator[WriterPool[Any]]
     with ExitStack() as stack:
         database: Any = proxied.url
         if proxied.is_psycopg:
-            address = proxied.url.replace("+psycopg", "")
-            connections = stack.enter_context(ConnectionPool(address, min_size=1, max_size=4, timeout=claim, open=True))
-            database = stack.enter_context(SqlStateStore.from_psycopg(connections))
+            database = stack.enter_context(psycopg_store(proxied.url, min_size=1, timeout=claim))
         options = PoolOptions(timeout=LIMIT, lease=600)  # a renewal commits too
         timeouts = Timeouts(claim=claim, kafka=LIMIT, delivery=LIMIT)
         yield stack.enter_context(open_pool(proxied.scene, database, size=size, options=options, timeouts=timeouts))
