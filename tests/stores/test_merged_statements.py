@@ -82,6 +82,13 @@ def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore,
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 
+def test_a_fenced_group_leaves_nothing_open(postgres_store: SqlStateStore, claim: Claim) -> None:
+    postgres_store.claim(ID, "tests", timeout=LIMIT)
+    with pytest.raises(FencedError):
+        postgres_store.begin_group(claim)
+    assert_nothing_is_checked_out(postgres_store)
+
+
 # --- what keeps the two apart -------------------------------------------------------------------------------------------------
 
 

@@ -122,10 +122,15 @@ class MergedStatements(ABC):
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
     ) -> QueuedStatements:
-        """Begin the transaction, mark it with `token`, and read the newest claim; then set the savepoint UNIT, if `with_unit`.
+        """Begin the transaction, mark it with `token`, and read the newest claim.
 
-        `begun` is called with the newest claim, or None if the id has no row; it may raise. `translated` gives the error to
-        raise for the driver's if these statements fail in a call of the user's.
+        Args:
+            connection: For which `can_begin` is true.
+            transactional_id: The id.
+            token: The mark.
+            begun: Called with the newest claim, or None if the id has no row; may raise.
+            translated: The error to raise for the driver's if these statements fail in a call of the user's.
+            with_unit: Set the savepoint UNIT after that.
         """
 
     @abstractmethod
@@ -141,10 +146,16 @@ class MergedStatements(ABC):
         *,
         is_first: bool,
     ) -> QueuedStatements | None:
-        """Set the savepoint UNIT, which replaces that of the unit before unless it `is_first`, with the next statement.
+        """Set the savepoint UNIT, which replaces that of the unit before, with the next statement.
 
-        `queued` is what was queued on the connection last: if it still waits, no unit has executed anything since. Returns
-        what is queued now; None if waiting for the next statement saves no time.
+        Args:
+            connection: In a transaction, or one that is queued.
+            queued: What was queued on the connection last: if it still waits, no unit has executed anything since.
+            translated: As for `begin`.
+            is_first: Whether there is no savepoint yet.
+
+        Returns:
+            What is queued now; None if waiting for the next statement saves no time.
         """
 
     @abstractmethod

@@ -216,6 +216,17 @@ class Guard:
             )
 
 
+def refused(call: str, guard: str = "guard") -> Callable[..., NoReturn]:
+    """A method that refuses a call, by the guard that its object has as the attribute `guard`."""
+
+    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
+        found: Guard = getattr(self, guard)
+        found.refuse(call)
+
+    refuse.__doc__ = "Refused."
+    return refuse
+
+
 class OwnedTransaction(RootTransaction):
     """The root transaction of a guarded connection."""
 
@@ -517,14 +528,3 @@ def _refuse_control(guard: Guard, statement: str, dialect: str) -> None:
         implicit = implicit_commit(statement)
         if implicit is not None:
             guard.refuse_implicit_commit(implicit)
-
-
-def refused(call: str, guard: str = "guard") -> Callable[..., NoReturn]:
-    """A method that refuses a call, by the guard that its object has as the attribute `guard`."""
-
-    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
-        found: Guard = getattr(self, guard)
-        found.refuse(call)
-
-    refuse.__doc__ = "Refused."
-    return refuse

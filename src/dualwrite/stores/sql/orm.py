@@ -15,7 +15,12 @@ from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
 
 
 class TransactionSessions:
-    """The current unit's session, if it was used, and those of the units before."""
+    """The current unit's session, if it was used, and those of the units before.
+
+    Args:
+        context: Of the store; creates the sessions.
+        errors: Of the transaction.
+    """
 
     def __init__(self, context: StoreContext, errors: TransactionErrors) -> None:
         self._context = context
@@ -74,7 +79,8 @@ class TransactionSessions:
     def remove_all(self) -> list[GuardedSession]:
         """Forget all sessions and return them, to be closed by the caller."""
         sessions = [*self._of_ended_units, *([] if self._current is None else [self._current])]
-        self._current, self._of_ended_units = None, []
+        self._current = None
+        self._of_ended_units = []
         return sessions
 
 
@@ -87,7 +93,8 @@ def close_rolled_back(session: GuardedSession) -> None:
 def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
     """Notify the session's listeners how the transaction ended, if that is known, and close it.
 
-    Returns what a listener of the commit has raised.
+    Returns:
+        What a listener of the commit has raised.
     """
     if is_known and not is_committed:
         close_rolled_back(session)

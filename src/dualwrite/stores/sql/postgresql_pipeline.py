@@ -28,13 +28,6 @@ from dualwrite.stores.sql.dialect import NEXT_UNIT, UNIT, Fence, MergedStatement
 from dualwrite.stores.sql.home import full_name
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
 
-MARKER: Final = "dualwrite.transaction"
-"""The setting, local to a transaction, that marks it."""
-
-_KNOWN_TO_WORK: Final = 10.0
-"""Seconds after a commit in which a connection needs no other proof that it still works."""
-_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
-_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
 _COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
 """COPY breaks a pipeline."""
 _EXECUTE: Final = "_execute_gen"
@@ -43,9 +36,11 @@ _FAILED: Final = ExecStatus.FATAL_ERROR
 
 
 class PostgresqlQueuedStatements(QueuedStatements):
-    """Statements of ours, without parameters, that wait for the next use of a connection, which is in no pipeline.
+    """Statements of ours that wait for the next use of a connection.
 
     Args:
+        raw: The connection, in no pipeline.
+        statements: Each a single statement, without parameters.
         answered: Called with the responses of all; may raise.
         translated: The error to raise if one of ours fails in a call of the user's, for the driver's error.
     """
@@ -238,8 +233,23 @@ def _leave_pipeline(pgconn: PGconn) -> None:
         pgconn.finish()
 
 
+MARKER: Final = "dualwrite.transaction"
+"""The setting, local to a transaction, that marks it."""
+
+
+_KNOWN_TO_WORK: Final = 10.0
+"""Seconds after a commit in which a connection needs no other proof that it still works."""
+
+_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
+_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
+
+
 class PostgresqlMergedStatements(MergedStatements):
-    """The statements of one store, over psycopg; its engine knows the schema of the table."""
+    """The statements of one store, over psycopg.
+
+    Args:
+        engine: The store's engine, which knows the schema of the table.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -371,7 +381,11 @@ def is_idle(raw: psycopg.Connection[Any]) -> bool:
 
 
 def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
-    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query."""
+    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query.
+
+    Raises:
+        psycopg.Error: It failed.
+    """
     return _Text(raw).execute(f"{_begin(raw)}; {query}")[1]
 
 
@@ -413,7 +427,11 @@ class _Text:
         return statement.encode(self._encoding)
 
     def execute(self, statements: str) -> Sequence[PGresult]:
-        """Execute statements in one round trip, and return the results of all; after an error the rest is not executed."""
+        """Execute statements in one round trip, and return the results of all.
+
+        Raises:
+            psycopg.Error: One failed; those after it were not executed.
+        """
         raw = self.raw
         with raw.lock:
             raw.pgconn.send_query(self.encoded(statements))
