@@ -216,17 +216,6 @@ class Guard:
             )
 
 
-def refused(call: str, guard: str = "guard") -> Callable[..., NoReturn]:
-    """A method that refuses a call, by the guard that its object has as the attribute `guard`."""
-
-    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
-        found: Guard = getattr(self, guard)
-        found.refuse(call)
-
-    refuse.__doc__ = "Refused."
-    return refuse
-
-
 class OwnedTransaction(RootTransaction):
     """The root transaction of a guarded connection."""
 

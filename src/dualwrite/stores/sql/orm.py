@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient, scoped_session, sessionmaker
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.guard import GuardedConnection, refused
+from dualwrite.stores.sql.guard import GuardedConnection
 from dualwrite.stores.sql.sql_context import StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
+
+if TYPE_CHECKING:
+    pass
 
 
 class TransactionSessions:
@@ -171,6 +174,16 @@ SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
 _REFUSED: Final = ("binds", "twophase", "join_transaction_mode")
 
 
+def _refused(call: str) -> Any:
+    """A method that refuses a call."""
+
+    def refuse(self: GuardedSession, *_: Any, **__: Any) -> NoReturn:
+        self._guard.refuse(call)
+
+    refuse.__doc__ = "Refused."
+    return refuse
+
+
 class GuardedSession(Session):
     """A SQLAlchemy ORM Session on the guarded connection; only the writer can end its transaction."""
 
@@ -192,13 +205,13 @@ class GuardedSession(Session):
             self._guard.refuse("session.begin()")
         return super().begin(nested=True)
 
-    commit = refused("session.commit()", "_guard")
-    rollback = refused("session.rollback()", "_guard")
-    prepare = refused("session.prepare()", "_guard")
-    reset = refused("session.reset()", "_guard")
-    invalidate = refused("session.invalidate()", "_guard")
-    get_transaction = refused("session.get_transaction()", "_guard")  # could only be used to commit or roll back
-    __enter__ = refused("`with` on the session (it would close it)", "_guard")
+    commit = _refused("session.commit()")
+    rollback = _refused("session.rollback()")
+    prepare = _refused("session.prepare()")
+    reset = _refused("session.reset()")
+    invalidate = _refused("session.invalidate()")
+    get_transaction = _refused("session.get_transaction()")  # could only be used to commit or roll back
+    __enter__ = _refused("`with` on the session (it would close it)")
 
     def close(self) -> None:
         """Only the writer may call this."""

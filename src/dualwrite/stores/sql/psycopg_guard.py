@@ -12,7 +12,7 @@ from psycopg import Cursor
 from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
 
-from dualwrite.stores.sql.guard import Guard, control_statement, refused
+from dualwrite.stores.sql.guard import Guard, control_statement
 from dualwrite.stores.sql.psycopg_sources import ConnectionView
 
 
@@ -31,6 +31,13 @@ def _setting(name: str, *, is_guarded: bool = False) -> Any:
         self.own[name] = value
 
     return property(read, write, doc=f"As Connection.{name}.")
+
+
+def _refused(call: str) -> Callable[..., NoReturn]:
+    def refuse(self: GuardedPsycopgConnection, *_: Any, **__: Any) -> NoReturn:
+        self.guard.refuse(call)
+
+    return refuse
 
 
 def _refused_setting(name: str) -> Callable[..., NoReturn]:
@@ -167,14 +174,14 @@ class GuardedPsycopgConnection(ConnectionView):
 
     # --- what would end, replace or change the transaction ----------------------------------------------------------------
 
-    commit = refused("commit()")
-    rollback = refused("rollback()")
-    close = refused("close()")
-    tpc_begin = refused("tpc_begin()")
-    tpc_prepare = refused("tpc_prepare()")
-    tpc_commit = refused("tpc_commit()")
-    tpc_rollback = refused("tpc_rollback()")
-    __enter__ = refused("`with` on the connection (it would commit and close it)")
+    commit = _refused("commit()")
+    rollback = _refused("rollback()")
+    close = _refused("close()")
+    tpc_begin = _refused("tpc_begin()")
+    tpc_prepare = _refused("tpc_prepare()")
+    tpc_commit = _refused("tpc_commit()")
+    tpc_rollback = _refused("tpc_rollback()")
+    __enter__ = _refused("`with` on the connection (it would commit and close it)")
     set_autocommit = _refused_setting("autocommit")
     set_isolation_level = _refused_setting("isolation_level")
     set_read_only = _refused_setting("read_only")
