@@ -21,9 +21,10 @@ import sqlalchemy as sa
 import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
+from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionDescription
+from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
@@ -185,19 +186,26 @@ class Scene:
         where = [self.url, self.bootstrap, self.transactional_id]
         return Worker(["recover", *where, *self._extra()], failpoints, **environment)
 
-    def recover(self) -> dict[str, Any]:
+    def recover(self, timeouts: dualwrite.Timeouts | None = None) -> dict[str, Any]:
         """Recover in this process with separate connections; return the report as a recovering process prints it."""
-        report = dualwrite.recover(
-            self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=worker.timeouts()
-        )
+        limits = timeouts or worker.timeouts()
+        report = dualwrite.recover(self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=limits)
         return worker.as_json(report)
+
+    def connect(self, database: Any = None, **changes: Any) -> dualwrite.DualWriter:
+        """An open writer in this process; by default with time limits that don't expire."""
+        options = {"transactional_id": self.transactional_id, "timeouts": worker.timeouts(), **changes}
+        return dualwrite.connect(self.events.database if database is None else database, kafka=self.settings, **options)
+
+    def event(self, writer: dualwrite.DualWriter, *numbers: int) -> None:
+        """Write events with a writer of this process, each in its own transaction."""
+        for number in numbers:
+            worker.write_event(writer, self.topic, number)
 
     def write_here(self, number: int) -> None:
         """Open a writer in this process, write one event, close it."""
-        with dualwrite.connect(
-            self.events.database, kafka=self.settings, transactional_id=self.transactional_id, timeouts=worker.timeouts()
-        ) as writer:
-            worker.write_event(writer, self.topic, number)
+        with self.connect() as writer:
+            self.event(writer, number)
 
     def recover_twice_at_once(self) -> list[dict[str, Any]]:
         """Recover in two processes at once, or one after another if only one can open the database; return both reports."""
@@ -222,6 +230,28 @@ class Scene:
             found = coordinator.describe(self.kafka_id(generation))
         assert found is not None
         return found
+
+    def unfinished(self) -> list[str]:
+        """The Kafka ids with an open transaction, once those that are being ended have their markers."""
+
+        listed: list[ListedTransaction] = []
+
+        def none_is_ending() -> bool:
+            listed[:] = coordinator.list_transactions(self.transactional_id)
+            return not any(found.status.is_ending for found in listed)
+
+        with self.coordinator() as coordinator:
+            until(none_is_ending, lambda: f"the markers of {listed}", pause=0.01)
+        return [found.kafka_transactional_id for found in listed if found.status is TransactionStatus.ONGOING]
+
+    def wait_until_unfinished(self) -> None:
+        """Wait until Kafka knows the transaction of the current block: the producers send in the background."""
+        until(self.unfinished, f"a transaction of {self.transactional_id}, of which Kafka has heard", pause=0.01)
+
+    def assert_resolved(self) -> None:
+        """Check that nothing is left to recover; no writer may be open."""
+        report = self.recover()
+        assert (report["error"], report["outcomes"], report["unacknowledged"]) == (None, [], [])
 
     def rows(self) -> list[int]:
         """The numbers in the database."""
