@@ -8,11 +8,9 @@ from itertools import product
 
 import pytest
 
-import dualwrite
 from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
-from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic
@@ -73,14 +71,14 @@ def test_a_writer_continues_while_a_broker_fails(
     make_topic(three_brokers, scene.topic)
     mend: list[Callable[[], None]] = []
     try:
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-            write_event(writer, scene.topic, 1)
+        with scene.connect() as writer:
+            scene.event(writer, 1)
             once = failpoints.only_at(1, lambda: mend.append(trouble(three_brokers, scene)))
             with failpoints.armed(MOMENTS[moment], once):
-                write_event(writer, scene.topic, 2)
+                scene.event(writer, 2)
             assert mend
             for number in range(3, 8):
-                write_event(writer, scene.topic, number)
+                scene.event(writer, number)
     finally:
         for start in mend:
             start()
@@ -99,9 +97,9 @@ def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
 
     def stream() -> int:
         nonlocal number
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+        with scene.connect() as writer:
             while not stop:
-                write_event(writer, scene.topic, number + 1)
+                scene.event(writer, number + 1)
                 number += 1
         return number
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from confluent_kafka import Producer
 
 import dualwrite
-from crash import worker
 from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.retention import delete_records
@@ -74,14 +72,11 @@ def crashed(scene: Scene, point: str) -> None:
     indirect=["producer"],
 )
 def test_a_live_writer_continues_after_kafka_has_forgotten_its_ids(scene: Scene, producer: str, times: int) -> None:
-    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings)
-    with connected(transactional_id=scene.transactional_id) as writer:
-        for number in range(1, 5):  # once on every lane, and once more
-            worker.write_event(writer, scene.topic, number)
+    with scene.connect() as writer:
+        scene.event(writer, 1, 2, 3, 4)  # once on every lane, and once more
         for first in (5, 9)[:times]:
             wait_until_forgotten(scene)
-            for number in range(first, first + 4):
-                worker.write_event(writer, scene.topic, number)
+            scene.event(writer, *range(first, first + 4))
         assert lost_entries(scene) == []
     assert scene.agree() == list(range(1, 5 + 4 * times))
 
@@ -92,11 +87,12 @@ def test_an_id_forgotten_during_a_block_fails_that_block_only(scene: Scene, prod
 
     This is decided: the block's database transaction can't go on under the new claim that registering the id needs.
     """
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-        worker.write_event(writer, scene.topic, 1)
-        with pytest.raises(dualwrite.DualWriteError):
-            forgotten_inside_a_block(scene, writer)
-        worker.write_event(writer, scene.topic, 3)
+    with scene.connect() as writer:
+        scene.event(writer, 1)
+        with pytest.raises(dualwrite.DualWriteError), writer.transaction() as tx:  # noqa: PT012  (its end may raise)
+            wait_until_forgotten(scene)
+            tx.send(scene.topic, "2")
+        scene.event(writer, 3)
         assert lost_entries(scene) == []
     assert scene.agree() == [1, 3]
 
@@ -105,9 +101,8 @@ def test_a_transaction_without_messages_commits_while_kafka_is_unreachable(
     scene: Scene, forgetful: DevCluster, native: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "CHECK_AFTER", 0.0)
-    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings, lanes=1)
-    with connected(transactional_id=scene.transactional_id) as writer:
-        worker.write_event(writer, scene.topic, 1)
+    with scene.connect(lanes=1) as writer:
+        scene.event(writer, 1)
         forgetful.pause()
         try:
             with writer.transaction() as tx:
@@ -115,12 +110,6 @@ def test_a_transaction_without_messages_commits_while_kafka_is_unreachable(
         finally:
             forgetful.resume()
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
-
-
-def forgotten_inside_a_block(scene: Scene, writer: dualwrite.DualWriter) -> None:
-    with writer.transaction() as tx:
-        wait_until_forgotten(scene)
-        tx.send(scene.topic, "2")
 
 
 @pytest.mark.parametrize(
@@ -228,8 +217,7 @@ def test_any_topic_of_the_transaction_can_prove_its_outcome(
             raise BrokerUnavailableError("the partition has no leader")
         return fate(self, state, place, **limit)
 
-    connected = partial(dualwrite.connect, scene.events.database, kafka=scene.settings)
-    with connected(transactional_id=scene.transactional_id) as writer:
+    with scene.connect() as writer:
         with writer.transaction() as tx:
             tx.send(scene.topic, "1")
             tx.send(f"{scene.topic}-long", "1")

@@ -24,7 +24,7 @@ from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT, happened, joined
+from fixtures.pace import happened, joined
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -50,7 +50,7 @@ class Zombie(threading.Thread):
 
     def run(self) -> None:
         try:
-            with connected(self._scene) as writer:
+            with self._scene.connect() as writer:
                 for number in (self._first, self._first + 1):
                     self._armed = self._opening or number > self._first
                     worker.write_event(writer, self._scene.topic, number)
@@ -71,15 +71,6 @@ class Zombie(threading.Thread):
         self._woken.set()
         joined(self)
         return self.error
-
-
-def connected(scene: Scene, **timeouts: float) -> dualwrite.DualWriter:
-    return dualwrite.connect(
-        scene.events.database,
-        kafka=scene.settings,
-        transactional_id=scene.transactional_id,
-        timeouts=dualwrite.Timeouts(**{"claim": LIMIT, "kafka": LIMIT, "delivery": LIMIT, **timeouts}),  # type: ignore[arg-type]
-    )
 
 
 @contextmanager
@@ -108,7 +99,7 @@ def test_a_writer_paused_before_it_recorded_is_fenced(scene: Scene, point: str) 
 def test_a_writer_paused_with_its_row_locked_blocks_others_and_commits(scene: Scene, point: str) -> None:
     with paused(scene, 1, point) as zombie:
         with pytest.raises(dualwrite.ClaimTimeoutError):
-            connected(scene, claim=0.5)
+            scene.connect(timeouts=dualwrite.Timeouts(claim=0.5))
         assert zombie.wake() is None
     assert scene.agree() == [1, 2]
 
