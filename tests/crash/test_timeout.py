@@ -172,10 +172,13 @@ def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sid
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
 def test_a_block_that_exceeds_the_timeout_is_rolled_back_on_both_sides(scene: Scene) -> None:
+    seconds = float(math.ceil(limit(2)))
+    scene.kafka = {"transaction.timeout.ms": int(seconds * 1000)}
     with scene.connect(timeouts=QUICK) as writer:
-        with pytest.raises(dualwrite.TransactionTimeoutError) as caught:
-            send_slowly(scene, writer)
-        assert caught.value.timeout == TIMEOUT
+        with pytest.raises(dualwrite.TransactionTimeoutError) as caught, writer.transaction() as tx:  # noqa: PT012
+            tx.send(scene.topic, "1")
+            time.sleep(seconds - 0.75 * reserve_for(seconds))  # into the time that is reserved for committing
+        assert caught.value.timeout == seconds
         assert caught.value.retriable
         with writer.transaction() as tx:
             tx.send(scene.topic, "2")
@@ -201,9 +204,3 @@ def test_a_block_that_is_suspended_past_the_timeout_is_rolled_back_on_both_sides
             scene.events.write(tx.db, scene.transactional_id, 2)
             tx.send(scene.topic, "2")
     assert scene.agree() == [2]
-
-
-def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
-    with writer.transaction() as tx:
-        tx.send(scene.topic, "1")
-        time.sleep(TIMEOUT - 0.75 * reserve_for(TIMEOUT))  # into the time that is reserved for committing

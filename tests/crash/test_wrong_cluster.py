@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 from typer.testing import CliRunner
 
 import dualwrite
@@ -18,7 +17,6 @@ from dualwrite.recovery import clusters
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, Resolution, StateRow
-from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -197,22 +195,13 @@ def test_a_transaction_prepared_during_a_move_is_not_given_up(
 
 @native
 @pytest.mark.parametrize("scene", ["sqlite", "mariadb"], indirect=True)
-@pytest.mark.parametrize("by_an_older_release", [False, True], ids=["forgotten now", "forgotten by an older release"])
-def test_lanes_forgotten_before_a_move_can_be_opened_after_it(
-    scene: Scene, elsewhere: Scene, by_an_older_release: bool
-) -> None:
-    """A forgotten lane is not listed, so it is not moved. Older releases kept the cluster in its tombstone."""
+def test_lanes_forgotten_before_a_move_can_be_opened_after_it(scene: Scene, elsewhere: Scene) -> None:
+    """A forgotten lane is not listed, so it is not moved."""
     scene.connect(lanes=3).close()
     lanes = [f"{scene.transactional_id}~{number}" for number in (1, 2)]
     with dualwrite.store_from_url(scene.url) as store, elsewhere.coordinator() as new:
-        old = scene.row().cluster_id
         for lane in lanes:
             store.forget(lane)
-        if by_an_older_release:
-            with scene.engine.begin() as connection:
-                connection.execute(
-                    sa.update(state_table).where(state_table.c.transactional_id.in_(lanes)).values(cluster_id=old)
-                )
         move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
         with elsewhere.connect(lanes=3) as writer, writer.transaction() as tx:
             tx.send(elsewhere.topic, "1")
