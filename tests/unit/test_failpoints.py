@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,11 @@ def test_the_names_are_public_and_stable() -> None:
     assert set(failpoints.NAMES) >= set(NAMES_OF_THE_CONTRACT)
 
 
-def test_hit_does_nothing_unless_armed() -> None:
+def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
+    seen: list[int] = []
     assert points.armed == {}
     for name in (*failpoints.NAMES, "unknown"):
         points.hit(name)
-
-
-def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
-    seen: list[int] = []
     with failpoints.armed(POINT, lambda: seen.append(1)):
         points.hit(POINT)
         points.hit("after_begin")
@@ -66,16 +64,11 @@ def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
     assert points.armed == {}
 
 
-def test_raises_raises_the_given_error() -> None:
+def test_raises_raises_the_given_error_and_the_point_is_disarmed() -> None:
     error = RuntimeError("crash")
-    with failpoints.armed(POINT, failpoints.raises(error)), pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError) as caught, failpoints.armed(POINT, failpoints.raises(error)):
         points.hit(POINT)
     assert caught.value is error
-
-
-def test_a_point_is_disarmed_even_if_its_block_raised() -> None:
-    with pytest.raises(KeyError), failpoints.armed(POINT, lambda: None):
-        raise KeyError
     assert points.armed == {}
 
 
@@ -176,6 +169,16 @@ def process(armed: str | None, *, switch: str | None = "1", code: str = HITS) ->
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    """The exit code and the output of each, which run side by side."""
+    found = []
+    for each in started:
+        with each:
+            output, _ = each.communicate(timeout=LIMIT)
+        found.append((each.returncode, output))
+    return found
+
+
 IN_A_THREAD = """
 import os, threading
 from dualwrite import failpoints
@@ -191,37 +194,28 @@ other.join()
 """
 
 
-@pytest.mark.parametrize(
-    ("armed", "code", "printed"),
-    [
-        (None, 0, "alive\nstill alive\n"),
-        ("", 0, "alive\nstill alive\n"),
-        ("after_begin=exit", 70, ""),
-        ("after_begin#2=exit:7", 7, "alive\n"),
-        ("after_begin#2=kill", -signal.SIGKILL, "alive\n"),
-        ("after_begin=raise", 1, ""),
-        ("after_send=kill", 0, "alive\nstill alive\n"),
-    ],
-)
-def test_the_environment_arms_another_process(armed: str | None, code: int, printed: str) -> None:
-    with process(armed) as other:
-        output, errors = other.communicate(timeout=LIMIT)
-    assert (other.returncode, output) == (code, printed), errors
+def test_the_environment_arms_another_process() -> None:
+    cases: dict[str | None, tuple[int, str]] = {
+        None: (0, "alive\nstill alive\n"),
+        "": (0, "alive\nstill alive\n"),
+        "after_begin=exit": (70, ""),
+        "after_begin#2=exit:7": (7, "alive\n"),
+        "after_begin#2=kill": (-signal.SIGKILL, "alive\n"),
+        "after_begin=raise": (1, ""),
+        "after_send=kill": (0, "alive\nstill alive\n"),
+    }
+    assert ends(*map(process, cases)) == [*cases.values()]
 
 
-@pytest.mark.parametrize("switch", [None, "", "0"])
-@pytest.mark.parametrize("stray", ["after_begin=kill", "nowhere=raise", "@/no/such/file"])
-def test_a_variable_without_the_switch_kills_no_process(stray: str, switch: str | None) -> None:
-    with process(stray, switch=switch) as other:
-        output, errors = other.communicate(timeout=LIMIT)
-    assert (other.returncode, output) == (0, "alive\nstill alive\n"), errors
+def test_a_variable_without_the_switch_kills_no_process() -> None:
+    cases = [*product(["after_begin=kill", "nowhere=raise", "@/no/such/file"], [None, "", "0"])]
+    found = ends(*(process(stray, switch=switch) for stray, switch in cases))
+    assert found == [(0, "alive\nstill alive\n")] * len(cases)
 
 
 def test_a_process_may_arm_itself_without_the_switch() -> None:
     armed_by_itself = f"from dualwrite.testing import failpoints\nfailpoints.arm_from_environment()\n{HITS}"
-    with process("after_begin=kill", switch=None, code=armed_by_itself) as other:
-        output, _ = other.communicate(timeout=LIMIT)
-    assert (other.returncode, output) == (-signal.SIGKILL, "")
+    assert ends(process("after_begin=kill", switch=None, code=armed_by_itself)) == [(-signal.SIGKILL, "")]
 
 
 def test_importing_the_library_fails_with_an_invalid_variable() -> None:
