@@ -272,6 +272,12 @@ class Scene:
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
         return rows
 
+    def assert_continues(self, there: list[int], number: int) -> None:
+        """Check that both sides have these events, and that a writer that opens now writes another one."""
+        assert self.agree() == there
+        self.write_here(number)
+        assert self.agree() == [*there, number]
+
 
 def report_of(worker: Worker) -> dict[str, Any]:
     code = worker.end()

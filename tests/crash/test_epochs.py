@@ -82,9 +82,7 @@ def test_a_transaction_that_the_database_committed(
     assert state.epoch == epoch
     report = scene.recover()
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([outcome], [], None)
-    assert scene.agree() == [1, 2]
-    scene.write_here(3)
-    assert scene.agree() == [1, 2, 3]
+    scene.assert_continues([1, 2], 3)
 
 
 @pytest.mark.parametrize("point", ["recover_after_end_txn", "recover_after_resolution"])
@@ -95,18 +93,14 @@ def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scenes: d
     report = report_of(scene.recovery())
     expected = "ALREADY_COMMITTED" if point == "recover_after_end_txn" else "NOTHING"
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([expected], [], None)
-    assert scene.agree() == [1, 2]
-    scene.write_here(3)
-    assert scene.agree() == [1, 2, 3]
+    scene.assert_continues([1, 2], 3)
 
 
 def test_a_transaction_that_the_database_did_not_commit(scenes: dict[int, list[Scene]]) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
     crashed_at_epoch(scene, LAST_EPOCH, "after_prepare")
     assert scene.recover()["outcomes"] == ["ABORTED"]
-    assert scene.agree() == [1]
-    scene.write_here(3)
-    assert scene.agree() == [1, 3]
+    scene.assert_continues([1], 3)
 
 
 def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(

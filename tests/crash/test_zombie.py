@@ -152,9 +152,7 @@ def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
-    assert scene.agree() == [1, 100]
-    scene.write_here(101)
-    assert scene.agree() == [1, 100, 101]
+    scene.assert_continues([1, 100], 101)
 
 
 @pytest.mark.slow
@@ -262,9 +260,7 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     assert scene.agree() == [*expected, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
-    assert scene.agree() == [*expected, 100]
-    scene.write_here(101)
-    assert scene.agree() == [*expected, 100, 101]
+    scene.assert_continues([*expected, 100], 101)
 
 
 @pytest.mark.slow
@@ -292,6 +288,4 @@ def test_a_recoverer_stopped_midway_changes_nothing_once_overtaken(
     code, lines = woken(zombie)
     assert code == 0
     assert '"taken_over_by": "writer' in lines[-1], lines
-    assert scene.agree() == [*expected, 100]
-    scene.write_here(101)
-    assert scene.agree() == [*expected, 100, 101]
+    scene.assert_continues([*expected, 100], 101)
