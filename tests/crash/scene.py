@@ -42,6 +42,7 @@ class Worker:
             arguments,
             failpoints=failpoints,
             environment={**os.environ, **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -66,23 +67,35 @@ class Worker:
         assert self.process.stderr is not None
         self._errors.extend(self.process.stderr)
 
+    def tell(self, line: str) -> None:
+        """Send a line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def next_line(self, what: str = "a line") -> str | None:
+        """Wait for the next line; None when it has ended."""
+        return take(self._new, what)
+
     def wait_for(self, prefix: str) -> str:
         """Wait for a line that begins with `prefix`."""
         while True:
-            line = take(self._new, prefix)
+            line = self.next_line(prefix)
             assert line is not None, f"ended before it said {prefix!r}: {self.lines} {''.join(self._errors)[-2000:]}"
             if line.startswith(prefix):
                 return line
 
-    def wait_until_stopped(self) -> None:
-        """Wait until the process is stopped by SIGSTOP."""
+    def wait_until_stopped(self, *, or_says: bool = False) -> bool:
+        """Wait until the process is stopped by SIGSTOP, or has said something else; whether it is stopped."""
         status = Path(f"/proc/{self.process.pid}/status")
 
-        def stopped() -> bool:
+        def stopped() -> str | None:
+            if or_says and not self._new.empty():
+                return "says"
             assert self.process.poll() is None, f"ended instead: {self.lines} {self.errors[-2000:]}"
-            return "State:\tT" in status.read_text()
+            return "is stopped" if "State:\tT" in status.read_text() else None
 
-        until(stopped, lambda: f"it is stopped: {self.lines} {self.errors[-2000:]}", pause=0.01)
+        return until(stopped, lambda: f"it is stopped: {self.lines} {self.errors[-2000:]}", pause=0.01) == "is stopped"
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -97,7 +110,7 @@ class Worker:
                 self.process.wait()
             for thread in self._threads:
                 thread.join(LIMIT)
-            for stream in (self.process.stdout, self.process.stderr):
+            for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if stream is not None:
                     stream.close()
         return code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -15,7 +14,6 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic
 from fixtures.leaders import coordinator_of, leader_of, move_leader
-from fixtures.pace import done, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -83,40 +81,3 @@ def test_a_writer_continues_while_a_broker_fails(
         for start in mend:
             start()
     assert scene.agree() == [1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.soak  # each of these kills alone: above; at random, under a pool: tests/pool/test_pool_soak.py
-@pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
-def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
-    databases: Databases, three_brokers: DevCluster, writer_thread: ThreadPoolExecutor, producer: str
-) -> None:
-    scene = databases.scene("sqlite", three_brokers)
-    make_topic(three_brokers, scene.topic, partitions=3)
-    stop = False
-    number = 0
-
-    def stream() -> int:
-        nonlocal number
-        with scene.connect() as writer:
-            while not stop:
-                scene.event(writer, number + 1)
-                number += 1
-        return number
-
-    running = writer_thread.submit(stream)
-
-    def goes_on() -> None:
-        before = number
-        until(lambda: running.done() or number > before, lambda: f"{number} transactions")
-
-    try:
-        goes_on()
-        for node in (1, 2, 3):
-            three_brokers.kill(node)
-            three_brokers.start(node)
-            goes_on()
-    finally:
-        stop = True
-    written = done(running)
-    assert written > 3
-    assert scene.agree() == list(range(1, written + 1))

@@ -128,7 +128,7 @@ def test_f2_a_writer_that_was_claimed_begins_no_further_transaction(scene: Scene
     """It commits after recovery has described its transaction, and continues: its next one would stay open behind recovery."""
     described, begun, ended, sent, over = (threading.Event() for _ in range(5))
     with scene.connect() as writer:
-        both = InThread(lambda: [scene.event(writer, number) for number in (1, 2)])
+        both = InThread(lambda: scene.event(writer, 1, 2))
 
         def let_it_go_as_far_as(point: threading.Event) -> None:
             until(lambda: point.is_set() or not both.is_alive(), "the writer has gone on", pause=0.001)
