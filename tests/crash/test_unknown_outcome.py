@@ -113,10 +113,13 @@ def commits_held_back(proxied: Proxied) -> Iterator[Callable[[], object]]:
                 "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
                 "EXECUTE FUNCTION wait()"
             )
-        with failpoints.armed("before_db_commit", failpoints.only_at(1, lambda: connection.exec_driver_sql(hold))):
-            yield lambda: connection.exec_driver_sql(go_on)
-        if scene.engine.dialect.name == "postgresql":
-            connection.exec_driver_sql("DROP TRIGGER slow ON events")
+        try:
+            with failpoints.armed("before_db_commit", failpoints.only_at(1, lambda: connection.exec_driver_sql(hold))):
+                yield lambda: connection.exec_driver_sql(go_on)
+        finally:
+            connection.exec_driver_sql(go_on)
+            if scene.engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("DROP TRIGGER slow ON events")
 
 
 @pytest.mark.slow
