@@ -63,10 +63,10 @@ def test_ctrl_c_while_starting_leaves_no_broker(state_dir: Path) -> None:
 
 DELAYED = """
 import os, signal, sys
-from dualwrite.devcluster import interrupts
+from dualwrite.devcluster import broker_process
 number = signal.Signals[sys.argv[1]]
 signal.signal(number, signal.SIG_DFL)
-with interrupts.delayed():
+with broker_process.delayed():
     os.kill(os.getpid(), number)
     print("recorded", flush=True)
 print("not ended", flush=True)

@@ -21,7 +21,7 @@ from dualwrite.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
 from fixtures.pace import until
 
 SOURCE = Path(dualwrite.__file__).parent
-NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "billing"}
+NOWHERE = {"bootstrap.servers": "127.0.0.1:19", "group.id": "billing"}  # an outage of its own: outages are known by address
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT_NOTHING = {
     "aio/coroutine_threads.py",  # a coroutine
@@ -163,7 +163,7 @@ def test_the_lines_of_a_consumer_go_through_logging(
 ) -> None:
     with caplog.at_level(logging.INFO), closing(GroupConsumer(NOWHERE, ["orders"], lambda _: {})) as consumer:
         until(lambda: consumer.poll(1, 0.05) and "Connection refused" in caplog.text, "librdkafka's line")
-        until(lambda: consumer.poll(1, 0.05) and "Kafka at 127.0.0.1:1 does not answer" in caplog.text, "the outage")
+        until(lambda: consumer.poll(1, 0.05) and "Kafka at 127.0.0.1:19 does not answer" in caplog.text, "the outage")
     (line,) = [record for record in caplog.records if "Connection refused" in record.getMessage()]
     assert (line.levelname, line.__dict__["group_id"]) == ("WARNING", "billing")
     assert "%3|" not in capfd.readouterr().err
