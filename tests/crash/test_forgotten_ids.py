@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -61,8 +61,7 @@ PREPARED = {("native", "after_kafka_commit"): 3, ("librdkafka", "after_kafka_com
 def crashed(databases: Databases, forgetful: DevCluster) -> Iterator[Callable[[str, str], Scene]]:
     """The scene of a writer with one lane that died; all of `PREPARED` die at once, and expire together."""
 
-    def crash(producer: str, point: str) -> Scene:
-        scene = databases.scene("sqlite", forgetful)
+    def crash(scene: Scene, producer: str, point: str) -> Scene:
         environment = {"DUALWRITE_PRODUCER": producer, "DUALWRITE_LANES": "1"}
         if point == "after_db_commit":  # without two-phase commit, so that the broker aborts it: the first one must be in time
             scene.kafka = {"transaction.timeout.ms": int(limit(1.5) * 1000)}
@@ -71,8 +70,12 @@ def crashed(databases: Databases, forgetful: DevCluster) -> Iterator[Callable[[s
         return scene
 
     with ThreadPoolExecutor(3) as pool:
-        ready = {case: [pool.submit(crash, *case) for _ in range(count)] for case, count in PREPARED.items()}
-        yield lambda *case: ready[case].pop().result() if ready.get(case) else crash(*case)
+
+        def died(*case: str) -> Future[Scene]:
+            return pool.submit(crash, databases.scene("sqlite", forgetful), *case)
+
+        ready = {case: [died(*case) for _ in range(count)] for case, count in PREPARED.items()}
+        yield lambda *case: (ready[case].pop() if ready.get(case) else died(*case)).result()
 
 
 @pytest.fixture
