@@ -26,7 +26,7 @@ def run(code: str, *missing: str, warnings: str = "ignore") -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka", "tenacity"}
+LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka"}
 """Modules that `import dualwrite` loads only on first use of a name."""
 
 
