@@ -56,30 +56,24 @@ __all__ = [
 ]
 __all__ += _errors.__all__
 _WHERE = {
-    "DualWriter": "dualwrite.writer",
-    "GenerationOutcome": "dualwrite.recovery.report",
-    "GenerationPlan": "dualwrite.recovery.plan",
-    "IdPlan": "dualwrite.recovery.plan",
-    "IdReport": "dualwrite.recovery.report",
-    "Outcome": "dualwrite.recovery.report",
-    "Phase": "dualwrite.recipe.phases",
-    "PoolOptions": "dualwrite.pool.scaling",
-    "PreparedTxnState": "dualwrite.state",
-    "Recoverer": "dualwrite.recovery.recoverer",
-    "RecoveryPlan": "dualwrite.recovery.plan",
-    "RecoveryReport": "dualwrite.recovery.report",
-    "Settings": "dualwrite.settings",
-    "SqlStateStore": "dualwrite.stores.sql",
-    "Timeouts": "dualwrite.settings",
-    "Topic": "dualwrite.kafka.topic",
-    "Transaction": "dualwrite.transaction",
-    "WriterPool": "dualwrite.pool.pool",
-    "connect": "dualwrite.api",
-    "create_pool": "dualwrite.api",
-    "open_recoverer": "dualwrite.api",
-    "plan_recovery": "dualwrite.api",
-    "recover": "dualwrite.api",
-    "store_from_url": "dualwrite.stores.registry",
+    name: module
+    for module, names in {
+        "dualwrite.api": ("connect", "create_pool", "open_recoverer", "plan_recovery", "recover"),
+        "dualwrite.kafka.topic": ("Topic",),
+        "dualwrite.pool.pool": ("WriterPool",),
+        "dualwrite.pool.scaling": ("PoolOptions",),
+        "dualwrite.recipe.phases": ("Phase",),
+        "dualwrite.recovery.plan": ("GenerationPlan", "IdPlan", "RecoveryPlan"),
+        "dualwrite.recovery.recoverer": ("Recoverer",),
+        "dualwrite.recovery.report": ("GenerationOutcome", "IdReport", "Outcome", "RecoveryReport"),
+        "dualwrite.settings": ("Settings", "Timeouts"),
+        "dualwrite.state": ("PreparedTxnState",),
+        "dualwrite.stores.registry": ("store_from_url",),
+        "dualwrite.stores.sql": ("SqlStateStore",),
+        "dualwrite.transaction": ("Transaction",),
+        "dualwrite.writer": ("DualWriter",),
+    }.items()
+    for name in names
 }
 """The module of each name that is imported on first use."""
 

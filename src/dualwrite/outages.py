@@ -73,10 +73,6 @@ def level_of(error: BaseException) -> int:
 class Side:
     """Kafka or a database, as this process sees it. Any thread may use it; `kafka_at` and `database_at` return it.
 
-    Args:
-        name: What it is, and its address.
-        is_local: Whether it is a file of this machine: its calls wait for locks only.
-
     Attributes:
         calls: Those in progress.
         failing: For each kind of which something was not answered: since when.
@@ -107,20 +103,16 @@ class Side:
     def call(self, kind: str, *, may_wait: bool = False) -> Call:
         """A call to this side, as a `with` block. It has no answer yet, or none at all if the block raises `is_no_answer`.
 
-        Args:
-            kind: What did not happen, if it has no answer. An outage is over once something of a kind is answered that was not.
-            may_wait: Whether the call may wait for something else than an answer, such as a lock: then only its error counts.
+        An outage is over once something of a `kind` is answered that was not. `may_wait`: the call may wait for something else
+        than an answer, such as a lock; then only its error counts.
         """
         return Call(self, kind, may_wait=may_wait or self._is_local)
 
     def failed(self, kind: str, error: BaseException, *, since: float | None = None) -> None:
-        """Report that something was not answered.
+        """Report that something was not answered, and why.
 
-        Args:
-            kind: See `call`.
-            error: Why.
-            since: The beginning of a call that may have had too little time: it is an outage once nothing of this kind was
-                answered for `SLOW` seconds. None: it is one at once.
+        `since` is the beginning of a call that may have had too little time: it is an outage once nothing of this kind was
+        answered for `SLOW` seconds. Without it, it is one at once.
         """
         now = time.monotonic()
         with self._lock:
@@ -187,13 +179,7 @@ class Side:
 class Call:
     """One call to a side; see `Side.call`.
 
-    Args:
-        side: The side.
-        kind: See `Side.call`.
-        may_wait: See `Side.call`.
-
     Attributes:
-        began: When it began.
         error: The last transient error, after which the call goes on.
         has_answer: Whether it has an answer if the block raises nothing; false if it has sent nothing.
     """

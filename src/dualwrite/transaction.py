@@ -154,12 +154,17 @@ class OpenTransaction:
         database: Gets the reports of calls to the database, if there is one.
     """
 
-    database: Side | None = None
-
     def __init__(
-        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
+        self,
+        transactional_id: str,
+        store_transaction: StoreTransaction,
+        producer: TransactionalProducer,
+        *,
+        timeout: float,
+        database: Side | None = None,
     ) -> None:
         self.transactional_id = transactional_id
+        self.database = database
         self._store_transaction = store_transaction
         self._producer = producer
         self._timeout = timeout

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import random
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
-
-from tenacity import AsyncRetrying, Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from dualwrite.errors import UsageError
 from dualwrite.transaction import H, Transaction
@@ -15,7 +16,8 @@ from dualwrite.transaction import H, Transaction
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_WAIT: Final = wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05)
+_PAUSE: Final = 0.05
+"""Seconds before the second attempt; doubled for each further one, up to 2 s."""
 
 
 def transactional(
@@ -24,12 +26,10 @@ def transactional(
     attempts: int,
     is_retriable: Callable[[BaseException], bool],
 ) -> Callable[[Callable[Concatenate[Transaction[H], P], T]], Callable[P, T]]:
-    """A decorator that runs a function inside `transaction()` and passes it the Transaction as its first argument.
+    """A decorator that runs a function inside `transaction()`, up to so many times with backoff in between.
 
-    Args:
-        transaction: Begins a transaction, as a context manager.
-        attempts: The maximum number of runs of the whole function, with backoff in between.
-        is_retriable: Whether both sides were rolled back after an error, and another attempt may succeed.
+    The function gets the Transaction as its first argument. It runs again after an error that `is_retriable`: both sides were
+    rolled back, and another attempt may succeed.
     """
 
     def decorate(function: Callable[Concatenate[Transaction[H], P], T]) -> Callable[P, T]:
@@ -51,13 +51,18 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
     Raises:
         UsageError: `attempts` is below 1.
     """
-    if not _is_repeated(attempts):
-        return once
+    _check(attempts)
 
     @functools.wraps(once)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        retrying = Retrying(retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True)
-        return retrying(functools.partial(once, *args, **kwargs))  # tenacity has parameters of its own: `self`, `fn`
+        for number in range(attempts - 1):
+            try:
+                return once(*args, **kwargs)
+            except Exception as error:
+                if not is_retriable(error):
+                    raise
+            time.sleep(_pause(number))
+        return once(*args, **kwargs)
 
     return run
 
@@ -66,31 +71,33 @@ def repeated_coroutine(
     once: Callable[P, Coroutine[Any, Any, T]], *, attempts: int, is_retriable: Callable[[BaseException], bool]
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """As `repeated`, for an `async def` function."""
-    if not _is_repeated(attempts):
-        return once
+    _check(attempts)
 
     @functools.wraps(once)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(is_retriable), stop=stop_after_attempt(attempts), wait=_WAIT, reraise=True
-        )
-        return await retrying(functools.partial(once, *args, **kwargs))
+        for number in range(attempts - 1):
+            try:
+                return await once(*args, **kwargs)
+            except Exception as error:
+                if not is_retriable(error):
+                    raise
+            await asyncio.sleep(_pause(number))
+        return await once(*args, **kwargs)
 
     return run
 
 
-def _is_repeated(attempts: int) -> bool:
+def _check(attempts: int) -> None:
     if attempts < 1:
         raise UsageError(f"attempts must be at least 1, not {attempts}.")
-    return attempts > 1
+
+
+def _pause(number: int) -> float:
+    return min(_PAUSE * 2.0 ** min(number, 6), 2.0) + random.uniform(0, _PAUSE)  # noqa: S311  (spreads attempts; no secret)
 
 
 def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:
-    """What each attempt may change: the first is made now, before a transaction holds locks, the others when they are needed.
-
-    Args:
-        make: Makes one.
-    """
+    """What each attempt may change: the first is made now, before a transaction holds locks, the others when needed."""
     ready = [make()]
     return lambda: ready.pop() if ready else make()
 
@@ -98,12 +105,8 @@ def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:
 def check_has_run(result: object, name: str) -> None:
     """Check that a function has run, since one that returned a coroutine or a generator has not done its work yet.
 
-    Args:
-        result: What the function returned.
-        name: The function's name.
-
     Raises:
-        UsageError: It is a coroutine or a generator.
+        UsageError: The result is a coroutine or a generator.
     """
     if result is None:  # as of a processor's handler, for each message
         return
@@ -124,10 +127,6 @@ def check_has_run(result: object, name: str) -> None:
 
 async def awaited(result: Awaitable[T], name: str) -> T:
     """Await what an `async` function returned, and check that all of it has run.
-
-    Args:
-        result: What the function returned.
-        name: The function's name.
 
     Raises:
         UsageError: It can't be awaited, or its own result is a coroutine or a generator, which has not run.

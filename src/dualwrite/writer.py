@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import (
@@ -37,11 +37,6 @@ log = SubjectLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_PATIENCE: Final = 120.0
-"""Seconds that a call waits for the thread of `recipe.idle`, which limits each of its steps to a few seconds."""
-
-_PAUSE: Final = 0.002
 
 
 class DualWriter(Generic[H]):
@@ -118,7 +113,7 @@ class DualWriter(Generic[H]):
         )
         self._kind = producers.kind
         self._mutex = threading.Lock()
-        self._user: int | None = None
+        self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
         self._pid = os.getpid()
 
     # --- properties -----------------------------------------------------------------------------------------------------
@@ -175,8 +170,7 @@ class DualWriter(Generic[H]):
             note_ignored_variable()
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
-            self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
-        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
+            self._acquire()
         return self
 
     def reopen(self) -> Self:
@@ -187,9 +181,12 @@ class DualWriter(Generic[H]):
         with self._exclusively("reopen()"):
             if self.phase is Phase.CLOSED:
                 raise WriterClosedError("The writer is closed.", transactional_id=self._id)
-            self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
-        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
+            self._acquire()
         return self
+
+    def _acquire(self) -> None:
+        self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
 
     def close(self, *, limit: Deadline | None = None) -> None:
         """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
@@ -226,7 +223,8 @@ class DualWriter(Generic[H]):
             return
         try:
             self._check_process("leaving the writer")
-            self._forget_abandoned_transaction()
+            if self._user == [threading.get_ident()]:  # an interrupt kept the block from ending: only its traceback could do so
+                self._lanes.forget_transaction()
             self.close()
         except DualWriteError as closing:
             error.add_note(f"dualwrite, closing the writer: {closing}")
@@ -255,7 +253,7 @@ class DualWriter(Generic[H]):
             LostTransactionError: The database committed, but Kafka's side had been aborted: by a timeout (without two-phase
                 commit), or by someone else. It is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
-            ConcurrentUseError: Another thread is using the writer, or the thread for idle writers has been for two minutes.
+            ConcurrentUseError: Another thread is using the writer.
             UsageError: An event loop runs in the thread, which the block would keep waiting: use `dualwrite.aio`.
             WriterClosedError: The writer is closed, or was never opened.
         """
@@ -278,36 +276,22 @@ class DualWriter(Generic[H]):
     def _transaction_of(
         self, handed_out: Callable[[OpenTransaction], T], *, is_group: bool, at_once: bool = False
     ) -> Iterator[T]:
-        self._acquire("transaction()")
-        try:
-            self._lanes.forget_transactions()  # as in `_exclusively`
-            phase = self.phase
-            if phase in (Phase.OPENING, Phase.CLOSED):
-                raise WriterClosedError(f"The writer {phase.value}.", transactional_id=self._id)
+        with self._exclusively("transaction()"):
             lane = self._lanes.next()
             try:
                 transaction = lane.begin(is_group=is_group, at_once=at_once)
                 yield handed_out(transaction)
                 self._check_process("the end of transaction()")
-                lane.before_commit()
-                transaction.end()
                 lane.commit(transaction)
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open
                 if os.getpid() != self._pid:
                     raise  # a forked child: the connections belong to its parent, which is in the middle of the transaction
                 lane.handle_error(error)
             finally:
-                self._forget_transaction()
+                if os.getpid() == self._pid:
+                    self._lanes.forget_transaction()
             if transaction.after_commit_error is not None:
                 raise_after_commit_error(transaction.after_commit_error, self._id)
-        except DualWriteError as error:
-            name_lane(error, self._id)
-            raise
-        finally:
-            try:
-                self._ask_for_recovery()
-            finally:  # not in a function: an interrupt before its first line would skip it
-                self._user = None
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -332,27 +316,33 @@ class DualWriter(Generic[H]):
 
     # --- one thread, one process --------------------------------------------------------------------------------------------
 
-    def _forget_transaction(self) -> None:
-        if os.getpid() == self._pid:
-            self._lanes.forget_transactions()
-
-    def _forget_abandoned_transaction(self) -> None:
-        """End the transaction of a block interrupted between its last line and our code: only the traceback refers to it."""
-        self._wait_for_idle_thread("leaving the writer")
-        with self._mutex:
-            if self._user == threading.get_ident():
-                self._forget_transaction()
-                self._user = None
-
     def _check_process(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise forked(what, self._pid, self._id)
 
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
-        self._acquire(what)
+        """The writer is this thread's in the block, which begins with no transaction."""
+        me = [threading.get_ident()]
+        self._check_process(what)
+        with self._mutex:
+            if self._user == me and self._lanes.in_transaction:
+                raise NestedTransactionError(
+                    f"{what} inside a transaction of the same writer.",
+                    transactional_id=self._id,
+                    next_step="for a part that may fail on its own, use a savepoint: tx.db.begin_nested()"
+                    if what == "transaction()"
+                    else f"leave the block first: call {what} between transactions",
+                )
+            if self._user not in (None, me):
+                raise ConcurrentUseError(
+                    f"{what} was called while another thread is using the writer.",
+                    transactional_id=self._id,
+                    next_step="open one writer per thread, each with its own transactional id",
+                )
+            self._user = me
         try:
-            self._lanes.forget_transactions()  # in case an interrupt kept an earlier call from doing so
+            self._lanes.forget_transaction()  # in case an interrupt kept an earlier call from doing so
             yield
         except DualWriteError as error:
             name_lane(error, self._id)
@@ -360,8 +350,9 @@ class DualWriter(Generic[H]):
         finally:
             try:
                 self._ask_for_recovery()
-            finally:  # as in `_transaction_of`
-                self._user = None
+            finally:
+                if self._user is me:  # this use may have been interrupted, and end only when its traceback does, during another
+                    self._user = None
 
     def _ask_for_recovery(self) -> None:
         """If a lane must be recovered, have the thread of `recipe.idle` do so soon, unless a transaction does so before."""
@@ -373,7 +364,7 @@ class DualWriter(Generic[H]):
     def _clear_if_idle(self) -> float:
         """Confirm commits, and recover lanes or else clear the stored states of idle ones, if no thread uses the writer.
 
-        Called by the thread of `recipe.idle`. It holds the mutex, so `_acquire` waits for it instead of raising an error.
+        Called by the thread of `recipe.idle`. It holds the mutex, so `_exclusively` waits for it instead of raising an error.
 
         Returns:
             Seconds until the next call.
@@ -383,7 +374,7 @@ class DualWriter(Generic[H]):
         try:
             if self._user is not None:
                 return self._next_look
-            self._lanes.forget_transactions()  # as in `_exclusively`
+            self._lanes.forget_transaction()  # as in `_exclusively`
             self._lanes.confirm()  # before the recovery of another lane, which may fail for long
             if self._lanes.must_recover:
                 return self._recover_if_idle()
@@ -405,45 +396,3 @@ class DualWriter(Generic[H]):
             return pause
         self._recovery_pause = idle.RECOVER_AFTER
         return self._idle_after
-
-    def _acquire(self, what: str) -> None:
-        """Reserve the writer for this thread; the caller sets `_user` to None at its end."""
-        me = threading.get_ident()
-        self._check_process(what)
-        self._wait_for_idle_thread(what)
-        with self._mutex:
-            if self._user == me and self._lanes.in_transaction:
-                raise NestedTransactionError(
-                    f"{what} inside a transaction of the same writer.",
-                    transactional_id=self._id,
-                    next_step="for a part that may fail on its own, use a savepoint: tx.db.begin_nested()"
-                    if what == "transaction()"
-                    else f"leave the block first: call {what} between transactions",
-                )
-            if self._user not in (None, me):
-                raise ConcurrentUseError(
-                    f"{what} was called while another thread is using the writer.",
-                    transactional_id=self._id,
-                    next_step="open one writer per thread, each with its own transactional id",
-                )
-            self._user = me
-
-    def _wait_for_idle_thread(self, what: str) -> None:
-        """Wait until the thread of `recipe.idle` has released the mutex, but not forever.
-
-        Raises:
-            ConcurrentUseError: It has not. It may wait for a lock of the connection pool: SQLAlchemy's stays locked if a
-                KeyboardInterrupt is raised inside `Condition.__enter__`, and then only the interrupted thread can use the pool.
-        """
-        if not self._mutex.locked():
-            return
-        deadline = Deadline.after(_PATIENCE)
-        while self._mutex.locked():
-            if deadline.expired:
-                raise ConcurrentUseError(
-                    f"{what}: for {_PATIENCE:g} s the thread that looks after idle writers has been using the writer.",
-                    transactional_id=self._id,
-                    cause="its database does not answer; or an earlier KeyboardInterrupt has left the connection pool locked",
-                    next_step="restart the process; opening the id again, or recovery, resolves what is in doubt",
-                )
-            deadline.sleep(_PAUSE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from fixtures.capabilities import EVERYTHING
 from fixtures.command import output_of
 from fixtures.database import mariadb_with
 from fixtures.pace import until
+from fixtures.tables import table
 from fixtures.wire_server import WireServer
 
 NewName = Callable[[str], str]
@@ -34,18 +36,31 @@ def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"DUALWRITE_{name}", raising=False)
 
 
+Examined = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture
-def examined(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def examined(capsys: pytest.CaptureFixture[str]) -> Examined:
     """Runs the command; returns exit code, stdout and stderr."""
     return partial(output_of, capsys, "doctor")
-
-
-Examined = Callable[..., tuple[int, str, str]]
 
 
 def as_json(examined: Examined, *arguments: str) -> tuple[int, Any]:
     code, out, _ = examined(*arguments, "--json")
     return code, json.loads(out)
+
+
+@contextmanager
+def altered(url: str, statements: Iterable[str], back: Iterable[str] = ()) -> Iterator[None]:
+    """A PostgreSQL database after these statements; at the end, after others."""
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        try:
+            yield
+        finally:
+            for statement in back:
+                connection.execute(statement)
 
 
 def found(report: Any, about: str) -> list[tuple[str, str]]:
@@ -71,12 +86,10 @@ def test_settings_from_the_environment(
     monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
     code, report = as_json(examined)
-    assert code == 0
-    assert report["broken"] is False
+    assert (code, report["version"], report["command"], report["broken"]) == (0, 1, "doctor", False)
     assert report["kafka"]["native"] is report["kafka"]["two_phase"] is True
     assert report["guarantee"]["guarantee"] == "two_phase"
     assert report["database"]["settings"] == {"synchronous": "full", "journal_mode": "wal"}
-    assert (report["version"], report["command"]) == (1, "doctor")
 
 
 def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broker: DevCluster, sqlite_url: str) -> None:
@@ -86,9 +99,7 @@ def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broke
     assert (code, report["kafka"], report["guarantee"], report["topics"]) == (0, None, None, [])
     assert examined("--url", sqlite_url)[1].endswith("No problems found.\n")
     code, _, err = examined()
-    assert code == 2
-    assert "--kafka" in err
-    assert "--url" in err
+    assert (code, "--kafka" in err, "--url" in err) == (2, True, True)
 
 
 def test_an_older_feature_level_is_reported_with_the_command_that_raises_it(examined: Examined, broker_v4: DevCluster) -> None:
@@ -102,9 +113,7 @@ def test_an_older_feature_level_is_reported_with_the_command_that_raises_it(exam
 def test_the_configured_producer_is_examined(examined: Examined, broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_PRODUCER", "librdkafka")
     code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--kafka-config", "transaction.timeout.ms=300000")
-    assert code == 0
-    assert report["guarantee"]["guarantee"] == "bounded"
-    assert report["guarantee"]["budget_ms"] == 300_000
+    assert (code, report["guarantee"]["guarantee"], report["guarantee"]["budget_ms"]) == (0, "bounded", 300_000)
 
 
 def test_topics_are_examined(examined: Examined, broker: DevCluster, new_name: NewName) -> None:
@@ -129,58 +138,42 @@ def test_a_missing_topic_is_broken_if_the_broker_does_not_create_topics(
 ) -> None:
     missing = new_name("missing")
     code, out, _ = examined("--kafka", strict_broker.bootstrap_servers, "--topic", missing)
-    assert code == 1
-    assert f"BROKEN  topic {missing}" in out
+    assert (code, f"BROKEN  topic {missing}" in out) == (1, True)
 
 
 @pytest.mark.slow
 def test_the_database_is_examined_while_the_cluster_is_unreachable(examined: Examined, sqlite_url: str) -> None:
     arguments = ("--kafka", "127.0.0.1:1", "--url", sqlite_url, "--timeout", "0.5")
     code, report = as_json(examined, *arguments)
-    assert code == 1
-    assert report["kafka"] is None
-    assert report["database"]["revision"] == migration.newest()
+    assert (code, report["kafka"], report["database"]["revision"]) == (1, None, migration.newest())
     ((severity, what),) = found(report, "kafka")
-    assert severity == "broken"
-    assert "127.0.0.1:1" in what
+    assert (severity, "127.0.0.1:1" in what) == ("broken", True)
     assert "BROKEN  kafka" in examined(*arguments)[1]
 
 
 def test_the_cluster_is_examined_while_the_database_is_unreachable(examined: Examined, broker: DevCluster) -> None:
     url = "postgresql://nobody:secret@127.0.0.1:1/nothing"
     code, report = as_json(examined, "--kafka", broker.bootstrap_servers, "--url", url)
-    assert code == 1
-    assert report["kafka"]["brokers"] == 1
+    assert (code, report["kafka"]["brokers"]) == (1, 1)
     ((severity, what),) = found(report, "database")
-    assert severity == "broken"
-    assert "secret" not in json.dumps(report)
-    assert "127.0.0.1:1" in what
+    assert (severity, "127.0.0.1:1" in what, "secret" in json.dumps(report)) == ("broken", True, False)
 
 
 def test_a_missing_table_is_reported_with_the_command_that_creates_it(examined: Examined, tmp_path: Path) -> None:
     code, out, _ = examined("--url", f"sqlite:///{tmp_path}/empty.db")
-    assert code == 1
-    assert "BROKEN  database" in out
-    assert "dualwrite db upgrade --url" in out
+    assert (code, "BROKEN  database" in out, "dualwrite db upgrade --url" in out) == (1, True, True)
 
 
 def test_a_database_that_may_lose_commits_is_reported(examined: Examined, postgres_url: str) -> None:
     name = postgres_url.rpartition("/")[2]
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-    try:
+    with altered(postgres_url, [f"ALTER DATABASE {name} SET synchronous_commit = off"], [f"ALTER DATABASE {name} RESET ALL"]):
         code, report = as_json(examined, "--url", postgres_url)
-    finally:
-        with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-            connection.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
-            connection.execute("ALTER TABLE kafka_transaction_state SET UNLOGGED")
-    assert code == 0
-    assert [severity for severity, _ in found(report, "database")] == ["weak"]
-    assert "synchronous_commit is off" in found(report, "database")[0][1]
-    code, report = as_json(examined, "--url", postgres_url)
-    assert code == 1
-    assert [severity for severity, _ in found(report, "database")] == ["broken", "note"]
-    assert "UNLOGGED" in found(report, "database")[0][1]
+    ((severity, what),) = found(report, "database")
+    assert (code, severity, "synchronous_commit is off" in what) == (0, "weak", True)
+    with altered(postgres_url, ["ALTER TABLE kafka_transaction_state SET UNLOGGED"]):
+        code, report = as_json(examined, "--url", postgres_url)
+    (severity, what), (other, _) = found(report, "database")
+    assert (code, severity, "UNLOGGED" in what, other) == (1, "broken", True, "note")
 
 
 def test_an_attached_standby_is_seen(examined: Examined, own_postgres_server: PostgresServer) -> None:
@@ -220,24 +213,19 @@ def test_a_mariadb_that_may_lose_commits_is_reported(examined: Examined) -> None
 
 
 def test_a_database_that_hides_its_identifier_is_reported(examined: Examined, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
-        connection.execute("CREATE ROLE blind LOGIN")
-        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO blind")
-    try:
-        url = make_url(postgres_url).set(username="blind").render_as_string()
-        code, report = as_json(examined, "--url", url)
-    finally:
-        with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-            connection.execute("DROP OWNED BY blind")
-            connection.execute("DROP ROLE blind")
-            connection.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
-    assert code == 0
-    (told,) = [what for severity, what in found(report, "database") if "could not be recognised" in what]
-    assert "pg_control_system" in told
+    blind = [
+        "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC",
+        "CREATE ROLE blind LOGIN",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO blind",
+    ]
+    back = ["DROP OWNED BY blind", "DROP ROLE blind", "GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC"]
+    with altered(postgres_url, blind, back):
+        code, report = as_json(examined, "--url", make_url(postgres_url).set(username="blind").render_as_string())
+    (told,) = [what for _, what in found(report, "database") if "could not be recognised" in what]
+    assert (code, "pg_control_system" in told) == (0, True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "code", "words"),
     [
         (("--kafka-config", "nonsense"), 2, "key=value"),
@@ -248,19 +236,15 @@ def test_a_database_that_hides_its_identifier_is_reported(examined: Examined, po
 )
 def test_an_invalid_setting_is_refused(examined: Examined, arguments: tuple[str, str], code: int, words: str) -> None:
     done, _, err = examined("--kafka", "127.0.0.1:1", *arguments)
-    assert done == code
-    assert words in err
+    assert (done, words in err) == (code, True)
 
 
 def test_a_broker_with_keep_prepared_txn_is_probed_with_the_id_of_the_user(examined: Examined) -> None:
     with WireServer() as server:
         code, report = as_json(examined, "--kafka", server.bootstrap_servers, "--id", "orders")
         (request,) = server.received(InitProducerIdRequest)
-    assert code == 0
-    assert report["kafka"]["keep_prepared_txn"] is True
-    assert report["guarantee"]["guarantee"] == "two_phase"
-    assert report["topics"] == []
-    assert request.transactional_id == "orders#probe"
+    assert (code, report["topics"], request.transactional_id) == (0, [], "orders#probe")
+    assert (report["kafka"]["keep_prepared_txn"], report["guarantee"]["guarantee"]) == (True, "two_phase")
 
 
 def test_brokers_without_two_phase_commit_are_reported(

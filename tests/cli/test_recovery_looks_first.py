@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 import dualwrite
+from cli.conftest import NOBODY, Scene
 from dualwrite import Timeouts
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -24,37 +22,30 @@ from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.registry import store_from_url
-from dualwrite.testing import failpoints
-from fixtures.command import output_of
 from fixtures.pace import LIMIT
-
-NOBODY = "127.0.0.1:1"
-
-
-@pytest.fixture
-def url(broker: DevCluster, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database with the table; the environment names it and the broker."""
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", sqlite_url)
-    monkeypatch.setenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
-    return sqlite_url
+from fixtures.tables import table
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[TxnStateStore]:
-    with store_from_url(url) as made:
+def scene(recovery_scene: Scene) -> Scene:
+    return recovery_scene
+
+
+@pytest.fixture
+def store(scene: Scene) -> Iterator[TxnStateStore]:
+    with store_from_url(scene.url) as made:
         yield made
 
 
 @pytest.fixture
-def live_writer(url: str, new_name: Callable[[str], str]) -> Iterator[dualwrite.DualWriter]:
-    with dualwrite.connect(transactional_id=new_name("live"), lanes=2) as writer:
+def live_writer(scene: Scene) -> Iterator[dualwrite.DualWriter]:
+    with dualwrite.connect(transactional_id=scene.new_name("live"), lanes=2) as writer:
         yield writer
 
 
 @pytest.fixture
-def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
-    with closing(WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers))) as made:
+def coordinator(scene: Scene) -> Iterator[WireTransactionCoordinator]:
+    with closing(WireTransactionCoordinator(KafkaConfig.of(scene.servers))) as made:
         yield made
 
 
@@ -86,28 +77,12 @@ def described(store: TxnStateStore, coordinator: WireTransactionCoordinator) -> 
     ]
 
 
-CRASHING = """
-import sys, dualwrite
-from dualwrite.testing import failpoints
-name, topic, point = sys.argv[1:]
-writer = dualwrite.connect(transactional_id=name, lanes=1)
-with failpoints.armed(point, failpoints.exits()), writer.transaction() as tx:
-    tx.send(topic, "left")
-"""
-
-
-def leave(transactional_id: str, topic: str, point: str) -> None:
-    """Leave a transaction open: its writer exits at the failpoint."""
-    command = [sys.executable, "-W", "ignore", "-c", CRASHING, transactional_id, topic, point]
-    assert subprocess.run(command, timeout=LIMIT, check=False).returncode == failpoints.EXIT_CODE
-
-
 # --- a look before any claim --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_recover_with_kafka_unreachable_does_not_claim_the_id_of_a_live_writer(
-    live_writer: dualwrite.DualWriter, store: TxnStateStore, new_name: Callable[[str], str]
+    scene: Scene, live_writer: dualwrite.DualWriter, store: TxnStateStore
 ) -> None:
     before = rows_of(store)
     report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.5))
@@ -116,28 +91,26 @@ def test_recover_with_kafka_unreachable_does_not_claim_the_id_of_a_live_writer(
     assert rows_of(store) == before
     for _ in range(2):  # on each lane
         with live_writer.transaction() as tx:
-            tx.send(new_name("topic"), b"still mine")
+            tx.send(scene.new_name("topic"), b"still mine")
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [("recover", 1), ("db move-cluster", 1), ("transactions complete --timeout 0.5", 2)],
-    ids=["recover", "move-cluster", "complete"],
+@table(
+    ("command", "code"),
+    [("recover", 1), ("recover --dry-run", 1), ("db move-cluster", 1), ("transactions complete --timeout 0.5", 2)],
 )
 def test_a_command_with_kafka_unreachable_claims_no_id(
+    scene: Scene,
     live_writer: dualwrite.DualWriter,
     store: TxnStateStore,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
-    expected: int,
+    code: int,
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
     before = rows_of(store)
     words = [*command.split(), *([live_writer.transactional_id] if "complete" in command else [])]
-    code, out, err = output_of(capsys, *words, "--kafka", NOBODY, "--yes")
-    assert code == expected
-    assert ("NOT RECOVERED" in out) == (command == "recover")
+    found, out, err = scene.call(*words, "--kafka", NOBODY, "--yes")
+    assert (found, "NOT RECOVERED" in out) == (code, command == "recover")
     assert NOBODY in err
     assert rows_of(store) == before
 
@@ -196,34 +169,24 @@ def test_opening_checks_every_lane_in_kafka_before_it_claims_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "decision"), [("after_db_commit", Decision.COMMIT), ("after_prepare", Decision.ABORT)])
 def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
-    store: TxnStateStore,
-    coordinator: WireTransactionCoordinator,
-    capsys: pytest.CaptureFixture[str],
-    new_name: Callable[[str], str],
-    point: str,
-    decision: Decision,
+    scene: Scene, store: TxnStateStore, coordinator: WireTransactionCoordinator, point: str, decision: Decision
 ) -> None:
-    name = new_name("id")
-    leave(name, new_name("topic"), point)
+    name = scene.crash(point).name
     rows, seen = rows_of(store), described(store, coordinator)
     plan = dualwrite.plan_recovery()
     assert [(found.transactional_id, found.decision) for found in plan] == [(name, decision)]
     assert [found.described for found in plan] == seen
     assert plan.ids[0].owner == rows[0].owner
-    code, out, _ = output_of(capsys, "recover", "--dry-run")
+    code, out, _ = scene.call("recover", "--dry-run")
     assert code == 0
-    assert name in out
-    assert decision.value in out
-    assert REASONS[decision] in out
+    assert all(words in out for words in (name, decision.value, REASONS[decision]))
     (found,) = plan
     assert found.kafka_transactional_id not in out
-    assert found.kafka_transactional_id in output_of(capsys, "recover", "--dry-run", "--wide")[1]
+    assert found.kafka_transactional_id in scene.call("recover", "--dry-run", "--wide")[1]
     assert out.endswith("Nothing was changed.\n")
-    code, out, _ = output_of(capsys, "recover", "--dry-run", "--json")
-    document = json.loads(out)
+    code, document = scene.document("recover", "--dry-run")
     (one,) = document["ids"]
-    assert (document["version"], document["command"]) == (1, "recover")
-    assert code == 0
+    assert (code, document["version"], document["command"]) == (0, 1, "recover")
     assert [found["decision"] for found in one["generations"]] == [decision.value]
     assert (rows_of(store), described(store, coordinator)) == (rows, seen)
     outcome = {Decision.COMMIT: dualwrite.Outcome.COMMITTED, Decision.ABORT: dualwrite.Outcome.ABORTED}[decision]
@@ -231,36 +194,19 @@ def test_a_dry_run_shows_what_recovery_would_do_and_changes_nothing(
     assert list(dualwrite.plan_recovery()) == []
 
 
-def test_a_dry_run_does_not_fence_a_live_writer(
-    live_writer: dualwrite.DualWriter, store: TxnStateStore, capsys: pytest.CaptureFixture[str], new_name: Callable[[str], str]
-) -> None:
+def test_a_dry_run_does_not_fence_a_live_writer(scene: Scene, live_writer: dualwrite.DualWriter, store: TxnStateStore) -> None:
     before = rows_of(store)
-    code, out, _ = output_of(capsys, "recover", "--dry-run")
-    assert code == 0
-    assert before[0].owner in out
+    code, out, _ = scene.call("recover", "--dry-run")
+    assert (code, before[0].owner in out) == (0, True)
     assert rows_of(store) == before
     with live_writer.transaction() as tx:
-        tx.send(new_name("topic"), b"mine")
-
-
-def test_a_dry_run_reports_that_kafka_is_unreachable(
-    live_writer: dualwrite.DualWriter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DUALWRITE_TIMEOUT_KAFKA", "0.5")
-    code, _, err = output_of(capsys, "recover", "--dry-run", "--kafka", NOBODY)
-    assert code == 1
-    assert NOBODY in err
-
-
-def test_a_dry_run_refuses_options_that_change_something(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = output_of(capsys, "recover", "--dry-run", "--acknowledge")
-    assert code == 2
-    assert "--acknowledge" in err
+        tx.send(scene.new_name("topic"), b"mine")
+    assert "--acknowledge" in scene.ends(2, "recover", "--dry-run", "--acknowledge")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_an_unknown_id_is_reported_without_a_traceback(url: str, more: tuple[str, ...]) -> None:
+def test_an_unknown_id_is_reported_without_a_traceback(scene: Scene, more: tuple[str, ...]) -> None:
     """In its own process, where logging is not configured."""
     command = [sys.executable, "-W", "ignore", "-c", "import sys; from dualwrite.cli import main; sys.exit(main())"]
     done = subprocess.run(

@@ -2,207 +2,160 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.conftest import Crash, JsonOf, NewName, Run, committed_count, state_of
+from cli.conftest import Scene
 from crash.databases import DATABASES
 from dualwrite import migration
 from dualwrite.cli import main
-from dualwrite.devcluster import DevCluster
 from fixtures.broker import wait_for_markers
-from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
-from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
+from fixtures.transactions import PRODUCER_ID
 
-PRODUCER_ID = 4_000_000
+DECIDED = "the database committed the transaction, and Kafka has it prepared"
+NOTHING = "It has no open transaction: nothing to do."
 
-every_database = pytest.mark.parametrize(
+kinds = pytest.mark.parametrize(
     "url", thinned(DATABASES, kept=["sqlite", "postgresql", "zookeeper"], quick=["sqlite"]), indirect=True
 )
 
 
-@pytest.fixture
-def hanging(trusting_broker: DevCluster, topic: str) -> str:
-    """A topic with a hanging transaction."""
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, PRODUCER_ID, 0, int(time.time() * 1000))
-    return topic
+def every_database(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test with the scene's database of each kind."""
+    return pytest.mark.usefixtures("url")(kinds(test))
+
+
+def place(topic: str, *more: str) -> tuple[str, ...]:
+    """The command that aborts the transaction at the beginning of a topic."""
+    return "abort", "--topic", topic, "--partition", "0", "--start-offset", "0", *more
 
 
 # --- of ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_transaction_of_a_record(
-    trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName
-) -> None:
-    name = new_name("id")
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    record = ("of", "--topic", topic, "--partition", "0", "--offset", "0")
-    code, out, err = run(*record)
-    assert (code, err) == (1, "")
-    lines = dict(line.split("  ", 1) for line in out.splitlines()[1:])
-    assert out.splitlines()[0] == f"The record {topic}-0 at 0:"
-    assert lines["Transaction"].strip() == "open"
-    assert lines["TransactionalId"].strip() == f"{name} (coordinator: broker 1)"
-    code, found = json_of(*record)
+def test_the_transaction_of_a_record(scene: Scene) -> None:
+    name = scene.open()
+    record = ("of", "--topic", name, "--partition", "0", "--offset", "0")
+    code, found = scene.json(*record)
     assert (code, found["record"]["ending"], found["record"]["transactional_id"]) == (1, "OPEN", name)
-    producer.commit_transaction(LIMIT)
-    wait_for_markers(trusting_broker.bootstrap_servers)
-    code, found = json_of(*record)
+    scene.producers[0].commit_transaction(LIMIT)
+    wait_for_markers(scene.servers)
+    code, found = scene.json(*record)
     assert (code, found["record"]["ending"], found["record"]["now"]["state"]) == (0, "COMMITTED", "CompleteCommit")
-    code, out, err = run("of", "--topic", topic, "--partition", "0", "--offset", "2")
-    assert (code, out) == (2, "")
-    assert f"There is no record {topic}-0 at 2" in err
+    assert f"There is no record {name}-0 at 2" in scene.refused(2, *record[:-1], "2")
 
 
-def test_the_transaction_of_a_record_with_the_database(crashed: Crash, url: str, run: Run, json_of: JsonOf) -> None:
-    left = crashed("after_db_commit")
-    record = ("of", "--topic", left.topic, "--partition", "0", "--offset", "0", "--url", url)
-    code, found = json_of(*record)
+def test_the_transaction_of_a_record_with_the_database(scene: Scene) -> None:
+    left = scene.crash("after_db_commit")
+    record = ("of", "--topic", left.topic, "--partition", "0", "--offset", "0", *scene.at)
+    code, found = scene.json(*record)
     assert (code, found["record"]["transactional_id"], found["record"]["database"]["decision"]) == (1, left.kafka_id, "commit")
-    assert "the database committed the transaction, and Kafka has it prepared" in run(*record)[1]
+    assert DECIDED in scene.run(*record)[1]
 
 
 # --- abort ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_abort(trusting_broker: DevCluster, hanging: str, run: Run) -> None:
-    where = ("abort", "--topic", hanging, "--partition", "0", "--start-offset", "0")
-    code, out, err = run(*where, "--yes")
-    assert code == 1
-    assert "an ACL that denies Describe hides its transactional id" in err
-    code, out, err = run(*where, "--force")
-    assert code == 2
-    assert "no coordinator knows its producer id" in out
+def test_abort(scene: Scene) -> None:
+    topic = scene.hang()
+    assert "an ACL that denies Describe hides its transactional id" in scene.refused(1, *place(topic, "--yes"))
+    code, out, err = scene.run(*place(topic, "--force"))
+    assert (code, "no coordinator knows its producer id" in out) == (2, True)
     assert "Confirming needs a terminal; without one, add --yes" in err
-    code, out, err = run(*where, "--force", "--yes")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "Aborted."
-    assert run("find-hanging", "--topic", hanging, "--max-transaction-timeout", "0")[0] == 0
-    code, out, err = run(*where, "--force", "--yes")
-    assert code == 1
-    assert "has no such open transaction" in err
+    code, out, err = scene.run(*place(topic, "--force", "--yes"))
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Aborted.")
+    assert scene.run("find-hanging", "--topic", topic, "--max-transaction-timeout", "0")[0] == 0
+    assert "has no such open transaction" in scene.refused(1, *place(topic, "--force", "--yes"))
 
 
 @pytest.mark.slow
-def test_abort_accepts_the_arguments_of_apaches_tool(hanging: str, json_of: JsonOf) -> None:
-    producer = ("--producer-id", str(PRODUCER_ID), "--producer-epoch", "0", "--coordinator-epoch", "0")
-    code, found = json_of("abort", "--topic", hanging, "--partition", "0", *producer, "--force", "--yes")
+def test_abort_accepts_the_arguments_of_apaches_tool(scene: Scene) -> None:
+    where = ("abort", "--topic", scene.hang(), "--partition", "0", "--producer-id", str(PRODUCER_ID))
+    assert "--producer-epoch" in scene.refused(2, *where)
+    code, found = scene.json(*where, "--producer-epoch", "0", "--coordinator-epoch", "0", "--force", "--yes")
     assert (code, found["aborted"]["reason"], found["aborted"]["producer_id"]) == (0, "UNKNOWN_PRODUCER", PRODUCER_ID)
 
 
-def test_abort_with_an_incomplete_producer_is_refused(hanging: str, run: Run) -> None:
-    code, _, err = run("abort", "--topic", hanging, "--partition", "0", "--producer-id", "1")
-    assert code == 2
-    assert "--producer-epoch" in err
-
-
-def test_abort_refuses_a_transaction_that_does_not_hang(
-    trusting_broker: DevCluster, topic: str, run: Run, new_name: NewName
-) -> None:
-    producer = left_open(trusting_broker.bootstrap_servers, new_name("id"), topic)
-    code, _, err = run("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--force")
-    assert code == 1
-    assert "does not hang: its coordinator will end it" in err
-    producer.commit_transaction(LIMIT)
-    assert committed_count(trusting_broker, topic) == 1
+def test_abort_refuses_a_transaction_that_does_not_hang(scene: Scene) -> None:
+    topic = scene.open()
+    assert "does not hang: its coordinator will end it" in scene.refused(1, *place(topic, "--yes", "--force"))
+    scene.producers[0].commit_transaction(LIMIT)
+    assert scene.committed(topic) == 1
 
 
 @pytest.mark.slow
 @every_database
-def test_abort_refuses_a_transaction_committed_in_the_database(
-    trusting_broker: DevCluster, crashed: Crash, topic: str, url: str, run: Run
-) -> None:
+def test_abort_refuses_a_transaction_committed_in_the_database(scene: Scene) -> None:
     """A batch of the prepared transaction's producer on another partition: it hangs, and its records are the database's."""
-    left = crashed("after_db_commit")
+    left = scene.crash("after_db_commit")
     prepared = left.row.prepared_state
     assert prepared is not None
-    now = int(time.time() * 1000)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, prepared.producer_id, prepared.epoch, now)
-    where = ("abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--yes", "--url", url)
-    code, _, err = run(*where)
-    assert code == 1
+    topic = scene.hang(producer_id=prepared.producer_id, epoch=prepared.epoch, age_ms=0)
+    err = scene.refused(1, *place(topic, "--yes", *scene.at))
     assert "The database has committed the transaction" in err
     assert f"dualwrite recover --id {left.name}" in err
-    assert run("find-hanging", "--topic", topic, "--max-transaction-timeout", "0")[0] == 1
+    assert scene.run("find-hanging", "--topic", topic, "--max-transaction-timeout", "0")[0] == 1
 
 
 # --- force-terminate --------------------------------------------------------------------------------------------------
 
 
-def test_force_terminate(trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
-    name = new_name("id")
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    code, out, err = run("force-terminate", name)
-    assert code == 2
-    assert "Ongoing" in out
+def test_force_terminate(scene: Scene) -> None:
+    name = scene.open()
+    code, out, err = scene.run("force-terminate", name)
+    assert (code, "Ongoing" in out) == (2, True)
     assert f"Abort the transaction of {name} (producer id" in err
-    code, out, err = run("force-terminate", name, "--yes")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "Aborted."
-    wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state_of(json_of, name) == "CompleteAbort"
-    code, found = json_of("force-terminate", "--transactionalId", name, "--yes")
-    assert run("forceTerminateTransaction", "--transactionalId", name, "--yes")[0] == 0
+    code, out, err = scene.run("force-terminate", name, "--yes")
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Aborted.")
+    assert scene.state(name) == "CompleteAbort"
+    code, found = scene.json("force-terminate", "--transactionalId", name, "--yes")
     assert (code, found["outcomes"]) == (0, [])
-    assert committed_count(trusting_broker, topic) == 0
-    del producer
+    assert scene.run("forceTerminateTransaction", "--transactionalId", name, "--yes")[0] == 0
+    assert scene.committed(name) == 0
 
 
-def test_force_terminate_needs_one_id(run: Run) -> None:
-    assert run("force-terminate")[0] == 2
-    assert run("force-terminate", "a", "--transactional-id", "b")[0] == 2
+def test_force_terminate_needs_one_id(scene: Scene) -> None:
+    for given in ((), ("a", "--transactional-id", "b")):
+        scene.refused(2, "force-terminate", *given)
 
 
-def test_force_terminate_refuses_a_committed_transaction(
-    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
-) -> None:
-    left = crashed("after_db_commit")
-    for given in (left.name, left.kafka_id):
-        code, _, err = run("force-terminate", given, "--yes", "--url", url)
-        assert code == 1
-        assert "the database committed the transaction, and Kafka has it prepared" in err
+def test_force_terminate_refuses_a_committed_transaction(scene: Scene) -> None:
+    left = scene.crash("after_db_commit")
+    for given in ((left.name,), (left.kafka_id,), (left.kafka_id, "--without-database")):
+        err = scene.refused(1, "force-terminate", *given, "--yes", *scene.at)
+        assert DECIDED in err
         assert f"dualwrite recover --id {left.name}" in err
-    assert state_of(json_of, left.kafka_id) == "Ongoing"
-    code, _, err = run("force-terminate", left.kafka_id, "--yes")
-    assert code == 1
-    assert "its database was not given" in err
-    assert main(["recover", "--yes", "--url", url]) == 0
-    assert committed_count(trusting_broker, left.topic) == 1
+    assert scene.state(left.kafka_id) == "Ongoing"
+    assert "its database was not given" in scene.refused(1, "force-terminate", left.kafka_id, "--yes")
+    assert main(["recover", "--yes", *scene.at]) == 0
+    assert scene.committed(left.topic) == 1
 
 
 @every_database
-def test_force_terminate_claims_an_id_in_the_database(
-    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf
-) -> None:
-    left = crashed("after_prepare")
-    code, found = json_of("force-terminate", left.kafka_id, "--yes", "--url", url)
+def test_force_terminate_claims_an_id_in_the_database(scene: Scene) -> None:
+    left = scene.crash("after_prepare")
+    code, found = scene.json("force-terminate", left.kafka_id, "--yes", *scene.at)
     (outcome,) = found["outcomes"]
     assert (code, outcome["transactional_id"], outcome["outcome"]) == (0, left.name, "ABORTED")
-    wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state_of(json_of, left.kafka_id) == "CompleteAbort"
-    assert committed_count(trusting_broker, left.topic) == 0
+    assert scene.state(left.kafka_id) == "CompleteAbort"
+    assert scene.committed(left.topic) == 0
 
 
-def test_force_terminate_without_a_database(
-    trusting_broker: DevCluster, crashed: Crash, run: Run, json_of: JsonOf, tmp_path: Path
-) -> None:
-    left = crashed("after_prepare")
+def test_force_terminate_without_a_database(scene: Scene, tmp_path: Path) -> None:
+    left = scene.crash("after_prepare")
     other = f"sqlite:///{tmp_path}/other.db"
     migration.upgrade(other)
-    code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", other)
-    assert code == 1
-    assert "--without-database" in err
-    code, _, err = run("force-terminate", left.kafka_id, "--yes", "--url", other, "--without-database")
-    assert (code, err) == (0, "")
-    wait_for_markers(trusting_broker.bootstrap_servers)
-    assert state_of(json_of, left.kafka_id) == "CompleteAbort"
-    assert committed_count(trusting_broker, left.topic) == 0
+    given = ("force-terminate", left.kafka_id, "--yes", "--url", other)
+    assert "--without-database" in scene.refused(1, *given)
+    assert scene.refused(0, *given, "--without-database") == ""
+    assert scene.state(left.kafka_id) == "CompleteAbort"
+    assert scene.committed(left.topic) == 0
 
 
 # --- complete ---------------------------------------------------------------------------------------------------------
@@ -212,43 +165,28 @@ def test_force_terminate_without_a_database(
 @pytest.mark.parametrize(
     ("point", "outcome", "messages"), [("after_db_commit", "COMMITTED", 1), ("after_prepare", "ABORTED", 0)]
 )
-def test_complete(
-    trusting_broker: DevCluster, crashed: Crash, url: str, run: Run, json_of: JsonOf, point: str, outcome: str, messages: int
-) -> None:
-    left = crashed(point)
-    code, out, err = run("complete", left.kafka_id, "--url", url)
-    assert code == 2
-    assert "In the database:" in out
-    assert f"Claim {left.name}" in err
-    code, found = json_of("complete", left.kafka_id, "--url", url, "--yes")
+def test_complete(scene: Scene, point: str, outcome: str, messages: int) -> None:
+    left = scene.crash(point)
+    code, out, err = scene.run("complete", left.kafka_id, *scene.at)
+    assert (code, "In the database:" in out, f"Claim {left.name}" in err) == (2, True, True)
+    code, found = scene.json("complete", left.kafka_id, *scene.at, "--yes")
     (done,) = found["outcomes"]
     assert (code, done["transactional_id"], done["outcome"]) == (0, left.name, outcome)
-    assert committed_count(trusting_broker, left.topic) == messages
-    code, out, err = run("complete", left.name, "--url", url, "--yes")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "It has no open transaction: nothing to do."
+    assert scene.committed(left.topic) == messages
+    code, out, err = scene.run("complete", left.name, *scene.at, "--yes")
+    assert (code, err, out.splitlines()[-1]) == (0, "", NOTHING)
 
 
-def test_complete_refuses_an_id_unknown_to_the_database(
-    trusting_broker: DevCluster, topic: str, url: str, run: Run, new_name: NewName
-) -> None:
-    name = new_name("id")
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    code, _, err = run("complete", name, "--url", url, "--yes")
-    assert code == 1
+def test_complete_refuses_an_id_unknown_to_the_database(scene: Scene) -> None:
+    name = scene.open(f"my {scene.new_name('id')}", scene.topic())
+    err = scene.refused(1, "complete", name, *scene.at, "--yes")
     assert "The database has no such id" in err
-    assert run("complete", name)[0] == 2
-    del producer
+    assert f"`dualwrite transactions force-terminate '{name}'`" in err
+    scene.refused(2, "complete", name)
 
 
-def test_an_unreachable_database(
-    trusting_broker: DevCluster, topic: str, run: Run, json_of: JsonOf, new_name: NewName, tmp_path: Path
-) -> None:
-    name = new_name("id")
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+def test_an_unreachable_database(scene: Scene, tmp_path: Path) -> None:
+    name = scene.open()
     for repair in ("complete", "force-terminate"):
-        code, _, err = run(repair, name, "--url", f"sqlite:///{tmp_path}/empty.db", "--yes")
-        assert code == 2
-        assert "dualwrite db upgrade" in err
-    assert state_of(json_of, name) == "Ongoing"
-    del producer
+        assert "dualwrite db upgrade" in scene.refused(2, repair, name, "--url", f"sqlite:///{tmp_path}/empty.db", "--yes")
+    assert scene.state(name) == "Ongoing"

@@ -6,7 +6,6 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,21 +13,14 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
-from cli.conftest import Crashed
+from cli.conftest import Crashed, Scene
 from dualwrite.admin import TransactionAdmin
 from dualwrite.cli import watch
 from dualwrite.cli.stuck import Where, look
-from dualwrite.devcluster import DevCluster
-from fixtures.broker import make_topic
-from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
-from fixtures.raw_producer import write_behind_the_coordinator
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
 BLOCKS = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-Run = Callable[..., tuple[int, str, str]]
-NewName = Callable[[str], str]
 
 
 def screen_of(command: str) -> str:
@@ -48,9 +40,9 @@ def plain(text: str) -> str:
 
 
 @pytest.fixture
-def left(crashed: Callable[[str], Crashed]) -> Crashed:
+def left(scene: Scene) -> Crashed:
     """A transaction that the database has committed, and Kafka has prepared."""
-    return crashed("after_db_commit")
+    return scene.crash("after_db_commit")
 
 
 def shown(left: Crashed, out: str, group: str = "billing") -> str:
@@ -68,35 +60,32 @@ def shown(left: Crashed, out: str, group: str = "billing") -> str:
         "transactions of --topic orders --partition 0 --offset",
     ],
 )
-def test_the_screen_of_a_transaction(left: Crashed, called: Run, url: str, command: str) -> None:
+def test_the_screen_of_a_transaction(scene: Scene, left: Crashed, command: str) -> None:
     words = command.replace("orders", left.topic).replace("shop-1", left.name).split()
-    more = {"list": ["--pattern", f"{left.name}.*"], "describe": [url], "of": ["0"]}.get(words[1], [])
-    _, out, err = called(*words, *more)
+    more = {"list": ["--pattern", f"{left.name}.*"], "describe": [scene.url], "of": ["0"]}.get(words[1], [])
+    _, out, err = scene.call(*words, *more)
     assert err == ""
     assert shown(left, out) == screen_of(command)
 
 
 @pytest.mark.slow
-def test_the_screen_of_a_hanging_transaction(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
-    topic = new_name("topic")
-    make_topic(trusting_broker, topic)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 3_600_000)
-    _, out, err = called("transactions", "find-hanging", "--topic", topic)
+def test_the_screen_of_a_hanging_transaction(scene: Scene) -> None:
+    topic = scene.hang()
+    _, out, err = scene.call("transactions", "find-hanging", "--topic", topic)
     assert err == ""
     assert plain(out.replace(topic, "orders")) == screen_of("transactions find-hanging")
 
 
-def test_the_screens_of_stuck_and_of_stuck_watch(
-    left: Crashed, called: Run, url: str, trusting_broker: DevCluster, new_name: NewName
-) -> None:
-    group = new_name("group")
-    servers = trusting_broker.bootstrap_servers
-    with closing(Consumer({"bootstrap.servers": servers, "group.id": group, "isolation.level": "read_committed"})) as consumer:
+def test_the_screens_of_stuck_and_of_stuck_watch(scene: Scene, left: Crashed) -> None:
+    group = scene.new_name("group")
+    with closing(
+        Consumer({"bootstrap.servers": scene.servers, "group.id": group, "isolation.level": "read_committed"})
+    ) as consumer:
         consumer.commit(offsets=[TopicPartition(left.topic, 0, 0)], asynchronous=False)
         consumer.subscribe([left.topic])
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
-        _, out, err = called("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
-        with TransactionAdmin(servers, timeout=LIMIT) as admin:
+        _, out, err = scene.call("stuck", "--topic", left.topic, "--longer-than", "0", *scene.at)
+        with TransactionAdmin(scene.servers, timeout=LIMIT) as admin:
             seen = watch._Seen(look(admin, None, Where(topic=left.topic, longer=0)), time.time())
     assert err == ""
     assert shown(left, out, group) == screen_of("stuck --url")
@@ -127,29 +116,25 @@ def assert_screen(out: str, err: str, command: str) -> None:
 
 
 @pytest.mark.usefixtures("yes")
-def test_the_screen_of_complete(left: Crashed, called: Run, url: str) -> None:
-    _, out, err = called("transactions", "complete", left.name, "--url", url)
+def test_the_screen_of_complete(scene: Scene, left: Crashed) -> None:
+    _, out, err = scene.call("transactions", "complete", left.name, *scene.at)
     assert_screen(shown(left, out), shown(left, err), "transactions complete")
 
 
 @pytest.mark.usefixtures("yes")
-def test_the_screen_of_force_terminate(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
-    name, topic = new_name("id"), new_name("topic")
-    make_topic(trusting_broker, topic)
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
-    _, out, err = called("transactions", "force-terminate", name)
+def test_the_screen_of_force_terminate(scene: Scene) -> None:
+    topic = scene.topic()
+    name = scene.open(topic=topic)
+    _, out, err = scene.call("transactions", "force-terminate", name)
     out, err = (plain(text.replace(topic, "orders").replace(name, "billing-1")) for text in (out, err))
     assert_screen(out, err, "transactions force-terminate")
-    del producer
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("yes")
-def test_the_screen_of_abort(called: Run, trusting_broker: DevCluster, new_name: NewName) -> None:
-    topic = new_name("topic")
-    make_topic(trusting_broker, topic)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_100, 0, int(time.time() * 1000) - 3_600_000)
-    _, out, err = called("transactions", "abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--force")
+def test_the_screen_of_abort(scene: Scene) -> None:
+    topic = scene.hang()
+    _, out, err = scene.call("transactions", "abort", "--topic", topic, "--partition", "0", "--start-offset", "0", "--force")
     assert_screen(plain(out.replace(topic, "orders")), plain(err.replace(topic, "orders")), "transactions abort")
 
 

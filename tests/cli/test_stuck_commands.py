@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,132 +15,128 @@ from confluent_kafka import Consumer
 from rich.console import Console
 from rich.table import Table
 
-from cli.conftest import Crashed, JsonOf, NewName, Run
+from cli.conftest import Scene
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.cli import watch
 from dualwrite.cli.stuck import Look, stuck_table
-from dualwrite.devcluster import DevCluster
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from fixtures.broker import make_topic
-from fixtures.open_transactions import left_open
 from fixtures.pace import ended, limit, until
-from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.terminal import Terminal
+
+COMMIT = "commit: the database committed the transaction, and Kafka has it prepared"
 
 
 @pytest.fixture
-def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
+def opened(scene: Scene) -> str:
     """A topic with an open transaction of the id of the same name."""
-    name = new_name("open")
-    make_topic(trusting_broker, name)
-    producer = left_open(trusting_broker.bootstrap_servers, name, name, messages=3)
-    yield name
-    del producer
+    return scene.open(messages=3)
 
 
 # --- stuck ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_stuck(opened: str, called: Run, called_json: JsonOf) -> None:
-    code, out, err = called("stuck", "--topic", opened, "--longer-than", "0", "--wide")
+def test_stuck(scene: Scene, opened: str) -> None:
+    code, out, err = scene.call("stuck", "--topic", opened, "--longer-than", "0", "--wide")
     assert (code, err) == (1, "")
-    *table, last = out.splitlines()
+    headings, row, last = out.splitlines()
     assert last == f"Next: dualwrite transactions describe {opened}"  # no id of dualwrite
-    headings, row = (line.split() for line in table)
-    shown = dict(zip(headings, row, strict=False))
-    assert (shown["Topic"], shown["LastStableOffset"], shown["HighWatermark"], shown["Records"]) == (opened, "0", "3", "3")
-    assert (shown["TransactionalId"], shown["State"]) == (opened, "Ongoing")
-    code, found = called_json("stuck", "--topic", opened, "--longer-than", "0")
+    shown = dict(zip(headings.split(), row.split(), strict=False))
+    assert (shown["Topic"], shown["LastStableOffset"], shown["HighWatermark"], shown["State"]) == (opened, "0", "3", "Ongoing")
+    code, found = scene.json("stuck", "--topic", opened, "--longer-than", "0")
     (one,) = found["stuck"]
     assert (code, one["transactional_id"], one["records_behind"], one["groups"]) == (1, opened, 3, [])
-    code, out, err = called("stuck", "--topic", opened, "--longer-than", "600")
+    code, out, err = scene.call("stuck", "--topic", opened, "--longer-than", "600")
     assert (code, out, err) == (0, "No consumer waits in 1 partition for a transaction older than 600 s.\n", "")
 
 
 @pytest.mark.slow
-def test_stuck_on_a_hanging_transaction(
-    trusting_broker: DevCluster, called: Run, called_json: JsonOf, new_name: NewName
-) -> None:
-    topic = new_name("hanging")
-    make_topic(trusting_broker, topic)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - 60_000)
-    out = called("stuck", "--topic", topic)[1]
+def test_stuck_on_a_hanging_transaction(scene: Scene) -> None:
+    topic = scene.hang()
+    out = scene.call("stuck", "--topic", topic)[1]
     assert "hangs: no coordinator knows its producer id" in out
     abort = f"dualwrite transactions abort --topic {topic} --partition 0 --start-offset 0"
     assert out.endswith(f"Next: {abort}\n")
-    _, found = called_json("stuck", "--topic", topic)
+    _, found = scene.json("stuck", "--topic", topic)
     assert [one["next_command"] for one in found["stuck"]] == [abort]
     assert [one["reason"] for one in found["stuck"]] == ["UNKNOWN_PRODUCER"]
 
 
-def test_stuck_with_the_database(called: Run, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str) -> None:
-    left = crashed("after_db_commit")
-    arguments = ("stuck", "--topic", left.topic, "--longer-than", "0", "--url", url)
-    out = called(*arguments)[1]
-    assert "commit: the database committed the transaction, and Kafka has it prepared" in out
-    assert out.endswith(f"\nNext, if its writer is gone: dualwrite transactions complete '{left.kafka_id}' --url {url}\n")
-    assert "\nNext: dualwrite stuck --url URL\n" in called("stuck", "--topic", left.topic, "--longer-than", "0")[1]
-    _, found = called_json(*arguments)
+def test_stuck_with_the_database(scene: Scene) -> None:
+    left = scene.crash("after_db_commit")
+    arguments = ("stuck", "--topic", left.topic, "--longer-than", "0", *scene.at)
+    out = scene.call(*arguments)[1]
+    assert COMMIT in out
+    assert out.endswith(f"\nNext, if its writer is gone: dualwrite transactions complete '{left.kafka_id}' --url {scene.url}\n")
+    assert "\nNext: dualwrite stuck --url URL\n" in scene.call("stuck", "--topic", left.topic, "--longer-than", "0")[1]
+    _, found = scene.json(*arguments)
     assert (found["stuck"][0]["transactional_id"], found["stuck"][0]["database"]["decision"]) == (left.kafka_id, "commit")
 
 
-def test_stuck_shows_a_groups_position_in_the_database(
-    opened: str, called: Run, called_json: JsonOf, url: str, new_name: NewName
-) -> None:
-    group = new_name("billing")
-    with store_from_url(url) as store:
+def test_stuck_shows_a_groups_position_in_the_database(scene: Scene, opened: str) -> None:
+    group = scene.new_name("billing")
+    with store_from_url(scene.url) as store:
         assert store.positions is not None
         store.positions.reset(group, [Move(None, Position(opened, 0, 0))])
     arguments = ("stuck", "--group", group, "--longer-than", "0")
-    assert "There is no consumer group" in called(*arguments)[2], "it has committed nothing to Kafka"
-    code, out, err = called(*arguments, "--url", url)
+    assert "There is no consumer group" in scene.call(*arguments)[2], "it has committed nothing to Kafka"
+    code, out, err = scene.call(*arguments, *scene.at)
     assert (code, err) == (1, "")
     assert f"{group} (at 0 in the database)" in out
-    _, found = called_json(*arguments, "--url", url)
+    _, found = scene.json(*arguments, *scene.at)
     assert [one["groups"] for one in found["stuck"]] == [
         [{"group_id": group, "offset": 0, "is_stored": True, "has_no_position": False}]
     ]
 
 
-def test_stuck_without_the_database(
-    opened: str, called: Run, called_json: JsonOf, trusting_broker: DevCluster, new_name: NewName
-) -> None:
+def test_stuck_without_the_database(scene: Scene, opened: str) -> None:
     """What Kafka says is shown, and that the positions in the database are missing."""
-    group = new_name("billing")
+    group = scene.new_name("billing")
     away = ("--longer-than", "0", "--url", "postgresql+psycopg://nobody@127.0.0.1:1/app")
-    code, out, err = called("stuck", "--group", group, *away)
+    code, out, err = scene.call("stuck", "--group", group, *away)
     assert (code, out) == (2, "")
     assert "127.0.0.1" in err, "not that there is no such group, which is not known"
-    consumer = Consumer({"bootstrap.servers": trusting_broker.bootstrap_servers, "group.id": group})
-    with closing(consumer):
+    with closing(Consumer({"bootstrap.servers": scene.servers, "group.id": group})) as consumer:
         consumer.subscribe([opened])
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
-        code, out, err = called("stuck", "--topic", opened, *away)
+        code, out, err = scene.call("stuck", "--topic", opened, *away)
         assert (code, opened in out) == (1, True)
         assert "The positions of groups in the database are missing" in err
-        assert not called_json("stuck", "--topic", opened, *away)[1]["complete"]
+        assert not scene.json("stuck", "--topic", opened, *away)[1]["complete"]
 
 
-def test_stuck_in_a_missing_topic(called: Run, called_json: JsonOf, new_name: NewName) -> None:
-    topic = new_name("missing")
-    code, found = called_json("stuck", "--topic", topic)
+def test_stuck_in_a_missing_topic(scene: Scene) -> None:
+    topic = scene.new_name("missing")
+    code, found = scene.json("stuck", "--topic", topic)
     assert (code, found["complete"], found["unreadable"][0]["topic"]) == (1, False, topic)
-    assert f"There is no topic '{topic}'" in called("stuck", "--topic", topic)[2]
+    assert f"There is no topic '{topic}'" in scene.call("stuck", "--topic", topic)[2]
 
 
 # --- watch ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def watched(environment: None, opened: str) -> Iterator[Terminal]:
-    terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1")
+@contextmanager
+def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
+    made = Terminal(*arguments, **size)
     try:
-        terminal.wait_for(opened)
-        yield terminal
+        yield made
     finally:
-        terminal.close()
+        made.close()
+
+
+@pytest.fixture
+def watched(scene: Scene, opened: str) -> Iterator[Terminal]:
+    with terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1") as made:
+        made.wait_for(opened)
+        yield made
+
+
+def quit_watch(watched: Terminal) -> None:
+    watched.press("q")
+    assert ended(watched.process) == 0
+    assert watched.is_restored
 
 
 @pytest.mark.slow
@@ -150,22 +146,17 @@ def test_watch_shows_stuck_partitions_and_accepts_keys(watched: Terminal) -> Non
     watched.press("s")
     watched.wait_for("by records")
     watched.press("r")
-    watched.press("q")
-    assert ended(watched.process) == 0
-    assert watched.is_restored
+    quit_watch(watched)
 
 
 @pytest.mark.slow
-def test_a_narrow_terminal_gets_the_columns_that_matter(environment: None, opened: str) -> None:
-    terminal = Terminal("stuck", "--topic", opened, "--longer-than", "0", columns=90)
-    try:
-        terminal.wait_for("Groups")
-        assert ended(terminal.process) == 1
-        assert terminal.shows("TransactionalId")
-        assert not terminal.shows("HighWatermark")
-        assert opened in terminal.screen.split(), "an id is neither folded nor cut off"
-    finally:
-        terminal.close()
+def test_a_narrow_terminal_gets_the_columns_that_matter(opened: str) -> None:
+    with terminal("stuck", "--topic", opened, "--longer-than", "0", columns=90) as made:
+        made.wait_for("Groups")
+        assert ended(made.process) == 1
+        assert made.shows("TransactionalId")
+        assert not made.shows("HighWatermark")
+        assert opened in made.screen.split(), "an id is neither folded nor cut off"
 
 
 @pytest.mark.slow
@@ -177,36 +168,30 @@ def test_watch_leaves_cleanly(watched: Terminal, number: signal.Signals, code: i
 
 
 @pytest.mark.slow
-def test_watch_keeps_the_last_answer_without_kafka(trusting_broker: DevCluster, environment: None, opened: str) -> None:
-    terminal = Terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1", "--timeout", str(limit(3)))
-    try:
-        terminal.wait_for(opened)
-        trusting_broker.pause()
+def test_watch_keeps_the_last_answer_without_kafka(scene: Scene, opened: str) -> None:
+    with terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1", "--timeout", str(limit(3))) as watched:
+        watched.wait_for(opened)
+        scene.broker.pause()
         try:
-            terminal.wait_for("No newer result")
-            terminal.press("s")
-            terminal.wait_for(opened)
+            watched.wait_for("No newer result")
+            watched.press("s")
+            watched.wait_for(opened)
         finally:
-            trusting_broker.resume()
-        until(lambda: terminal.press("s") or terminal.shows("") or "No newer result" not in terminal.screen, terminal)
-        terminal.press("q")
-        assert ended(terminal.process) == 0
-    finally:
-        terminal.close()
+            scene.broker.resume()
+        until(lambda: watched.press("s") or watched.shows("") or "No newer result" not in watched.screen, watched)
+        quit_watch(watched)
 
 
 @pytest.mark.slow
-def test_watch_can_be_left_while_kafka_does_not_answer(watched: Terminal, trusting_broker: DevCluster) -> None:
+def test_watch_can_be_left_while_kafka_does_not_answer(scene: Scene, watched: Terminal) -> None:
     """Its connections are in use by a request without an answer."""
-    trusting_broker.pause()
+    scene.broker.pause()
     try:
         time.sleep(0.3)  # a look is under way, every 0.1 s
-        watched.press("q")
-        assert ended(watched.process) == 0
-        assert watched.is_restored
+        quit_watch(watched)
         assert "Traceback" not in watched.screen
     finally:
-        trusting_broker.resume()
+        scene.broker.resume()
 
 
 @pytest.mark.slow
@@ -219,44 +204,32 @@ def test_watch_can_be_paused(watched: Terminal) -> None:
     watched.screen = ""
     watched.process.send_signal(signal.SIGCONT)
     watched.wait_for("1 partition of 1 stuck")
-    watched.press("q")
-    assert ended(watched.process) == 0
-    assert watched.is_restored
+    quit_watch(watched)
 
 
 @pytest.mark.slow
-def test_watch_with_the_database(crashed: Callable[[str], Crashed], url: str) -> None:
-    left = crashed("after_db_commit")
-    arguments = ("watch", "--topic", left.topic, "--longer-than", "0", "--url", url, "--interval", "0.1")
-    terminal = Terminal(*arguments, columns=300)
-    try:
-        terminal.wait_for("commit: the database committed the transaction, and Kafka has it prepared")
-        terminal.press("q")
-        assert ended(terminal.process) == 0
-    finally:
-        terminal.close()
+def test_watch_with_the_database(scene: Scene) -> None:
+    left = scene.crash("after_db_commit")
+    with terminal("watch", "--topic", left.topic, "--longer-than", "0", *scene.at, columns=300) as watched:
+        watched.wait_for(COMMIT)
+        quit_watch(watched)
 
 
 @pytest.mark.slow
-def test_watch_counts_the_rows_that_do_not_fit(environment: None, trusting_broker: DevCluster, new_name: NewName) -> None:
-    topic = new_name("rows")
-    make_topic(trusting_broker, topic, 6)
-    servers = trusting_broker.bootstrap_servers
-    producers = [left_open(servers, f"{topic}-{n}", topic, partition=n, messages=n + 1) for n in range(6)]
-    terminal = Terminal("watch", "--topic", topic, "--longer-than", "0", "--sort", "records", columns=200, rows=8)
-    try:
-        terminal.wait_for("6 partitions of 6 stuck")
-        terminal.wait_for("3 more")
-        assert terminal.shows(f"{topic}-5"), "the most records come first"
-        assert not terminal.shows(f"{topic}-2")
-        terminal.press("r")
-        terminal.wait_for(f"{topic}-0")
-        assert terminal.shows("3 more")
-        terminal.press("q")
-        assert ended(terminal.process) == 0
-    finally:
-        terminal.close()
-        del producers
+def test_watch_counts_the_rows_that_do_not_fit(scene: Scene) -> None:
+    topic = scene.new_name("rows")
+    make_topic(scene.broker, topic, 6)
+    for number in range(6):
+        scene.open(f"{topic}-{number}", topic, partition=number, messages=number + 1)
+    with terminal("watch", "--topic", topic, "--longer-than", "0", "--sort", "records", columns=200, rows=8) as watched:
+        watched.wait_for("6 partitions of 6 stuck")
+        watched.wait_for("3 more")
+        assert watched.shows(f"{topic}-5"), "the most records come first"
+        assert not watched.shows(f"{topic}-2")
+        watched.press("r")
+        watched.wait_for(f"{topic}-0")
+        assert watched.shows("3 more")
+        quit_watch(watched)
 
 
 def test_an_error_of_any_kind_is_shown() -> None:
@@ -309,13 +282,8 @@ def test_an_unknown_duration_is_sorted_first() -> None:
     assert numbers_of(rows, rows=1) == [1]
 
 
-def test_watch_needs_a_terminal(called: Run) -> None:
-    code, _, err = called("watch")
-    assert code == 2
-    assert "dualwrite stuck --json" in err
-
-
-def test_watch_refuses_an_unknown_order(called: Run) -> None:
-    code, _, err = called("watch", "--sort", "colour")
-    assert code == 2
-    assert "duration, records, topic, id, groups" in " ".join(err.replace("│", " ").split())
+def test_watch_needs_a_terminal_and_a_known_order(scene: Scene) -> None:
+    code, _, err = scene.call("watch")
+    assert (code, "dualwrite stuck --json" in err) == (2, True)
+    code, _, err = scene.call("watch", "--sort", "colour")
+    assert (code, "duration, records, topic, id, groups" in " ".join(err.replace("│", " ").split())) == (2, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -12,14 +11,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from cli.conftest import Crash, NewName, Run
+from cli.conftest import Scene
 from dualwrite.cli import output
-from dualwrite.devcluster import DevCluster
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
-from fixtures.broker import make_topic
 from fixtures.pace import LIMIT
-from fixtures.raw_producer import write_behind_the_coordinator
 
 WIDTH = 80
 HEADINGS = ("transactional id", "consumer group", "leased id", "group ", "TransactionalId", "Topic", "Partition")
@@ -69,26 +65,16 @@ def test_a_list_names_the_cells_of_a_row() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_fit_into_80_columns(
-    called: Run,
-    crashed: Crash,
-    url: str,
-    topic: str,
-    trusting_broker: DevCluster,
-    new_name: NewName,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_commands_fit_into_80_columns(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real output of each command that prints a table, compared with that to a pipe, where each row is a line."""
-    left = crashed("after_db_commit", lanes=2)
-    hanging, group = new_name("hanging"), new_name("billing")
-    make_topic(trusting_broker, hanging)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, hanging, 4_000_200, 0, int(time.time() * 1000) - 3_600_000)
-    with store_from_url(url) as store:
+    left = scene.crash("after_db_commit", lanes=2)
+    hanging, group = scene.hang(), scene.new_name("billing")
+    with store_from_url(scene.url) as store:
         assert store.positions is not None
         assert store.leases is not None
         store.positions.reset(group, [Move(None, Position(left.topic, 0, 0))])
-        store.leases.acquire({f"{new_name('pool')}.1"}, "pool host.example.com:4711 gunicorn 5f0c2a9b", seconds=LIMIT)
-    database = ("--url", url)
+        store.leases.acquire({f"{scene.new_name('pool')}.1"}, "pool host.example.com:4711 gunicorn 5f0c2a9b", seconds=LIMIT)
+    database = scene.at
     commands = [
         ("status", *database, "--longer-than", "0"),
         ("status", *database, "--longer-than", "0", "--all", "--wide"),
@@ -107,11 +93,11 @@ def test_the_commands_fit_into_80_columns(
         ("transactions", "of", "--topic", left.topic, "--partition", "0", "--offset", "0"),
     ]
     for command in commands:
-        wide = called(*command)[1]
+        wide = scene.call(*command)[1]
         with monkeypatch.context() as patch:
             patch.setattr(output, "terminal_width", lambda: WIDTH)
             patch.setattr("dualwrite.cli.stuck.terminal_width", lambda: WIDTH)
-            narrow = called(*command)[1]
+            narrow = scene.call(*command)[1]
         assert wide
         table_lines = [line for line in narrow.splitlines() if "dualwrite " not in line and not line.startswith("There is")]
         assert_fits(table_lines)

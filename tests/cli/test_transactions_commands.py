@@ -5,43 +5,24 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.conftest import Crashed, JsonOf, NewName, Run
+from cli.conftest import Scene
 from dualwrite.cli import main
 from dualwrite.cli.tool_options import in_our_order
-from dualwrite.devcluster import DevCluster
 from dualwrite.recovery import recoverer
 from fixtures import json_pages
-from fixtures.broker import make_topic, wait_for_markers
-from fixtures.open_transactions import left_open
-from fixtures.pace import LIMIT
-from fixtures.raw_producer import write_behind_the_coordinator
-
-HOUR_MS = 3_600_000
+from fixtures.tables import table
+from fixtures.transactions import HOUR_MS, PRODUCER_ID
 
 
 @pytest.fixture
-def opened(trusting_broker: DevCluster, new_name: NewName) -> Iterator[str]:
+def opened(scene: Scene) -> str:
     """An id with an open transaction, an hour old by its message, on the topic of the same name."""
-    name = new_name("open")
-    make_topic(trusting_broker, name)
-    producer = left_open(trusting_broker.bootstrap_servers, name, name, timestamp=int(time.time() * 1000) - HOUR_MS)
-    yield name
-    producer.abort_transaction(LIMIT)
-
-
-@pytest.fixture
-def hanging(trusting_broker: DevCluster, new_name: NewName) -> str:
-    """A topic with a hanging transaction of producer 4000000."""
-    topic = new_name("hanging")
-    make_topic(trusting_broker, topic)
-    write_behind_the_coordinator(trusting_broker.bootstrap_servers, topic, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
-    return topic
+    return scene.open(timestamp=int(time.time() * 1000) - HOUR_MS)
 
 
 def rows(out: str) -> list[list[str]]:
@@ -51,94 +32,65 @@ def rows(out: str) -> list[list[str]]:
 # --- list -------------------------------------------------------------------------------------------------------------------
 
 
-def test_list(opened: str, run: Run, json_of: JsonOf) -> None:
-    code, out, err = run("list", "--pattern", opened, "--state", "ongoing")
-    assert (code, err) == (0, "")
-    headings, row = rows(out)
-    assert headings == ["TransactionalId", "ProducerId", "Coordinator", "State"]
-    assert (row[0], row[2:]) == (opened, ["1", "Ongoing"])
-    code, found = json_of("list", "--transactional-id-pattern", opened)
+def test_list(scene: Scene, opened: str) -> None:
+    code, found = scene.json("list", "--transactional-id-pattern", opened, "--state", "ongoing")
     assert (code, found["complete"], found["problems"]) == (0, True, [])
     (one,) = found["transactions"]
-    assert (one["transactional_id"], str(one["producer_id"]), one["state"]) == (opened, row[1], "Ongoing")
-    assert json_of("list", "--producer-id", row[1])[1]["transactions"] == [one]
-    assert run("list", "--running-longer-than", "3600")[:2] == (0, "No transactional id was found.\n")
+    assert (one["transactional_id"], one["coordinator"], one["state"]) == (opened, 1, "Ongoing")
+    assert scene.json("list", "--producer-id", str(one["producer_id"]))[1]["transactions"] == [one]
+    assert scene.run("list", "--running-longer-than", "3600")[:2] == (0, "No transactional id was found.\n")
 
 
-def test_a_row_is_a_line_in_a_pipe(trusting_broker: DevCluster, run: Run, new_name: NewName) -> None:
+def test_a_row_is_a_line_in_a_pipe(scene: Scene) -> None:
     """However long an id is."""
-    topic = new_name("long")
-    make_topic(trusting_broker, topic)
-    name = new_name("x" * 300)
-    producer = left_open(trusting_broker.bootstrap_servers, name, topic)
+    name = scene.open(scene.new_name("x" * 300), scene.topic())
     for arguments in (("list", "--pattern", name), ("describe", name)):
-        _, row = rows(run(*arguments)[1])
+        _, row = rows(scene.run(*arguments)[1])
         assert row[0] == name
-    producer.abort_transaction(LIMIT)
 
 
 # --- describe ---------------------------------------------------------------------------------------------------------------
 
 
-def test_describe(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
-    code, out, err = run("describe", opened)
-    assert (code, err) == (0, "")
-    headings, row = rows(out)
-    assert headings[0] == "TransactionalId"
-    assert dict(zip(headings, row, strict=True))["TopicPartitions"] == f"{opened}-0"
-    code, found = json_of("describe", "--transactional-id", opened)
+def test_describe(scene: Scene, opened: str) -> None:
+    code, found = scene.json("describe", "--transactional-id", opened)
     (one,) = found["transactions"]
-    assert (code, one["known"], one["state"], one["timeout_ms"]) == (0, True, "Ongoing", 60_000)
+    assert (code, one["known"], one["state"], one["timeout_ms"], one["database"]) == (0, True, "Ongoing", 60_000, None)
     assert one["partitions"] == [{"topic": opened, "partition": 0}]
-    assert one["database"] is None
-    unknown = new_name("unknown")
-    code, out, err = run("describe", opened, unknown)
-    assert code == 1
-    assert len(rows(out)) == 2
-    assert err == f"{unknown}: unknown to its coordinator (broker 1)\n"
-    code, found = json_of("describe", unknown)
+    unknown = scene.new_name("unknown")
+    code, out, err = scene.run("describe", opened, unknown)
+    assert (code, len(rows(out)), err) == (1, 2, f"{unknown}: unknown to its coordinator (broker 1)\n")
+    code, found = scene.json("describe", unknown)
     assert (code, found["complete"], found["transactions"][0]["known"]) == (1, True, False)
 
 
-def test_describe_with_the_database(
-    trusting_broker: DevCluster,
-    opened: str,
-    run: Run,
-    json_of: JsonOf,
-    crashed: Callable[[str], Crashed],
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left = crashed("after_db_commit")
+def test_describe_with_the_database(scene: Scene, opened: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = scene.crash("after_db_commit")
     name, kafka_id, row = left.name, left.kafka_id, left.row
-    monkeypatch.setenv("DUALWRITE_DATABASE_URL", url)
+    monkeypatch.setenv("DUALWRITE_DATABASE_URL", scene.url)
     for given in (name, kafka_id):
-        code, found = json_of("describe", given)
+        code, found = scene.json("describe", given)
         (one,) = found["transactions"]
         assert (code, one["transactional_id"], one["state"]) == (0, kafka_id, "Ongoing")
         database = one["database"]
         assert (database["transactional_id"], database["fence"], database["owner"]) == (name, row.fence, row.owner)
         assert (database["decision"], database["prepared_state"]) == ("commit", str(row.prepared_state))
         assert database["why"] == "the database committed the transaction, and Kafka has it prepared"
-    code, out, _ = run("describe", name, opened, "--url", url)
+    code, out, _ = scene.run("describe", name, opened, *scene.at)
     assert code == 0
     assert "the database committed the transaction" in out
     (line,) = [line for line in out.partition("In the database:")[2].splitlines() if line.startswith(opened)]
     assert "the database has no such id" in line
     assert main(["recover", "--yes"]) == 0
-    wait_for_markers(trusting_broker.bootstrap_servers)
-    _, found = json_of("describe", kafka_id)
-    (one,) = found["transactions"]
-    assert one["state"] == "CompleteCommit"
+    assert scene.state(kafka_id) == "CompleteCommit"
+    (one,) = scene.json("describe", kafka_id)[1]["transactions"]
     assert (one["database"]["decision"], one["database"]["prepared_state"]) == (None, None)
 
 
 @pytest.mark.slow
-def test_the_database_is_compared_with_kafka_once(
-    json_of: JsonOf, called_json: JsonOf, crashed: Callable[[str], Crashed], url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_database_is_compared_with_kafka_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each id."""
-    left = [crashed("after_db_commit") for _ in range(3)]
+    left = [scene.crash("after_db_commit") for _ in range(3)]
     looks = []
     real = recoverer.KafkaCheck
 
@@ -147,52 +99,45 @@ def test_the_database_is_compared_with_kafka_once(
         return real(*arguments, **options)
 
     monkeypatch.setattr(recoverer, "KafkaCheck", counted)
-    _, found = json_of("describe", *(one.name for one in left), "--url", url)
+    _, found = scene.json("describe", *(one.name for one in left), *scene.at)
     assert [one["database"]["decision"] for one in found["transactions"]] == ["commit"] * 3
     assert len(looks) == 1
-    _, found = called_json("stuck", "--longer-than", "0", "--url", url)
+    _, found = scene.json("stuck", "--longer-than", "0", *scene.at)
     decided = {one["topic"]: one["database"]["decision"] for one in found["stuck"] if one["topic"] in {o.topic for o in left}}
     assert decided == {one.topic: "commit" for one in left}
     assert len(looks) == 2
 
 
-def test_what_kafka_knows_is_shown_without_the_database(opened: str, json_of: JsonOf, run: Run, tmp_path: Path) -> None:
+def test_what_kafka_knows_is_shown_without_the_database(scene: Scene, opened: str, tmp_path: Path) -> None:
     empty = f"sqlite:///{tmp_path}/empty.db"
-    code, found = json_of("describe", opened, "--url", empty)
+    code, found = scene.json("describe", opened, "--url", empty)
     (one,) = found["transactions"]
     assert (code, one["state"], one["database"]["error"]["kind"]) == (1, "Ongoing", "StateTableMissingError")
-    code, out, err = run("describe", opened, "--url", empty)
-    assert code == 1
-    assert "Ongoing" in out
-    assert "dualwrite db upgrade" in err
+    code, out, err = scene.run("describe", opened, "--url", empty)
+    assert (code, "Ongoing" in out, "dualwrite db upgrade" in err) == (1, True, True)
 
 
 # --- describe-producers -----------------------------------------------------------------------------------------------------
 
 
-def test_describe_producers(opened: str, run: Run, json_of: JsonOf, new_name: NewName) -> None:
-    code, out, err = run("describe-producers", "--topic", opened, "--partition", "0", "--broker-id", "1")
-    assert (code, err) == (0, "")
-    headings, row = rows(out)
-    assert headings[:4] == ["Partition", "ProducerId", "ProducerEpoch", "StartOffset"]
-    assert (row[0], row[2:4]) == ("0", ["0", "0"])
-    code, found = json_of("describe-producers", "--topic", opened)
+def test_describe_producers(scene: Scene, opened: str) -> None:
+    code, found = scene.json("describe-producers", "--topic", opened, "--partition", "0", "--broker-id", "1")
     (one,) = found["partitions"]
     (producer,) = one["producers"]
-    assert (code, producer["transaction_start_offset"], str(producer["producer_id"])) == (0, 0, row[1])
+    assert (code, one["partition"], producer["producer_epoch"], producer["transaction_start_offset"]) == (0, 0, 0, 0)
     assert producer["age_ms"] >= HOUR_MS
-    missing = new_name("missing")
-    code, found = json_of("describe-producers", "--topic", missing)
+    missing = scene.new_name("missing")
+    code, found = scene.json("describe-producers", "--topic", missing)
     assert (code, found["complete"], found["partitions"][0]["error"]["code"]) == (1, False, "UNKNOWN_TOPIC_OR_PARTITION")
-    code, out, err = run("describe-producers", "--topic", missing)
+    code, out, err = scene.run("describe-producers", "--topic", missing)
     assert (code, out) == (1, "")
     assert f"There is no topic '{missing}'" in err
 
 
-def test_an_unreachable_broker(opened: str, run: Run) -> None:
+def test_an_unreachable_broker(scene: Scene, opened: str) -> None:
     """Not an empty answer."""
     for command in ("describe-producers", "find-hanging"):
-        code, out, err = run(command, "--topic", opened, "--broker", "9")
+        code, out, err = scene.run(command, "--topic", opened, "--broker", "9")
         assert (code, out) == (2, "")
         assert "There is no broker 9." in err
         assert "choose one of the brokers 1" in err
@@ -202,26 +147,21 @@ def test_an_unreachable_broker(opened: str, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_find_hanging(opened: str, hanging: str, run: Run, json_of: JsonOf) -> None:
-    code, out, err = run("find-hanging", "--topic", hanging)
-    assert (code, err) == (1, "")
-    headings, row, _ = rows(out)
-    assert headings[:4] == ["Topic", "Partition", "ProducerId", "ProducerEpoch"]
-    assert row[:5] == [hanging, "0", "4000000", "0", "0"]
-    assert out.splitlines()[1].rstrip().endswith("no coordinator knows its producer id")
-    assert out.splitlines()[2] == "Searched 1 partition with 1 open transaction; examined those older than 1200 s."
-    code, found = json_of("find-hanging", "--broker", "1", "--max-transaction-timeout", "15")
+def test_find_hanging(scene: Scene, opened: str) -> None:
+    hanging = scene.hang()
+    code, found = scene.json("find-hanging", "--broker", "1", "--max-transaction-timeout", "15")
     assert (code, found["complete"], found["limit_ms"]) == (1, True, 900_000)
     by_topic = {one["topic"]: one for one in found["hanging"]}
     assert opened not in by_topic
-    assert (by_topic[hanging]["reason"], by_topic[hanging]["transaction_start_offset"]) == ("UNKNOWN_PRODUCER", 0)
-    code, out, err = run("find-hanging", "--topic", opened)
+    found = by_topic[hanging]
+    assert (found["reason"], found["producer_id"], found["transaction_start_offset"]) == ("UNKNOWN_PRODUCER", PRODUCER_ID, 0)
+    code, out, err = scene.run("find-hanging", "--topic", opened)
     assert (code, err) == (0, "")
     assert out.startswith("No hanging transaction was found.\nSearched 1 partition with 1 open transaction")
 
 
-def test_find_hanging_in_a_missing_topic_or_broker(json_of: JsonOf, new_name: NewName) -> None:
-    code, found = json_of("find-hanging", "--topic", new_name("missing"))
+def test_find_hanging_in_a_missing_topic(scene: Scene) -> None:
+    code, found = scene.json("find-hanging", "--topic", scene.new_name("missing"))
     assert (code, found["complete"], found["hanging"]) == (1, False, [])
     assert found["unreadable"][0]["error"]["kind"] == "UnknownTopicError"
 
@@ -229,19 +169,19 @@ def test_find_hanging_in_a_missing_topic_or_broker(json_of: JsonOf, new_name: Ne
 # --- as with Apache's tool --------------------------------------------------------------------------------------------------
 
 
-def test_apaches_command_line(opened: str, run: Run, trusting_broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apaches_command_line(scene: Scene, opened: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
-    before = ("--bootstrap-server", trusting_broker.bootstrap_servers)
-    assert opened in run(*before, "list", "--transactional-id-pattern", opened)[1]
-    assert opened in run(*before, "--json", "describe", "--transactional-id", opened)[1]
-    code, _, err = run("--yes", *before, "--without-database", "force-terminate", "no-such-id")
-    assert (code, "does not know this transactional id" in err) == (1, True)
-    code, out, _ = run(*before, "list", "--pattern", opened, "--duration-filter", "3600000")
+    before = ("--bootstrap-server", scene.servers)
+    assert opened in scene.run(*before, "list", "--transactional-id-pattern", opened)[1]
+    assert opened in scene.run(*before, "--json", "describe", "--transactional-id", opened)[1]
+    err = scene.refused(1, "--yes", *before, "--without-database", "force-terminate", "no-such-id")
+    assert "does not know this transactional id" in err
+    code, out, _ = scene.run(*before, "list", "--pattern", opened, "--duration-filter", "3600000")
     assert (code, out) == (0, "No transactional id was found.\n")
-    assert opened in run(*before, "list", "--pattern", opened, "--duration-filter", "-1")[1]
+    assert opened in scene.run(*before, "list", "--pattern", opened, "--duration-filter", "-1")[1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "ours"),
     [
         ("--bootstrap-server x list --state y", "list --bootstrap-server x --state y"),
@@ -260,7 +200,7 @@ def test_options_before_the_command(given: str, ours: str) -> None:
 # --- usage ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (["list", "--state", "Opened"], "'Opened' is not a transaction state"),
@@ -271,45 +211,47 @@ def test_options_before_the_command(given: str, ours: str) -> None:
         (["find-hanging", "--broker", "9"], "There is no broker 9."),
     ],
 )
-def test_wrong_usage_and_an_unreachable_cluster_end_with_2(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments)
+def test_wrong_usage_and_an_unreachable_cluster_end_with_2(scene: Scene, arguments: list[str], message: str) -> None:
+    code, out, err = scene.run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
-    code, out, err = run(*arguments, "--json")
-    assert code == 2
-    assert message in err
+    code, out, err = scene.run(*arguments, "--json")
+    assert (code, message in err) == (2, True)
     document = json.loads(out)
     json_pages.check_error(document)
     assert message.split("'", maxsplit=1)[0] in document["error"]["message"]
 
 
-@pytest.mark.parametrize("arguments", [["transactions", "describe", "id"], ["transactions", "list"], ["stuck"], ["watch"]])
+@table("command", ["transactions describe id", "transactions list", "stuck"])
 def test_an_invalid_setting_of_the_environment_is_a_usage_error(
-    called: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    scene: Scene, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUALWRITE_TIMEOUT_CLAIM", "soon")
-    code, out, err = called(*arguments)
-    if arguments != ["watch"]:  # which has no terminal here
-        assert "DUALWRITE_TIMEOUT_CLAIM" in err
+    code, out, err = scene.call(*command.split())
     assert (code, out) == (2, "")
+    assert "DUALWRITE_TIMEOUT_CLAIM" in err
 
 
-def test_a_refusal_with_json_is_a_document(opened: str, run: Run) -> None:
-    code, out, err = run("abort", "--topic", opened, "--partition", "0", "--start-offset", "0", "--yes", "--json")
+def test_a_refusal_with_json_is_a_document(scene: Scene, opened: str) -> None:
+    code, out, err = scene.run("abort", "--topic", opened, "--partition", "0", "--start-offset", "0", "--yes", "--json")
     document = json.loads(out)
     json_pages.check_error(document)
     assert (code, document["error"]["kind"]) == (1, "RepairRefusedError")
-    code, out, err = run("force-terminate", opened, "--json")
+    code, out, err = scene.run("force-terminate", opened, "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (2, "UsageError")
     assert "add --yes" in err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["list", "describe", "describe-producers", "find-hanging"])
-def test_every_documented_field_is_present(opened: str, hanging: str, run: Run, command: str) -> None:
+def test_every_documented_field_is_present(scene: Scene, opened: str) -> None:
     """Those of errors and the database are compared above, of brokers that are down and of missing ACLs in tests/kafka."""
-    arguments = {"describe": [opened], "describe-producers": ["--topic", opened], "find-hanging": ["--topic", hanging]}
-    seen = json_pages.check(command, json.loads(run(command, *arguments.get(command, []), "--json")[1]))
-    always = {path for path, (_, may_be_null) in json_pages.schema_of(command).items() if not may_be_null}
     elsewhere = re.compile(r"problems|hidden|undecided|unreadable|.*(error|database)\b")
-    assert [path for path in always - seen if not elsewhere.match(path)] == []
+    for arguments in (
+        ("list",),
+        ("describe", opened),
+        ("describe-producers", "--topic", opened),
+        ("find-hanging", "--topic", scene.hang()),
+    ):
+        seen = json_pages.check(arguments[0], json.loads(scene.run(*arguments, "--json")[1]))
+        always = {path for path, (_, may_be_null) in json_pages.schema_of(arguments[0]).items() if not may_be_null}
+        assert [path for path in always - seen if not elsewhere.match(path)] == []

@@ -77,8 +77,8 @@ class Killed:
         first = self._scenes[0]
         ids = [[name, number] for name, number in self._next.items()]
         self._process = ForkedProcess(
-            "crash.load_worker",
-            [first.url, first.bootstrap, json.dumps(ids)],
+            "crash.worker",
+            ["load", first.url, first.bootstrap, json.dumps(ids)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

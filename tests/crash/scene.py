@@ -21,9 +21,10 @@ import sqlalchemy as sa
 import dualwrite
 from crash import worker
 from crash.events import Events, SqlEvents
+from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.state import TransactionDescription
+from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import StateRow
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.testing.topics import read_committed
@@ -41,6 +42,7 @@ class Worker:
             arguments,
             failpoints=failpoints,
             environment={**os.environ, **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -65,23 +67,35 @@ class Worker:
         assert self.process.stderr is not None
         self._errors.extend(self.process.stderr)
 
+    def tell(self, line: str) -> None:
+        """Send a line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def next_line(self, what: str = "a line") -> str | None:
+        """Wait for the next line; None when it has ended."""
+        return take(self._new, what)
+
     def wait_for(self, prefix: str) -> str:
         """Wait for a line that begins with `prefix`."""
         while True:
-            line = take(self._new, prefix)
+            line = self.next_line(prefix)
             assert line is not None, f"ended before it said {prefix!r}: {self.lines} {''.join(self._errors)[-2000:]}"
             if line.startswith(prefix):
                 return line
 
-    def wait_until_stopped(self) -> None:
-        """Wait until the process is stopped by SIGSTOP."""
+    def wait_until_stopped(self, *, or_says: bool = False) -> bool:
+        """Wait until the process is stopped by SIGSTOP, or has said something else; whether it is stopped."""
         status = Path(f"/proc/{self.process.pid}/status")
 
-        def stopped() -> bool:
+        def stopped() -> str | None:
+            if or_says and not self._new.empty():
+                return "says"
             assert self.process.poll() is None, f"ended instead: {self.lines} {self.errors[-2000:]}"
-            return "State:\tT" in status.read_text()
+            return "is stopped" if "State:\tT" in status.read_text() else None
 
-        until(stopped, lambda: f"it is stopped: {self.lines} {self.errors[-2000:]}", pause=0.01)
+        return until(stopped, lambda: f"it is stopped: {self.lines} {self.errors[-2000:]}", pause=0.01) == "is stopped"
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -96,7 +110,7 @@ class Worker:
                 self.process.wait()
             for thread in self._threads:
                 thread.join(LIMIT)
-            for stream in (self.process.stdout, self.process.stderr):
+            for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if stream is not None:
                     stream.close()
         return code
@@ -185,19 +199,26 @@ class Scene:
         where = [self.url, self.bootstrap, self.transactional_id]
         return Worker(["recover", *where, *self._extra()], failpoints, **environment)
 
-    def recover(self) -> dict[str, Any]:
+    def recover(self, timeouts: dualwrite.Timeouts | None = None) -> dict[str, Any]:
         """Recover in this process with separate connections; return the report as a recovering process prints it."""
-        report = dualwrite.recover(
-            self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=worker.timeouts()
-        )
+        limits = timeouts or worker.timeouts()
+        report = dualwrite.recover(self.events.database, kafka=self.settings, ids=[self.transactional_id], timeouts=limits)
         return worker.as_json(report)
+
+    def connect(self, database: Any = None, **changes: Any) -> dualwrite.DualWriter:
+        """An open writer in this process; by default with time limits that don't expire."""
+        options = {"transactional_id": self.transactional_id, "timeouts": worker.timeouts(), **changes}
+        return dualwrite.connect(self.events.database if database is None else database, kafka=self.settings, **options)
+
+    def event(self, writer: dualwrite.DualWriter, *numbers: int) -> None:
+        """Write events with a writer of this process, each in its own transaction."""
+        for number in numbers:
+            worker.write_event(writer, self.topic, number)
 
     def write_here(self, number: int) -> None:
         """Open a writer in this process, write one event, close it."""
-        with dualwrite.connect(
-            self.events.database, kafka=self.settings, transactional_id=self.transactional_id, timeouts=worker.timeouts()
-        ) as writer:
-            worker.write_event(writer, self.topic, number)
+        with self.connect() as writer:
+            self.event(writer, number)
 
     def recover_twice_at_once(self) -> list[dict[str, Any]]:
         """Recover in two processes at once, or one after another if only one can open the database; return both reports."""
@@ -223,6 +244,28 @@ class Scene:
         assert found is not None
         return found
 
+    def unfinished(self) -> list[str]:
+        """The Kafka ids with an open transaction, once those that are being ended have their markers."""
+
+        listed: list[ListedTransaction] = []
+
+        def none_is_ending() -> bool:
+            listed[:] = coordinator.list_transactions(self.transactional_id)
+            return not any(found.status.is_ending for found in listed)
+
+        with self.coordinator() as coordinator:
+            until(none_is_ending, lambda: f"the markers of {listed}", pause=0.01)
+        return [found.kafka_transactional_id for found in listed if found.status is TransactionStatus.ONGOING]
+
+    def wait_until_unfinished(self) -> None:
+        """Wait until Kafka knows the transaction of the current block: the producers send in the background."""
+        until(self.unfinished, f"a transaction of {self.transactional_id}, of which Kafka has heard", pause=0.01)
+
+    def assert_resolved(self) -> None:
+        """Check that nothing is left to recover; no writer may be open."""
+        report = self.recover()
+        assert (report["error"], report["outcomes"], report["unacknowledged"]) == (None, [], [])
+
     def rows(self) -> list[int]:
         """The numbers in the database."""
         return self.events.numbers(self.transactional_id)
@@ -241,6 +284,12 @@ class Scene:
         assert Counter(rows) == Counter(messages), f"database {rows}, topic {messages}"
         assert len(set(rows)) == len(rows), f"duplicates: {rows}"
         return rows
+
+    def assert_continues(self, there: list[int], number: int) -> None:
+        """Check that both sides have these events, and that a writer that opens now writes another one."""
+        assert self.agree() == there
+        self.write_here(number)
+        assert self.agree() == [*there, number]
 
 
 def report_of(worker: Worker) -> dict[str, Any]:

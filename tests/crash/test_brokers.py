@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 
-import dualwrite
 from crash.cases import PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
-from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
@@ -21,7 +18,7 @@ from dualwrite.testing import failpoints
 from fixtures.broker import make_topic
 from fixtures.foreign import foreign
 from fixtures.leaders import coordinator_of
-from fixtures.pace import LIMIT, done, until
+from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
@@ -77,55 +74,18 @@ def test_a_writer_continues_while_a_broker_fails(
     make_topic(three_brokers, scene.topic)
     mend: list[Callable[[], None]] = []
     try:
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-            write_event(writer, scene.topic, 1)
+        with scene.connect() as writer:
+            scene.event(writer, 1)
             once = failpoints.only_at(1, lambda: mend.append(trouble(three_brokers, scene)))
             with failpoints.armed(MOMENTS[moment], once):
-                write_event(writer, scene.topic, 2)
+                scene.event(writer, 2)
             assert mend
             for number in range(3, 8):
-                write_event(writer, scene.topic, number)
+                scene.event(writer, number)
     finally:
         for start in mend:
             start()
     assert scene.agree() == [1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.soak  # each of these kills alone: above; at random, under a pool: tests/pool/test_pool_soak.py
-@pytest.mark.parametrize("producer", PRODUCERS, indirect=True)
-def test_brokers_killed_one_after_another_under_a_stream_of_transactions(
-    databases: Databases, three_brokers: DevCluster, writer_thread: ThreadPoolExecutor, producer: str
-) -> None:
-    scene = databases.scene("sqlite", three_brokers)
-    make_topic(three_brokers, scene.topic, partitions=3)
-    stop = False
-    number = 0
-
-    def stream() -> int:
-        nonlocal number
-        with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-            while not stop:
-                write_event(writer, scene.topic, number + 1)
-                number += 1
-        return number
-
-    running = writer_thread.submit(stream)
-
-    def goes_on() -> None:
-        before = number
-        until(lambda: running.done() or number > before, lambda: f"{number} transactions")
-
-    try:
-        goes_on()
-        for node in (1, 2, 3):
-            three_brokers.kill(node)
-            three_brokers.start(node)
-            goes_on()
-    finally:
-        stop = True
-    written = done(running)
-    assert written > 3
-    assert scene.agree() == list(range(1, written + 1))
 
 
 def leader_of(servers: str, topic: str) -> int:

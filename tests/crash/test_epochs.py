@@ -18,14 +18,12 @@ import dualwrite
 from crash.databases import Databases
 from crash.epochs import set_epochs
 from crash.scene import Scene, report_of
-from crash.worker import write_event
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import started, wait_for_markers
 from fixtures.pace import LIMIT
 
@@ -55,21 +53,19 @@ def scenes(databases: Databases, cluster: DevCluster) -> dict[int, list[Scene]]:
         for scene in itertools.chain.from_iterable(made.values()):
             scene.write_here(1)
         wait_for_markers(cluster.bootstrap_servers)
-        set_epochs(cluster, {kafka_id(scene): epoch for epoch in made for scene in made[epoch]})
+        set_epochs(cluster, {scene.kafka_id(): epoch for epoch in made for scene in made[epoch]})
         for epoch, those in made.items():
-            assert {described(scene).epoch for scene in those} == {epoch}
+            assert {scene.described().epoch for scene in those} == {epoch}
     return made
 
 
 def crashed_at_epoch(scene: Scene, epoch: int, point: str) -> PreparedTxnState | None:
     """Kill a writer in its next transaction, which has this epoch: opening uses one epoch, the transaction the next."""
-    assert described(scene).epoch == epoch - 1
+    assert scene.described().epoch == epoch - 1
     environment = {"USE_LAST_EPOCH": "1"} if epoch == LAST_EPOCH else {}
     worker = scene.write(2, 2, f"{point}=kill", **environment)
-    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-    row = SqlStateStore(scene.engine).read(scene.transactional_id)
-    assert row is not None
-    return row.prepared_state
+    worker.killed()
+    return scene.row().prepared_state
 
 
 @pytest.mark.parametrize(
@@ -86,32 +82,25 @@ def test_a_transaction_that_the_database_committed(
     assert state.epoch == epoch
     report = scene.recover()
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([outcome], [], None)
-    assert scene.agree() == [1, 2]
-    scene.write_here(3)
-    assert scene.agree() == [1, 2, 3]
+    scene.assert_continues([1, 2], 3)
 
 
 @pytest.mark.parametrize("point", ["recover_after_end_txn", "recover_after_resolution"])
 def test_a_recovery_that_dies_right_at_the_change_is_finished_by_proof(scenes: dict[int, list[Scene]], point: str) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
     crashed_at_epoch(scene, LAST_EPOCH, "after_db_commit")
-    dying = scene.recovery(f"{point}=kill")
-    assert dying.end() == -9
+    scene.recovery(f"{point}=kill").killed()
     report = report_of(scene.recovery())
     expected = "ALREADY_COMMITTED" if point == "recover_after_end_txn" else "NOTHING"
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == ([expected], [], None)
-    assert scene.agree() == [1, 2]
-    scene.write_here(3)
-    assert scene.agree() == [1, 2, 3]
+    scene.assert_continues([1, 2], 3)
 
 
 def test_a_transaction_that_the_database_did_not_commit(scenes: dict[int, list[Scene]]) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
     crashed_at_epoch(scene, LAST_EPOCH, "after_prepare")
     assert scene.recover()["outcomes"] == ["ABORTED"]
-    assert scene.agree() == [1]
-    scene.write_here(3)
-    assert scene.agree() == [1, 3]
+    scene.assert_continues([1], 3)
 
 
 def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(
@@ -120,8 +109,8 @@ def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(
     """The transaction of the last epoch was rolled back, so the row still names the previous one, which committed."""
     monkeypatch.setattr("dualwrite.kafka.native.native_producer.LAST_EPOCH", LAST_EPOCH + 1)
     scene = scenes[LAST_EPOCH - 2].pop()
-    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-        write_event(writer, scene.topic, 2)
+    with scene.connect() as writer:
+        scene.event(writer, 2)
         roll_one_back(writer, scene)
         report = scene.recover()  # as after a crash: it takes the id from the writer
     assert (report["outcomes"], report["unacknowledged"], report["error"]) == (["ALREADY_COMMITTED"], [], None)
@@ -131,10 +120,10 @@ def test_a_stored_state_passed_before_the_change_is_not_reported_unverified(
 @pytest.mark.parametrize("point", ["after_prepare", "after_db_commit", "after_kafka_commit"])
 def test_a_writer_that_opens_on_the_last_epoch_uses_the_next_producer_id(scenes: dict[int, list[Scene]], point: str) -> None:
     scene = scenes[LAST_EPOCH - 1].pop()
-    old = described(scene).producer_id
+    old = scene.described().producer_id
     worker = scene.write(2, 2, f"{point}=kill")
-    assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-    assert described(scene).producer_id != old
+    worker.killed()
+    assert scene.described().producer_id != old
     assert scene.recover()["unacknowledged"] == []
     assert scene.agree() == ([1] if point == "after_prepare" else [1, 2])
 
@@ -142,7 +131,7 @@ def test_a_writer_that_opens_on_the_last_epoch_uses_the_next_producer_id(scenes:
 def test_a_writer_waits_for_a_change_in_progress(scenes: dict[int, list[Scene]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the markers are written the coordinator shows epoch 32767. A mock lengthens that: it takes a millisecond."""
     scene = scenes[LAST_EPOCH - 1].pop()
-    old = described(scene).producer_id
+    old = scene.described().producer_id
     describe = WireTransactionCoordinator.describe
     shown = []
 
@@ -158,33 +147,19 @@ def test_a_writer_waits_for_a_change_in_progress(scenes: dict[int, list[Scene]],
     monkeypatch.setattr(WireTransactionCoordinator, "describe", a_moment_before)
     scene.write_here(2)
     assert shown
-    assert described(scene).producer_id != old
+    assert scene.described().producer_id != old
     assert scene.agree() == [1, 2]
-
-
-def kafka_id(scene: Scene) -> str:
-    """The only id of the scene that Kafka knows."""
-    with scene.coordinator() as coordinator:
-        (found,) = coordinator.list_transactions(f"{scene.transactional_id}#")
-    return found.kafka_transactional_id
-
-
-def described(scene: Scene) -> TransactionDescription:
-    with scene.coordinator() as coordinator:
-        found = coordinator.describe(kafka_id(scene))
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("rolled_back", [0, 1, 2, 3])
 def test_a_writer_continues_over_the_change(scenes: dict[int, list[Scene]], rolled_back: int) -> None:
     scene = scenes[LAST_EPOCH - 3].pop()
-    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-        write_event(writer, scene.topic, 2)
+    with scene.connect() as writer:
+        scene.event(writer, 2)
         for _ in range(rolled_back):
             roll_one_back(writer, scene)
         for number in (3, 4, 5):
-            write_event(writer, scene.topic, number)
+            scene.event(writer, number)
             roll_one_back(writer, scene)
         report = scene.recover()
     assert report["outcomes"] in (["ALREADY_COMMITTED"], ["NOTHING"])
@@ -206,11 +181,10 @@ def test_every_transaction_around_the_change_crashes_and_is_recovered(scenes: di
     ids, numbers = set(), [1]
     for number in range(2, 7):
         worker = scene.write(number, 1, "after_db_commit=kill")
-        assert worker.end() == -9, f"{worker.lines} {worker.errors[-2000:]}"
-        row = SqlStateStore(scene.engine).read(scene.transactional_id)
-        assert row is not None
-        assert row.prepared_state is not None
-        ids.add(row.prepared_state.producer_id)
+        worker.killed()
+        state = scene.row().prepared_state
+        assert state is not None
+        ids.add(state.producer_id)
         assert scene.recover()["outcomes"] == ["COMMITTED"]
         numbers.append(number)
         assert scene.agree() == numbers
@@ -221,7 +195,7 @@ def test_every_transaction_around_the_change_crashes_and_is_recovered(scenes: di
 
 def spin(scene: Scene, until: int) -> int:
     """Commit transactions of one message on the writer's Kafka id until its epoch is `until`; return how many."""
-    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), kafka_id(scene), two_phase=True)
+    producer = NativeProducer(KafkaConfig.of(scene.bootstrap), scene.kafka_id(), two_phase=True)
     try:
         producer.init_transactions(timeout=LIMIT)
         written = 0

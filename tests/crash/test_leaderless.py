@@ -15,7 +15,6 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 import dualwrite
-from crash import worker
 from crash.cases import LEFT, PRODUCERS
 from crash.databases import Databases
 from crash.scene import Scene
@@ -86,8 +85,8 @@ def values(scene: Scene, isolation: str = "read_committed") -> list[bytes | None
 @pytest.mark.soak
 def test_a_topic_without_leader_is_read_when_the_leader_is_back(scene: Scene, forgetful: DevCluster) -> None:
     node = make_topics_apart(forgetful, scene)
-    with dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
-        worker.write_event(writer, scene.topic, 1)
+    with scene.connect() as writer:
+        scene.event(writer, 1)
     assert scene.agree() == [1]  # the marker is written, which this release would omit
     with (
         without_leader(forgetful, node, scene.topic),
@@ -158,16 +157,14 @@ def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: 
     node = make_topics_apart(forgetful, scene)
     with (
         ExitStack() as down,
-        dualwrite.connect(
-            scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id, timeouts=SHORT
-        ) as writer,
+        scene.connect(timeouts=SHORT) as writer,
     ):
         lose = failpoints.only_at(1, lambda: down.enter_context(without_leader(forgetful, node, scene.topic)))
         with failpoints.armed("after_db_commit", lose), pytest.raises(dualwrite.InDoubtTransactionError, match="no leader"):
-            worker.write_event(writer, scene.topic, 1)
+            scene.event(writer, 1)
         down.close()
         writer.reopen()
-        worker.write_event(writer, scene.topic, 2)
+        scene.event(writer, 2)
     assert scene.agree() == [1, 2]
 
 
@@ -196,10 +193,7 @@ def test_a_producer_and_recovery_wait_for_the_leader(forgetful: DevCluster, scen
                 end(limit(2))
             with pytest.raises(BrokerUnavailableError, match=f"Topic '{scene.topic}' can't be read"):
                 read_committed(scene.bootstrap, scene.topic, timeout=0.5)
-            report = dualwrite.recover(
-                scene.events.database, kafka=scene.settings, ids=[scene.transactional_id], timeouts=SHORT
-            )
-            assert f"{scene.topic}-0 has no leader" in str(worker.as_json(report)["error"])
+            assert f"{scene.topic}-0 has no leader" in scene.recover(SHORT)["error"]
         end(LIMIT)
         waiting.begin_transaction()
         waiting.send(alone.topic, b"second")

@@ -7,7 +7,7 @@ which leaves the database and Kafka no more than an exit would.
 The quick tier has one case of each database, and two with librdkafka. CI runs each step of a writer with the native producer
 on each database, and with librdkafka on PostgreSQL, and once on SQLite, which locks the whole database. It runs each step of
 recovery with PostgreSQL, and those that follow a change of the row with the other databases too: at the other steps the row is
-as it was one step before. `pytest -m soak` runs the rest.
+as it was one step before, and to roll back changes it like to commit. `pytest -m soak` runs the rest.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
         kept=[
             *product(["postgresql"], ["native"], LEFT, RECOVERY_STEPS),
             *product(["postgresql"], ["librdkafka"], LEFT, ["recover_after_end_txn", *OPENING_POINTS]),  # only opening uses it
-            *product(DATABASES, ["native"], LEFT, CHANGED_BY_RECOVERY),
+            *product(DATABASES, ["native"], ["after_db_commit"], CHANGED_BY_RECOVERY),
+            *product(DATABASES, ["native"], ["after_prepare"], ["recover_after_resolution"]),
         ],
         quick=[],
     ),

@@ -15,7 +15,6 @@ import pytest
 import dualwrite
 from crash.databases import Databases
 from crash.scene import InThread, Scene
-from crash.worker import write_event
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult
 from dualwrite.kafka.client.config import KafkaConfig
@@ -54,10 +53,6 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     return seen
 
 
-def opened(scene: Scene) -> dualwrite.DualWriter:
-    return dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id)
-
-
 def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction(scene: Scene, ended: Ended) -> None:
     """The zombie has described the id and decided; its EndTxn is sent after the successor has prepared and committed."""
 
@@ -66,7 +61,7 @@ def test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transacti
         worker.killed()
 
     with failpoints.armed("recover_after_decision", failpoints.only_at(1, overtake)), pytest.raises(dualwrite.FencedError):
-        opened(scene)
+        scene.connect()
     (_, commit, answer), *more = ended
     assert not commit
     assert not answer.proven  # a compare-and-set on the epoch that was described: the successor was faster
@@ -83,7 +78,7 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
     """
     go_on = threading.Event()
     successors: list[dualwrite.DualWriter] = []
-    opening = InThread(lambda: successors.append(opened(scene)))
+    opening = InThread(lambda: successors.append(scene.connect()))
     paused = threading.Event()
 
     def open_the_successor() -> None:
@@ -98,7 +93,7 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
         go_on.set()
         opening.result()
         for number in (2, 3):
-            write_event(successors[0], scene.topic, number)
+            scene.event(successors[0], number)
 
     with (
         failpoints.armed("recover_after_decision", failpoints.only_at(1, open_the_successor)),
@@ -106,12 +101,12 @@ def test_two_claimants_that_abort_the_same_epoch_get_the_same_answer_and_one_goe
         failpoints.armed("after_take_over", failpoints.only_at(1, let_it_write)),
         pytest.raises(dualwrite.FencedError),
     ):
-        opened(scene)
+        scene.connect()
     theirs, late = ended[:2]
     assert theirs[:2] == late[:2] == (theirs[0], False)
     assert theirs[2] == late[2]  # EndTxn v5 is idempotent: both get the same producer id and epoch to continue with
     assert late[2].proven
-    write_event(successors[0], scene.topic, 4)
+    scene.event(successors[0], 4)
     successors[0].close()
     assert scene.agree() == [1, 2, 3, 4]
 
@@ -142,13 +137,13 @@ def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases
     def create_all(self: WireTransactionCoordinator, *arguments: Any, **limit: Any) -> list[InitProducerIdResult]:
         if not successors:
             successors.append(None)  # type: ignore[arg-type]  # a mark: the one inside creates without delay
-            successors[0] = opened(scene)
+            successors[0] = scene.connect()
         return real(self, *arguments, **limit)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WireTransactionCoordinator, "create_all", create_all)
         with pytest.raises(dualwrite.FencedError):
-            opened(scene)
+            scene.connect()
     with successors[0] as successor:
-        write_event(successor, scene.topic, 1)
+        scene.event(successor, 1)
     assert scene.agree() == [1]

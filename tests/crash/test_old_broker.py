@@ -39,9 +39,7 @@ def test_a_crash_and_a_crash_of_its_recovery_leave_both_sides_alike(
     assert dead.end() in (-9, 0), dead.errors  # 0 if it is not reached: EndTxn is sent only to commit (rule FA)
     report = scene.recover()
     assert (report["error"], report["unacknowledged"]) == (None, [])
-    assert scene.agree() == expected
-    scene.write_here(9)
-    assert scene.agree() == [*expected, 9]
+    scene.assert_continues(expected, 9)
 
 
 def test_a_zombie_is_fenced(databases: Databases, broker_3_9: DevCluster) -> None:

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from crash.cases import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT
 from crash.databases import DATABASES, Databases
-from crash.scene import Scene
+from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
-from fixtures.fork_server import ForkedProcess
-from fixtures.pace import LIMIT, ended, until
+from fixtures.pace import LIMIT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("native")]
 
@@ -44,25 +39,21 @@ REFUSED_TO_OPEN = frozenset({"ClaimTimeoutError", "FencedError", "StoreUnavailab
 POINTS = [*BEFORE_COMMIT_POINT, *PAST_COMMIT_POINT]
 
 
-@dataclass
 class Actor:
-    """One process, its scene, and what it is doing."""
+    """A process that executes one command after another, its scene, and what it is doing."""
 
-    scene: Scene
-    process: ForkedProcess
-    is_open: bool = False
-    paused_with: int | None = None
-    """The event that it was writing when it was stopped."""
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.worker = Worker([scene.url, scene.bootstrap], module="crash.actor")
+        self.is_open = False
+        self.paused_with: int | None = None  # the event that it was writing when it was stopped
 
     def tell(self, **command: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
+        self.worker.tell(json.dumps(command))
 
     def answer(self) -> dict[str, Any] | None:
         """Its answer, or None where it died."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.worker.next_line("an answer")
         return json.loads(line) if line else None
 
     def ask(self, **command: Any) -> dict[str, Any]:
@@ -70,25 +61,6 @@ class Actor:
         answer = self.answer()
         assert answer is not None, f"it died of {command}"
         return answer
-
-    def stops(self) -> bool:
-        """Wait until it is stopped, or has answered before reaching that point."""
-        assert self.process.stdout is not None
-        output, status = self.process.stdout, Path(f"/proc/{self.process.pid}/status")
-
-        def what() -> str | None:
-            if select.select([output], [], [], 0)[0]:
-                return "answered"
-            return "stopped" if "State:\tT" in status.read_text() else None
-
-        return until(what, "it answers or stops", pause=0.005) == "stopped"
-
-    def kill(self) -> None:
-        self.process.kill()
-        ended(self.process)
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
 
 
 @dataclass
@@ -131,7 +103,7 @@ class Promise(RuleBasedStateMachine):
         return [actor for actor in self.actors if actor.paused_with is not None]
 
     def gone(self, actor: Actor) -> None:
-        actor.kill()
+        actor.worker.kill()
         self.actors.remove(actor)
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -139,9 +111,7 @@ class Promise(RuleBasedStateMachine):
     @precondition(lambda self: len(self.actors) < (1 if self.one_process else 3))
     @rule(which=st.sampled_from([0, 0, 0, 1]))
     def start(self, which: int) -> None:
-        scene = self.scenes[which]
-        process = ForkedProcess("crash.actor", [scene.url, scene.bootstrap], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.actors.append(Actor(scene, process))
+        self.actors.append(Actor(self.scenes[which]))
         self.open(self.actors[-1])
 
     @precondition(lambda self: self.awake())
@@ -181,7 +151,7 @@ class Promise(RuleBasedStateMachine):
         actor = data.draw(st.sampled_from(self.ready()))
         number = self.next_number(actor)
         actor.tell(do="write", number=number, at=at, action="stop")
-        if actor.stops():
+        if actor.worker.wait_until_stopped(or_says=True):
             actor.paused_with = number
         else:
             self.hear(actor, number)
@@ -192,7 +162,7 @@ class Promise(RuleBasedStateMachine):
         actor = data.draw(st.sampled_from(self.paused()))
         number, actor.paused_with = actor.paused_with, None
         assert number is not None
-        actor.process.send_signal(signal.SIGCONT)
+        actor.worker.resume()
         self.hear(actor, number)
 
     @precondition(lambda self: self.actors)

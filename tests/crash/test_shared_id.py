@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +14,6 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 import dualwrite
-from crash import worker
 from crash.cases import crash_writer
 from crash.databases import DATABASES, Databases
 from crash.events import events_at
@@ -51,9 +49,7 @@ def test_opening_an_id_in_another_database_aborts_nothing(
     production = databases.scene(database, broker)
     staging = replace(databases.scene("sqlite", broker), transactional_id=production.transactional_id)
     crash_writer(production, "after_db_commit")
-    with dualwrite.connect(
-        staging.events.database, kafka=staging.settings, transactional_id=staging.transactional_id
-    ) as writer:
+    with staging.connect() as writer:
         assert [found.outcome.value for found in writer.recovery_report] == []
     assert production.recover()["outcomes"] == ["COMMITTED"]
     assert production.agree() == [1, 2]
@@ -101,7 +97,7 @@ def test_a_block_that_changes_search_path_does_not_change_where_its_state_is_rec
     with scene.engine.begin() as connection:
         connection.exec_driver_sql(_TENANT)
     migration.upgrade(scene.url, schema="tenant")
-    dualwrite.connect(scene.url, kafka=scene.settings, transactional_id=scene.transactional_id, schema="tenant").close()
+    scene.connect(scene.url, schema="tenant").close()
     with dualwrite.SqlStateStore.from_url(scene.url, schema="tenant") as store:
         before = store.read(scene.transactional_id)
         crash_writer(scene, "after_db_commit")
@@ -113,7 +109,7 @@ def test_a_block_that_changes_search_path_does_not_change_where_its_state_is_rec
 @native
 def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, broker: DevCluster) -> None:
     scene = replace(databases.scene("sqlite", broker), transactional_id="w" * 255)
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+    with scene.connect() as writer:
         with writer.transaction() as tx:
             tx.send("longest", "1")
         row = scene.row()
@@ -186,19 +182,16 @@ def test_a_renamed_file_is_used_with_a_warning(original: Scene, tmp_path: Path, 
 
 def assert_it_asks_what_it_is(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """Check that every opening and doctor report it, until `keep-store-id`."""
-    opened = partial(
-        dualwrite.connect, scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id, lanes=2
-    )
     for _ in range(2):
         caplog.clear()
-        opened().close()
+        scene.connect(lanes=2).close()
         assert caplog.text.count("keep-store-id") == 1, caplog.text
         (finding,) = (f for f in examine(dualwrite.Settings(database_url=scene.url)).findings if "store-id" in str(f.change))
         assert (finding.severity, "may be a copy" in finding.what) == (Severity.WEAK, True)
     kept = CliRunner().invoke(db.app, ["keep-store-id", "--url", scene.url, "--yes"])
     assert kept.exit_code == 0, kept.output
     caplog.clear()
-    opened().close()
+    scene.connect(lanes=2).close()
     assert "store-id" not in caplog.text
     assert not [f for f in examine(dualwrite.Settings(database_url=scene.url)).findings if "store-id" in str(f.change)]
 
@@ -312,7 +305,7 @@ def test_transactions_found_open_during_a_takeover_are_reported_aborted(
     assert not row.unresolved_generations
     kafka_id = row.kafka_id(row.generation + (producer == "librdkafka"))  # which it is about to acquire
     foreign(scene, kafka_id)
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+    with scene.connect() as writer:
         assert [found.outcome.value for found in writer.recovery_report] == ["ABORTED"]
         with scene.coordinator() as coordinator:
             described = coordinator.describe(kafka_id)
@@ -326,10 +319,10 @@ def test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy(
     databases: Databases, broker: DevCluster, producer: str, foreign: Callable[[Scene, str], NativeProducer]
 ) -> None:
     scene = databases.scene("sqlite", broker)
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+    with scene.connect() as writer:
         row = scene.row()
         foreign(scene, row.kafka_id(row.generation))
         with pytest.raises(dualwrite.ProducerFencedError, match=r"copy of the database.*new-store-id"):
-            worker.write_event(writer, scene.topic, 1)
-        worker.write_event(writer, scene.topic, 2)
+            scene.event(writer, 1)
+        scene.event(writer, 2)
     assert scene.agree() == [2]

@@ -99,17 +99,6 @@ def left(databases: Databases, prompt_broker: DevCluster) -> Iterator[Callable[[
                 leaving.result().worker.kill()
 
 
-def connected(scene: Scene, **more: str) -> dualwrite.DualWriter:
-    kafka = {"bootstrap.servers": scene.bootstrap, **SHORT}
-    return dualwrite.connect(
-        scene.engine,
-        kafka=kafka,
-        transactional_id=scene.transactional_id,
-        timeouts=QUICK,
-        **more,  # type: ignore[arg-type]
-    )
-
-
 def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowledged(
     left: Callable[[str, str], Left], producer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +110,7 @@ def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowle
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
 
     with pytest.raises(dualwrite.LostTransactionError, match="lost") as caught:
-        connected(scene)
+        scene.connect(timeouts=QUICK)
     assert (caught.value.transactional_id, caught.value.state) == (scene.transactional_id, state)
 
     where = ["--url", scene.url, "--kafka", scene.bootstrap, "--id", scene.transactional_id, "--yes"]
@@ -129,16 +118,16 @@ def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowle
     assert "LOST" in capsys.readouterr().out
     assert main(["recover", *where, "--acknowledge"]) == 0
     assert main(["recover", *where]) == 0
-    with connected(scene) as writer:
+    with scene.connect(timeouts=QUICK) as writer:
         assert writer.recovery_report.ok
 
 
 def test_a_writer_may_continue_with_lost_transactions_reported(left: Callable[[str, str], Left], producer: str) -> None:
     scene = left(producer, "may go on").wait_until_timed_out()
-    with connected(scene, on_lost="report") as writer:
+    with scene.connect(timeouts=QUICK, on_lost="report") as writer:
         ((_, lost),) = writer.recovery_report.unacknowledged
         assert lost.kind.value == "LOST"
-    with connected(scene, on_lost="report") as writer:
+    with scene.connect(timeouts=QUICK, on_lost="report") as writer:
         assert len(writer.recovery_report.unacknowledged) == 1
 
 
@@ -183,10 +172,13 @@ def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sid
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
 def test_a_block_that_exceeds_the_timeout_is_rolled_back_on_both_sides(scene: Scene) -> None:
-    with connected(scene) as writer:
-        with pytest.raises(dualwrite.TransactionTimeoutError) as caught:
-            send_slowly(scene, writer)
-        assert caught.value.timeout == TIMEOUT
+    seconds = float(math.ceil(limit(2)))
+    scene.kafka = {"transaction.timeout.ms": int(seconds * 1000)}
+    with scene.connect(timeouts=QUICK) as writer:
+        with pytest.raises(dualwrite.TransactionTimeoutError) as caught, writer.transaction() as tx:  # noqa: PT012
+            tx.send(scene.topic, "1")
+            time.sleep(seconds - 0.75 * reserve_for(seconds))  # into the time that is reserved for committing
+        assert caught.value.timeout == seconds
         assert caught.value.retriable
         with writer.transaction() as tx:
             tx.send(scene.topic, "2")
@@ -203,7 +195,7 @@ def test_a_block_that_is_suspended_past_the_timeout_is_rolled_back_on_both_sides
     def after_suspend(clock: int) -> float:
         return clock_gettime(clock) + (TIMEOUT if clock == time.CLOCK_BOOTTIME else 0)
 
-    with connected(scene) as writer:
+    with scene.connect(timeouts=QUICK) as writer:
         with pytest.raises(dualwrite.TransactionTimeoutError), writer.transaction() as tx:  # noqa: PT012
             scene.events.write(tx.db, scene.transactional_id, 1)
             tx.send(scene.topic, "1")
@@ -212,9 +204,3 @@ def test_a_block_that_is_suspended_past_the_timeout_is_rolled_back_on_both_sides
             scene.events.write(tx.db, scene.transactional_id, 2)
             tx.send(scene.topic, "2")
     assert scene.agree() == [2]
-
-
-def send_slowly(scene: Scene, writer: dualwrite.DualWriter) -> None:
-    with writer.transaction() as tx:
-        tx.send(scene.topic, "1")
-        time.sleep(TIMEOUT - 0.75 * reserve_for(TIMEOUT))  # into the time that is reserved for committing

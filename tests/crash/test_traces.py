@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -20,7 +19,6 @@ from crash.cases import LEFT
 from crash.databases import Databases
 from crash.retention import delete_records
 from crash.scene import InThread, Scene
-from crash.worker import timeouts, write_event
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import ProducerFactory
@@ -45,20 +43,6 @@ def scene(request: pytest.FixtureRequest, variant: str, databases: Databases, on
     """On one lane: the traces are about one id."""
     cluster: DevCluster = request.getfixturevalue("broker_v4" if variant == "v4" else "broker")
     return databases.scene("postgresql", cluster)
-
-
-def opened(scene: Scene, **more: Any) -> dualwrite.DualWriter:
-    return dualwrite.connect(
-        scene.engine,
-        kafka=scene.bootstrap,
-        transactional_id=scene.transactional_id,
-        timeouts=timeouts(),
-        **more,
-    )
-
-
-def write(scene: Scene, writer: dualwrite.DualWriter, number: int) -> None:
-    write_event(writer, scene.topic, number)
 
 
 def recovered(scene: Scene) -> dualwrite.IdReport:
@@ -94,8 +78,8 @@ def test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transac
     overtaken = [1] if left == "after_db_commit" else []
 
     def overtake() -> None:
-        with opened(scene) as successor:
-            write(scene, successor, 2)
+        with scene.connect() as successor:
+            scene.event(successor, 2)
         killed_at(scene, 3, "after_db_commit")  # prepared, committed by the database, not yet by Kafka
 
     with failpoints.armed(point, failpoints.only_at(1, overtake)):
@@ -110,8 +94,8 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
 ) -> None:
     """The writer's own EndTxn overtakes recovery's. If one is v4 and the next v5, the second answers 48, INVALID_TXN_STATE."""
     described, committed = threading.Event(), threading.Event()
-    with opened(scene) as writer:
-        one = InThread(lambda: write(scene, writer, 1))
+    with scene.connect() as writer:
+        one = InThread(lambda: scene.event(writer, 1))
 
         def wait_for_recovery() -> None:
             happened(described)
@@ -136,15 +120,15 @@ def test_f3_a_transaction_that_its_writer_ends_after_recovery_described_it_is_no
         assert [o.outcome for o in report.outcomes] == [expected]
         assert report.unacknowledged == ()
         with pytest.raises(dualwrite.FencedError):
-            write(scene, writer, 2)
+            scene.event(writer, 2)
     assert scene.agree() == [1]
 
 
 def test_f2_a_writer_that_was_claimed_begins_no_further_transaction(scene: Scene) -> None:
     """It commits after recovery has described its transaction, and continues: its next one would stay open behind recovery."""
     described, begun, ended, sent, over = (threading.Event() for _ in range(5))
-    with opened(scene) as writer:
-        both = InThread(lambda: [write(scene, writer, number) for number in (1, 2)])
+    with scene.connect() as writer:
+        both = InThread(lambda: scene.event(writer, 1, 2))
 
         def let_it_go_as_far_as(point: threading.Event) -> None:
             until(lambda: point.is_set() or not both.is_alive(), "the writer has gone on", pause=0.001)
@@ -186,15 +170,15 @@ def test_f2_a_writer_that_was_claimed_begins_no_further_transaction(scene: Scene
 
 def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded_one(scene: Scene) -> None:
     """With librdkafka the next transaction has the same producer id and epoch; the start time distinguishes them."""
-    with opened(scene) as writer:
-        write(scene, writer, 1)
+    with scene.connect() as writer:
+        scene.event(writer, 1)
         started, recovered_meanwhile = threading.Event(), threading.Event()
 
         def pause_in_the_second() -> None:
             started.set()
             happened(recovered_meanwhile)
 
-        two = InThread(lambda: write(scene, writer, 2))
+        two = InThread(lambda: scene.event(writer, 2))
         with failpoints.armed("after_prepare", failpoints.only_at(1, pause_in_the_second)):
             two.start()
             happened(started)
@@ -208,8 +192,8 @@ def test_f2_a_next_transaction_that_recovery_meets_is_not_taken_for_the_recorded
 
 def test_f2_a_transaction_that_begins_between_describe_and_fencing_is_fenced(scene: Scene) -> None:
     """The writer has passed its check of the fencing token; recovery finds the last transaction committed; the writer sends."""
-    with opened(scene) as writer:
-        write(scene, writer, 1)
+    with scene.connect() as writer:
+        scene.event(writer, 1)
         begun, described, sent = threading.Event(), threading.Event(), threading.Event()
 
         def pause_before_the_first_message() -> None:
@@ -298,7 +282,7 @@ def test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_
         coordinator=coordinator,
     ) as writer:
         for number in (1, 2, 3):
-            write(scene, writer, number)
+            scene.event(writer, number)
     coordinator.close()
     assert sent[0] == sent[1] != sent[2] == sent[3]
     assert scene.agree() == [1, 2, 3]
@@ -319,11 +303,11 @@ def test_f7_two_recoverers_after_one_another_do_not_destroy_each_others_evidence
 @pytest.mark.slow
 def test_sa_a_state_is_cleared_before_a_later_transaction_is_aborted(scene: Scene) -> None:
     """The writer aborts the later one itself, just before recovery does, and retention has deleted the messages of both."""
-    with opened(scene) as writer:
-        write(scene, writer, 1)
+    with scene.connect() as writer:
+        scene.event(writer, 1)
         assert scene.agree() == [1]
         prepared, decided = threading.Event(), threading.Event()
-        two = InThread(lambda: write(scene, writer, 2))
+        two = InThread(lambda: scene.event(writer, 2))
 
         def wait_for_recovery() -> None:
             prepared.set()

@@ -9,7 +9,6 @@ from itertools import product
 
 import pytest
 
-import dualwrite
 from crash.cases import PRODUCERS, crash_writer
 from crash.databases import Databases
 from crash.scene import Scene
@@ -58,7 +57,7 @@ def crashed(databases: Databases, short_tempered: DevCluster) -> dict[tuple[str,
 @pytest.mark.usefixtures("native")
 def test_a_two_phase_transaction_has_no_timeout(scene: Scene) -> None:
     with (
-        dualwrite.connect(scene.engine, kafka=scene.settings, transactional_id=scene.transactional_id) as writer,
+        scene.connect() as writer,
         writer.transaction() as tx,
     ):
         tx.send(scene.topic, b"1")

@@ -1,9 +1,8 @@
-"""COMMIT with an unknown outcome, and Kafka failing at the worst moments: the block reports the outcome, and both sides agree.
+"""COMMIT with an unknown outcome: the block reports the outcome, or that it is in doubt, and both sides agree.
 
-A proxy breaks the connection to PostgreSQL; servers are killed with SIGKILL.
+A table of cuts, on each database with a connection to lose; then what is in doubt, successors, and servers that are killed. The
+record goes with the COMMIT (native, PostgreSQL) or before it.
 """
-
-# ruff: noqa: PT012  (a block of several statements is what is tested: the last one, or its end, must raise)
 
 from __future__ import annotations
 
@@ -11,349 +10,311 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from itertools import product
+from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 import dualwrite
 from crash.cases import PRODUCERS
-from dualwrite import (
-    DeliveryError,
-    DualWriter,
-    InDoubtTransactionError,
-    Outcome,
-    Phase,
-    StoreCommitFailedError,
-    StoreCommitUnknownError,
-    Timeouts,
-    migration,
-)
+from crash.databases import Databases
+from crash.proxied import Cut, Proxied, through_a_proxy
+from dualwrite import DualWriter, InDoubtTransactionError, Phase, StoreCommitFailedError
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
+from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.proxy import Link, TcpProxy
-from fixtures.broker import started
-from fixtures.pace import LIMIT, done, happened, joined, limit
+from dualwrite.testing.proxy import Link, When
+from fixtures.pace import done, happened, joined
 from fixtures.tiers import thinned
-from writer.scene import Base, Scene
-
-COMMIT = b"COMMIT\0"
-Later = Callable[[float, Callable[[], object]], None]
 
 pytestmark = pytest.mark.usefixtures("producer", "one_lane", "no_recovery_when_idle")
 
-PREPARED = ["after_prepare", "before_db_commit", "before_kafka_commit"]
+STORES = ("postgresql", "mariadb", "zookeeper")
+"""Those with a connection that can break. An error of the disk at SQLite and RocksDB: tests/stores, tests/rocksdb."""
+
+CUTS = {
+    "cut before it arrives": Cut("before", Link.cut, committed=False),
+    "reset before it arrives": Cut("before", Link.cut_with_reset, committed=False),
+    "cut while it runs": Cut("after", Link.cut, committed=None),
+    "reset while it runs": Cut("after", Link.cut_with_reset, committed=None),
+    "cut when it was answered": Cut("answered", Link.cut, committed=True),
+    "reset when it was answered": Cut("answered", Link.cut_with_reset, committed=True),
+}
+ENDS = ("cut before it arrives", "cut when it was answered")
 
 mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
-"""The writer handles an outage of the database or of the whole broker the same way, so librdkafka is left to `-m soak`."""
-
-each_cut = pytest.mark.parametrize(
-    ("producer", "cut"),
-    thinned(
-        product(PRODUCERS, [Link.cut, Link.cut_with_reset]),
-        kept=[("native", Link.cut), ("librdkafka", Link.cut_with_reset)],
-        quick=[("native", Link.cut)],
-    ),
-    indirect=["producer"],
-)
-"""A connection that ends in either way; CI runs each with one producer."""
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server to kill; its data survive."""
-    with PostgresServer() as server:
-        migration.upgrade(server.url)
-        engine = sa.create_engine(server.url)
-        Base.metadata.create_all(engine)
-        engine.dispose()
-        yield server
+"""The writer handles an outage of the database the same way, so librdkafka is left to `-m soak`."""
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"])
+on_mariadb = pytest.mark.parametrize("database", ["mariadb"])
+native = pytest.mark.parametrize("producer", ["native"], indirect=True)
 
 
 @pytest.fixture
-def later() -> Iterator[Later]:
-    """Calls a function after some seconds; the test ends after that call."""
+def proxied(databases: Databases, database: str, broker: DevCluster) -> Iterator[Proxied]:
+    with through_a_proxy(databases, database, broker) as made:
+        yield made
+
+
+@pytest.fixture
+def later() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Calls a function after half a second; the test ends after that call."""
     threads = []
 
-    def after(seconds: float, call: Callable[[], object]) -> None:
-        thread = threading.Timer(seconds, call)
-        threads.append(thread)
-        thread.start()
+    def after(call: Callable[[], object]) -> None:
+        threads.append(threading.Timer(0.5, call))
+        threads[-1].start()
 
     yield after
     for thread in threads:
         joined(thread)
 
 
-class Proxied:
-    """A scene whose writer connects through a proxy; the test's own checks bypass it."""
-
-    def __init__(self, server: PostgresServer, proxy: TcpProxy, broker: DevCluster, timeouts: Timeouts | None = None) -> None:
-        self.server = server
-        self.proxy = proxy
-        self.engine = sa.create_engine(server.url)
-        self.scene = Scene(self.engine, broker.bootstrap_servers)
-        if timeouts is not None:
-            self.scene.timeouts = timeouts
-        self.url = server.url_at(proxy.port)
-
-    def connect(self) -> DualWriter:
-        return self.scene.connect(self.url)
-
-    def end_backend(self) -> None:
-        """End the backend that executes the writer's COMMIT, and wait until it is gone and its locks are released."""
-        query = sa.text(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE state = 'idle in transaction' AND application_name = 'dualwrite'"
-        )
-        with self.engine.connect() as connection:
-            connection.execute(query)
-
-    def lose_the_database(self, link: Link) -> None:
-        """Cut this connection and refuse new ones, until the proxy accepts connections again."""
-        self.proxy.refuse()
-        link.cut()
+# --- the connection is lost, and another one shows the outcome -----------------------------------------------------------
 
 
-@pytest.fixture
-def proxied(own_server: PostgresServer, broker: DevCluster) -> Iterator[Proxied]:
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        made = Proxied(own_server, proxy, broker)
-        yield made
-        made.engine.dispose()
-
-
-def assert_committed(scene: Scene, writer: DualWriter) -> None:
-    """The block has succeeded: both sides have the transaction immediately, and the writer continues."""
-    assert scene.agree() == [1, 2]
-    assert writer.phase is Phase.READY
-    scene.write(writer, 3)
-    assert scene.agree() == [1, 2, 3]
-    writer.close()
-    scene.assert_resolved()
-
-
-def assert_rolled_back(scene: Scene, writer: DualWriter, error: StoreCommitFailedError) -> None:
-    """Neither side has it, the error says so, and the same transaction succeeds when it is run again."""
-    assert error.retriable
-    assert error.transactional_id == scene.transactional_id
-    assert "rolled back" in str(error)
-    assert isinstance(error.__cause__, StoreCommitUnknownError)
-    assert scene.agree() == [1]
-    assert writer.phase is Phase.READY
-    scene.write(writer, 2)
-    assert scene.agree() == [1, 2]
-    writer.close()
-    scene.assert_resolved()
-
-
-# --- the connection is lost ---------------------------------------------------------------------------------------------
-
-
-@each_cut
-def test_commit_never_arrives(proxied: Proxied, cut: Callable[[Link], None]) -> None:
-    scene = proxied.scene
+@pytest.mark.parametrize(
+    ("producer", "database", "cut"),
+    thinned(
+        product(PRODUCERS, STORES, CUTS),
+        kept=[
+            *product(["native"], STORES, [*ENDS, "cut while it runs"]),
+            *product(["librdkafka"], ["postgresql"], ["reset before it arrives", "reset when it was answered"]),
+        ],
+        quick=[*product(["native"], STORES, ENDS)],
+    ),
+    indirect=["producer"],
+)
+def test_the_connection_breaks_around_the_commit(proxied: Proxied, cut: str) -> None:
+    when, action, committed = CUTS[cut]
     with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, cut)
-        with pytest.raises(StoreCommitFailedError) as caught:
-            scene.write(writer, 2)
-        assert_rolled_back(scene, writer, caught.value)
+        proxied.scene.event(writer, 1)
+        with proxied.at_commit(when, action):
+            told = proxied.reported(writer, 2)
+        assert committed in (None, told)
+        proxied.assert_told(writer, committed=told)
 
 
-@each_cut
-def test_the_answer_to_commit_is_lost(proxied: Proxied, cut: Callable[[Link], None]) -> None:
+@contextmanager
+def commits_held_back(proxied: Proxied) -> Iterator[Callable[[], object]]:
+    """The next COMMIT waits until the function is called: for a lock that a deferred trigger needs, or as for a backup."""
     scene = proxied.scene
-    with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, cut, when="answered")
-        scene.write(writer, 2)
-        assert_committed(scene, writer)
+    hold, go_on = "FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES"
+    with scene.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        if scene.engine.dialect.name == "postgresql":
+            hold, go_on = "SELECT pg_advisory_lock(42)", "SELECT pg_advisory_unlock(42)"
+            connection.exec_driver_sql(
+                "CREATE OR REPLACE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.writer = "
+                f"'{scene.transactional_id}' THEN PERFORM pg_advisory_xact_lock(42); END IF; RETURN NULL; END $$"
+            )
+            connection.exec_driver_sql(
+                "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+                "EXECUTE FUNCTION wait()"
+            )
+        try:
+            with failpoints.armed("before_db_commit", failpoints.only_at(1, lambda: connection.exec_driver_sql(hold))):
+                yield lambda: connection.exec_driver_sql(go_on)
+        finally:
+            connection.exec_driver_sql(go_on)
+            if scene.engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("DROP TRIGGER slow ON events")
 
 
 @pytest.mark.slow
-def test_the_connection_is_lost_while_commit_runs(proxied: Proxied) -> None:
-    """A deferred trigger makes COMMIT slow. A plain read would say "not committed" and be wrong half a second later."""
+@native
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+def test_the_connection_is_lost_while_commit_runs(proxied: Proxied, later: Any) -> None:
+    """A plain read would say "not committed" and be wrong half a second later: the next claim waits for the COMMIT."""
     scene = proxied.scene
-    with proxied.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE OR REPLACE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN IF NEW.writer = '{scene.transactional_id}' AND NEW.number = 2 "
-            "THEN PERFORM pg_sleep(0.5); END IF; RETURN NULL; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
-            "EXECUTE FUNCTION slowly()"
-        )
-    try:
-        with proxied.connect() as writer:
-            scene.write(writer, 1)
-            proxied.proxy.on_client_bytes(COMMIT, Link.cut, when="after")
+    numbers = []
+    with proxied.connect() as writer:
+        scene.event(writer, 1)
+        with commits_held_back(proxied) as go_on:
+
+            def cut(link: Link) -> None:
+                link.cut()
+                numbers.append(scene.row().transaction_number)
+                later(go_on)
+
             began = time.monotonic()
-            scene.write(writer, 2)
+            with proxied.at_commit("after", cut):
+                assert proxied.reported(writer, 2)
             assert time.monotonic() - began > 0.45
-            assert_committed(scene, writer)
-    finally:
-        with proxied.engine.begin() as connection:
-            connection.exec_driver_sql("DROP TRIGGER slow ON events")
+        assert numbers == [1]
+        proxied.assert_told(writer, committed=True)
 
 
 @mostly_native
-@pytest.mark.parametrize("answered", [False, True], ids=["no messages, lost", "no messages, committed"])
-def test_the_outcome_of_a_transaction_without_messages_is_found(proxied: Proxied, answered: bool) -> None:
+@on_postgresql
+@pytest.mark.parametrize("cut", ENDS)
+def test_the_outcome_of_a_transaction_without_messages_is_found(proxied: Proxied, cut: str) -> None:
     """It has no prepared state; its number in the row shows the outcome."""
-    scene = proxied.scene
+    scene, (when, action, committed) = proxied.scene, CUTS[cut]
     with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, Link.cut, when="answered" if answered else "before")
-        if answered:
+        scene.event(writer, 1)
+        with ExitStack() as told, proxied.at_commit(when, action):
+            if not committed:
+                told.enter_context(pytest.raises(StoreCommitFailedError))
             with writer.transaction() as tx:
-                scene.insert(tx, 2)
-        else:
-            with pytest.raises(StoreCommitFailedError), writer.transaction() as tx:
-                scene.insert(tx, 2)
-        assert scene.rows() == ([1, 2] if answered else [1])
-        scene.write(writer, 3)
+                scene.events.write(tx.db, scene.transactional_id, 2)
+        assert scene.rows() == ([1, 2] if committed else [1])
+        scene.event(writer, 3)
     assert scene.messages() == [1, 3]
     scene.assert_resolved()
 
 
 @pytest.mark.slow
 @mostly_native
-@pytest.mark.parametrize("direction", ["server_to_client", "client_to_server"])
-def test_a_silent_connection_that_ends(proxied: Proxied, later: Later, direction: str) -> None:
-    """Nothing is decided while the connection is silent; once it is cut, the outcome is found over a new connection."""
-    scene = proxied.scene
-
-    def silence(link: Link) -> None:
-        link.blackhole(direction)  # type: ignore[arg-type]  # one of its two
-        later(0.5, link.cut)
-
-    with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, silence)
-        began = time.monotonic()
-        if direction == "server_to_client":
-            scene.write(writer, 2)
-            assert time.monotonic() - began > 0.45
-            assert_committed(scene, writer)
-        else:
-            with pytest.raises(StoreCommitFailedError) as caught:
-                scene.write(writer, 2)
-            assert time.monotonic() - began > 0.45
-            assert_rolled_back(scene, writer, caught.value)
-
-
-@mostly_native
-@pytest.mark.slow
-def test_a_silent_connection_that_resumes(proxied: Proxied, later: Later) -> None:
-    scene = proxied.scene
-
-    def silence(link: Link) -> None:
-        link.blackhole()
-        later(0.5, link.resume)
-
-    with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, silence)
-        scene.write(writer, 2)
-        assert_committed(scene, writer)
-
-
-@pytest.mark.slow
-@mostly_native
-def test_the_database_is_unreachable_and_returns(own_server: PostgresServer, broker: DevCluster) -> None:
-    """In doubt: the outcome is not guessed, nothing is open twice, and the next transaction resolves it."""
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
-        scene = proxied.scene
-
-        with proxied.connect() as writer:
-            scene.write(writer, 1)
-            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
-            with pytest.raises(InDoubtTransactionError) as caught:
-                scene.write(writer, 2)
-            assert caught.value.database_committed is None
-            assert caught.value.state == str(scene.state_row().prepared_state)
-            assert not caught.value.retriable
-            assert "The transaction stays prepared" in str(caught.value)
-            assert writer.phase is Phase.IN_DOUBT
-            assert len(scene.unfinished()) == 1
-            proxy.refuse(refusing=False)
-            scene.write(writer, 3)
-            assert scene.agree() == [1, 2, 3]
-        scene.assert_resolved()
-        proxied.engine.dispose()
-
-
-@mostly_native
-@pytest.mark.slow
-def test_a_writer_in_doubt_that_closes_resolves_first(own_server: PostgresServer, broker: DevCluster) -> None:
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
-        scene = proxied.scene
-
-        for number, when in ((1, "answered"), (2, "before")):
-            writer = proxied.connect()
-            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when=when)  # type: ignore[arg-type]  # both are
-            with pytest.raises(InDoubtTransactionError):
-                scene.write(writer, number)
-            proxy.refuse(refusing=False)
-            writer.close()
-            scene.assert_resolved()
-            assert scene.agree() == [1]
-
-        writer = proxied.connect()
-        proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
-        with pytest.raises(InDoubtTransactionError):
-            scene.write(writer, 3)
-        with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
-            writer.close()
-        assert writer.phase is Phase.CLOSED
-        assert len(scene.unfinished()) == 1
-        assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
-        assert scene.agree() == [1, 3]
-        scene.assert_resolved()
-        proxied.engine.dispose()
-
-
-@pytest.mark.slow
-@mostly_native
-@pytest.mark.parametrize("closes", [False, True], ids=["goes on", "closes"])
-def test_a_writer_whose_own_claim_got_no_answer_is_not_fenced_by_it(
-    own_server: PostgresServer, broker: DevCluster, closes: bool
+@pytest.mark.parametrize(
+    ("database", "silent", "then", "committed"),
+    [
+        ("postgresql", "server_to_client", Link.cut, True),
+        ("postgresql", "client_to_server", Link.cut, False),
+        ("postgresql", None, Link.resume, True),
+        ("mariadb", "server_to_client", None, True),  # until a time limit of the driver or the session ends the wait
+        ("zookeeper", "server_to_client", None, True),
+        ("zookeeper", "client_to_server", None, False),
+    ],
+)
+def test_a_silent_connection(
+    proxied: Proxied, later: Any, silent: Any, then: Callable[[Link], None] | None, committed: bool
 ) -> None:
+    """Nothing is decided while the connection is silent; once it has ended, the outcome is found over a new connection."""
+
+    def silence(link: Link) -> None:
+        link.blackhole(silent)
+        if then is not None:
+            later(lambda: then(link))
+
+    with proxied.connect() as writer:
+        proxied.scene.event(writer, 1)
+        began = time.monotonic()
+        with proxied.at_commit("before", silence):
+            assert proxied.reported(writer, 2) is committed
+        assert time.monotonic() - began > 0.45
+        proxied.assert_told(writer, committed=committed)
+
+
+# --- in doubt ------------------------------------------------------------------------------------------------------------
+
+
+def by_the_next_transaction(proxied: Proxied, writer: DualWriter, left: list[int]) -> None:
+    proxied.come_back()
+    proxied.scene.event(writer, 3)
+    assert proxied.scene.agree() == [*left, 3]
+
+
+def by_closing(proxied: Proxied, writer: DualWriter, left: list[int]) -> None:
+    proxied.come_back()
+    writer.close()
+    assert proxied.scene.agree() == left
+
+
+def by_recovery(proxied: Proxied, writer: DualWriter, left: list[int]) -> None:
+    assert proxied.scene.recover()["outcomes"] == ["COMMITTED" if 2 in left else "ABORTED"]
+    assert proxied.scene.agree() == left
+    proxied.come_back()
+    with pytest.raises(dualwrite.FencedError):
+        proxied.scene.event(writer, 3)
+    writer.reopen()
+    by_the_next_transaction(proxied, writer, left)
+
+
+def by_recovery_after_it_closed(proxied: Proxied, writer: DualWriter, left: list[int]) -> None:
+    with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
+        writer.close()
+    assert writer.phase is Phase.CLOSED
+    assert proxied.scene.recover()["outcomes"] == ["COMMITTED" if 2 in left else "ABORTED"]
+    assert proxied.scene.agree() == left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("producer", "database", "cut", "resolved"),
+    thinned(
+        product(PRODUCERS, STORES, ENDS, [by_the_next_transaction, by_closing, by_recovery, by_recovery_after_it_closed]),
+        kept=[
+            ("native", "postgresql", "cut when it was answered", by_the_next_transaction),
+            ("native", "postgresql", "cut before it arrives", by_closing),
+            ("native", "postgresql", "cut when it was answered", by_recovery),
+            ("native", "mariadb", "cut before it arrives", by_the_next_transaction),
+            ("native", "mariadb", "cut when it was answered", by_recovery_after_it_closed),
+            ("native", "zookeeper", "cut when it was answered", by_recovery_after_it_closed),
+        ],
+    ),
+    indirect=["producer"],
+)
+def test_an_unreachable_database_leaves_the_transaction_in_doubt(
+    proxied: Proxied, cut: str, resolved: Callable[[Proxied, DualWriter, list[int]], None]
+) -> None:
+    """The outcome is not guessed, and nothing is open twice; what comes next resolves it."""
+    scene, (when, _, committed) = proxied.scene, CUTS[cut]
+    writer = proxied.connect(claim=1)
+    scene.event(writer, 1)
+    with proxied.at_commit(when, proxied.go_away), pytest.raises(InDoubtTransactionError) as caught:
+        scene.event(writer, 2)
+    assert caught.value.database_committed is None
+    assert not caught.value.retriable
+    assert "The transaction stays prepared" in str(caught.value)
+    assert writer.phase is Phase.IN_DOUBT
+    assert len(scene.unfinished()) == 1
+    if committed:
+        assert caught.value.state == str(scene.row().prepared_state)
+    resolved(proxied, writer, [1, 2] if committed else [1])
+    writer.close()
+    scene.assert_resolved()
+
+
+@pytest.mark.slow
+@native
+@on_mariadb
+def test_the_commit_never_arrives_at_mariadb_on_a_connection_that_stays(proxied: Proxied) -> None:
+    """The server keeps the transaction open and may still commit it, so it stays in doubt until that connection has ended."""
+    scene = proxied.scene
+    with proxied.connect(claim=1) as writer:
+        scene.event(writer, 1)
+        with (
+            proxied.at_commit("before", lambda link: link.blackhole("client_to_server")),
+            pytest.raises(InDoubtTransactionError, match="stayed locked for 1 s"),
+        ):
+            scene.event(writer, 2)
+        proxied.proxy.cut()
+        scene.event(writer, 3)
+    assert scene.agree() == [1, 3]
+
+
+@pytest.mark.slow
+@mostly_native
+@on_postgresql
+@pytest.mark.parametrize("closes", [False, True], ids=["goes on", "closes"])
+def test_a_writer_whose_own_claim_got_no_answer_is_not_fenced_by_it(proxied: Proxied, closes: bool) -> None:
     """The claim that resolves an unknown COMMIT is in the row, but its answer is lost, and the database stays unreachable."""
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=0.5, kafka=LIMIT, delivery=LIMIT))
-        scene = proxied.scene
+    scene = proxied.scene
 
-        def lose_the_claim(link: Link) -> None:
-            proxy.on_client_bytes(COMMIT, proxied.lose_the_database, when="answered")
-            link.cut()
+    def lose_the_claim(link: Link) -> None:
+        proxied.proxy.on_client_bytes(proxied.commit, proxied.go_away, when="answered")
+        link.cut()
 
-        with proxied.connect() as writer:
-            scene.write(writer, 1)
-            proxy.on_client_bytes(COMMIT, lose_the_claim, when="answered")
-            with pytest.raises(InDoubtTransactionError):
-                scene.write(writer, 2)
-            assert scene.state_row().fence == 2, "the claim has succeeded"
-            assert len(scene.unfinished()) == 1
-            proxy.refuse(refusing=False)
-            if not closes:
-                scene.write(writer, 3)
-        assert scene.agree() == ([1, 2] if closes else [1, 2, 3])
-        scene.assert_resolved()
-        proxied.engine.dispose()
+    with proxied.connect(claim=1) as writer:
+        scene.event(writer, 1)
+        with proxied.at_commit("answered", lose_the_claim), pytest.raises(InDoubtTransactionError):
+            scene.event(writer, 2)
+        assert scene.row().fence == 2, "the claim has succeeded"
+        assert len(scene.unfinished()) == 1
+        proxied.come_back()
+        if not closes:
+            scene.event(writer, 3)
+    assert scene.agree() == ([1, 2] if closes else [1, 2, 3])
+    scene.assert_resolved()
 
 
 # --- a successor claims between the lost COMMIT and the writer's claim: rule F8 -----------------------------------------
 
 
 @pytest.mark.slow
+@on_postgresql
 def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
     """The writer can't know: in doubt, never "rolled back", and the successor's transactions are its own."""
     scene = proxied.scene
@@ -363,29 +324,28 @@ def test_a_successor_came_before_commit_arrived(proxied: Proxied) -> None:
         def succeed(link: Link) -> None:
             link.blackhole("server_to_client")  # the backend's last message would inform the writer too early
             proxied.end_backend()
-            successor = successors.enter_context(scene.connect())
-            scene.write(successor, 10)
-            found.append(successor)
+            found.append(successors.enter_context(scene.connect()))
+            scene.event(found[0], 10)
             link.cut()
 
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, succeed)
-        with pytest.raises(InDoubtTransactionError) as caught:
-            scene.write(writer, 2)
+        scene.event(writer, 1)
+        with proxied.at_commit("before", succeed), pytest.raises(InDoubtTransactionError) as caught:
+            scene.event(writer, 2)
         (successor,) = found
         assert caught.value.database_committed is None
         assert "rolled back" not in str(caught.value)
         assert "another writer or recoverer has claimed the id since" in str(caught.value)
-        assert [o.outcome for o in successor.recovery_report] == [Outcome.ABORTED]
+        assert [o.outcome.value for o in successor.recovery_report] == ["ABORTED"]
         assert scene.agree() == [1, 10]
         with pytest.raises(dualwrite.FencedError):
-            scene.write(writer, 3)
-        scene.write(successor, 11)
+            scene.event(writer, 3)
+        scene.event(successor, 11)
         assert scene.agree() == [1, 10, 11]
     scene.assert_resolved()
 
 
 @pytest.mark.slow
+@on_postgresql
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "inside a transaction"])
 def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer: str, busy: bool) -> None:
     """The successor's commit of Kafka proves the commit of the database: the block succeeds, and the writer is fenced.
@@ -398,297 +358,93 @@ def test_a_successor_came_after_commit_was_processed(proxied: Proxied, producer:
 
         def succeed(link: Link) -> None:
             successor = successors.enter_context(scene.connect())
-            assert [o.outcome for o in successor.recovery_report] == [Outcome.COMMITTED]
-            scene.write(successor, 10)
+            assert [o.outcome.value for o in successor.recovery_report] == ["COMMITTED"]
+            scene.event(successor, 10)
             if busy:
                 successors.enter_context(inside)
                 tx = inside.enter_context(successor.transaction())
-                scene.both(tx, 11)
+                scene.events.write(tx.db, scene.transactional_id, 11)
+                tx.send(scene.topic, "11")
                 scene.wait_until_unfinished()
             link.cut()
 
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, succeed, when="answered")
-        if producer == "native":
-            with pytest.raises(InDoubtTransactionError) as caught:
-                scene.write(writer, 2)
-            assert caught.value.database_committed is None
-        else:
-            scene.write(writer, 2)
+        scene.event(writer, 1)
+        with proxied.at_commit("answered", succeed):
+            if producer == "native":
+                with pytest.raises(InDoubtTransactionError) as caught:
+                    scene.event(writer, 2)
+                assert caught.value.database_committed is None
+            else:
+                scene.event(writer, 2)
         assert writer.phase is Phase.FENCED
         assert len(scene.unfinished()) == (1 if busy else 0)
         with pytest.raises(dualwrite.FencedError):
-            scene.write(writer, 3)
+            scene.event(writer, 3)
         inside.close()
         assert scene.agree() == ([1, 2, 10, 11] if busy else [1, 2, 10])
     scene.assert_resolved()
 
 
 @mostly_native
+@on_postgresql
 def test_a_transaction_without_messages_is_never_reported_rolled_back_if_there_is_a_successor(proxied: Proxied) -> None:
     """It has left nothing at Kafka that could prove it: in doubt."""
     scene = proxied.scene
+
+    def succeed(link: Link) -> None:
+        scene.write_here(10)
+        link.cut()
+
     with proxied.connect() as writer:
-
-        def succeed(link: Link) -> None:
-            with scene.connect() as successor:
-                scene.write(successor, 10)
-            link.cut()
-
-        scene.write(writer, 1)
-        proxied.proxy.on_client_bytes(COMMIT, succeed, when="answered")
-        with pytest.raises(InDoubtTransactionError), writer.transaction() as tx:
-            scene.insert(tx, 2)
+        scene.event(writer, 1)
+        with (
+            proxied.at_commit("answered", succeed),
+            pytest.raises(InDoubtTransactionError),
+            writer.transaction() as tx,
+        ):
+            scene.events.write(tx.db, scene.transactional_id, 2)
     assert (scene.rows(), scene.messages()) == ([1, 2, 10], [1, 10])
 
 
 # --- the database server dies -------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Servers to kill, whose data survive, by kind; `databases` makes scenes on them."""
+    kinds = {PostgresServer: "postgresql", MariaDBServer: "mariadb"}
+    servers: dict[str, Any] = {}
+    with ExitStack() as running:
+
+        def started(kind: type[Any]) -> Any:
+            return servers.setdefault(kinds[kind], running.enter_context(kind()))
+
+        servers["databases"] = running.enter_context(Databases(tmp_path_factory.mktemp("killable"), started))
+        yield servers
+
+
 @mostly_native
 @pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("when", ["answered", "before"])
 def test_the_server_is_killed_in_commit_and_restarts_while_the_writer_resolves(
-    proxied: Proxied, writer_thread: ThreadPoolExecutor, when: str
+    killable: dict[str, Any], broker: DevCluster, writer_thread: ThreadPoolExecutor, database: str, when: When
 ) -> None:
-    scene = proxied.scene
-    crashed = threading.Event()
-
-    def crash(link: Link) -> None:
-        proxied.server.kill()
-        link.cut()
-        crashed.set()
-
-    with proxied.connect() as writer:
-        scene.write(writer, 1)
-        proxied.engine.dispose()
-        proxied.proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
-        writing = writer_thread.submit(scene.write, writer, 2)
-        happened(crashed)
-        time.sleep(0.7)
-        assert not writing.done()
-        proxied.server.start()
-        error = writing.exception(LIMIT)
-        if when == "answered":
-            assert error is None
-            assert_committed(scene, writer)
-        else:
-            assert isinstance(error, StoreCommitFailedError)
-            assert_rolled_back(scene, writer, error)
-
-
-@mostly_native
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("when", "resolved_by"),
-    thinned(
-        product(["before", "answered"], ["next transaction", "recovery"]),
-        kept=[("before", "next transaction"), ("answered", "recovery")],
-    ),
-)
-def test_the_server_is_down_beyond_the_claim_timeout(
-    own_server: PostgresServer, broker: DevCluster, when: str, resolved_by: str
-) -> None:
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, broker, Timeouts(claim=1, kafka=LIMIT, delivery=LIMIT))
-        scene = proxied.scene
+    with through_a_proxy(killable["databases"], database, broker) as proxied, proxied.connect() as writer:
+        server, crashed = killable[database], threading.Event()
 
         def crash(link: Link) -> None:
-            own_server.kill()
+            server.kill()
             link.cut()
-
-        writer = proxied.connect()
-        scene.write(writer, 1)
-        proxied.engine.dispose()
-        proxy.on_client_bytes(COMMIT, crash, when=when)  # type: ignore[arg-type]  # both are
-        try:
-            with pytest.raises(InDoubtTransactionError) as caught:
-                scene.write(writer, 2)
-        finally:
-            own_server.start()
-        assert caught.value.database_committed is None
-        left = [1, 2] if when == "answered" else [1]
-        assert len(scene.unfinished()) == 1
-        if resolved_by == "recovery":
-            outcome = Outcome.COMMITTED if when == "answered" else Outcome.ABORTED
-            assert [o.outcome for o in scene.recover()] == [outcome]
-            assert scene.agree() == left
-            with pytest.raises(dualwrite.FencedError):
-                scene.write(writer, 3)
-            writer.reopen()
-        scene.write(writer, 3)
-        assert scene.agree() == [*left, 3]
-        writer.close()
-        scene.assert_resolved()
-        proxied.engine.dispose()
-
-
-# --- the broker dies ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[DevCluster]:
-    """A broker to kill."""
-    with started() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def frail(own_server: PostgresServer, own_broker: DevCluster) -> Iterator[Scene]:
-    """A scene on a broker to kill."""
-    engine = sa.create_engine(own_server.url)
-    yield Scene(engine, own_broker.bootstrap_servers, timeouts=Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT))
-    engine.dispose()
-
-
-def wait_for_marker(scene: Scene) -> None:
-    """Wait until the first transaction is also complete at Kafka.
-
-    A broker that is killed before that may never write its marker: when it starts it treats the partition as deleted ("likely
-    deleted already", measured with Kafka 4.3.1; docs/how-it-works/rules.md, rule FB).
-    """
-    assert scene.agree() == [1]
-
-
-def start_again(broker: DevCluster, scene: Scene) -> None:
-    """Start the killed broker, and wait until it has served another writer: a process that has just started is slow."""
-    broker.start(1)
-    another = scene.with_new_id()
-    with another.connect() as writer:
-        another.write(writer, 1)
-
-
-@pytest.mark.soak  # in CI: it stays down, or restarts after prepare
-@mostly_native
-def test_the_broker_is_killed_before_prepare_and_restarts(
-    frail: Scene, own_broker: DevCluster, writer_thread: ThreadPoolExecutor
-) -> None:
-    scene = frail
-    crashed = threading.Event()
-
-    def write(writer: DualWriter) -> None:
-        with writer.transaction() as tx:
-            scene.both(tx, 2)
-            own_broker.kill(1)
-            scene.both(tx, 3)
             crashed.set()
 
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        wait_for_marker(scene)
-        writing = writer_thread.submit(write, writer)
-        happened(crashed)
-        time.sleep(0.5)
-        own_broker.start(1)
-        done(writing)
-        assert scene.agree() == [1, 2, 3]
-        scene.write(writer, 4)
-    assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_resolved()
-
-
-@mostly_native
-@pytest.mark.slow
-def test_the_broker_is_killed_before_prepare_and_stays_down(frail: Scene, own_broker: DevCluster) -> None:
-    scene = frail
-    with scene.connect() as patient:
-        scene.write(patient, 1)
-    wait_for_marker(scene)
-    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(2), delivery=limit(2)))
-    with pytest.raises(DeliveryError) as caught, writer.transaction() as tx:
-        scene.both(tx, 2)
-        own_broker.kill(1)
-        scene.send(tx, 3)
-        scene.insert(tx, 3)
-    assert caught.value.retriable
-    assert scene.rows() == [1]
-    with pytest.raises(dualwrite.BrokerUnavailableError):
-        scene.write(writer, 4)
-    assert scene.rows() == [1]
-    start_again(own_broker, scene)
-    scene.write(writer, 5)
-    assert scene.agree() == [1, 5]
-    writer.close()
-    scene.assert_resolved()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("producer", "point"),
-    thinned(
-        product(PRODUCERS, PREPARED),
-        kept=[("native", "after_prepare")],
-    ),
-    indirect=["producer"],
-)
-def test_the_broker_is_killed_after_prepare_and_restarts(frail: Scene, own_broker: DevCluster, point: str) -> None:
-    scene = frail
-
-    def crash() -> None:
-        own_broker.kill(1)
-        own_broker.start(1)
-
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        with failpoints.armed(point, failpoints.only_at(1, crash)):
-            scene.write(writer, 2)
-        assert scene.agree() == [1, 2]
-        assert writer.phase is Phase.READY
-        scene.write(writer, 3)
-    assert scene.agree() == [1, 2, 3]
-    scene.assert_resolved()
-
-
-@mostly_native
-@pytest.mark.slow
-def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(frail: Scene, own_broker: DevCluster) -> None:
-    scene = frail
-    with scene.connect() as patient:
-        scene.write(patient, 1)
-    writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(2), delivery=LIMIT))
-    with (
-        failpoints.armed("before_kafka_commit", lambda: own_broker.kill(1)),
-        pytest.raises(InDoubtTransactionError) as caught,
-    ):
-        scene.write(writer, 2)
-    assert caught.value.database_committed is True
-    assert "The database committed" in str(caught.value)
-    assert caught.value.state == str(scene.state_row().prepared_state)
-    assert writer.phase is Phase.IN_DOUBT
-    assert scene.rows() == [1, 2]
-    with pytest.raises(dualwrite.BrokerUnavailableError):
-        scene.write(writer, 3)
-    assert writer.phase is Phase.IN_DOUBT
-    start_again(own_broker, scene)
-    scene.write(writer, 4)
-    assert scene.agree() == [1, 2, 4]
-    writer.close()
-    scene.assert_resolved()
-
-
-@pytest.mark.soak  # each of the two alone: see above
-def test_database_and_broker_are_down_between_the_two_commits(own_server: PostgresServer, own_broker: DevCluster) -> None:
-    """In doubt, with the known fact: the database has committed."""
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        proxied = Proxied(own_server, proxy, own_broker, Timeouts(claim=1, kafka=3, delivery=LIMIT))
-        scene = proxied.scene
-
-        def crash() -> None:
-            own_broker.kill(1)
-            proxy.refuse()
-            proxy.cut()
-
-        writer = proxied.connect()
-        scene.write(writer, 1)
-        with failpoints.armed("before_kafka_commit", crash), pytest.raises(InDoubtTransactionError) as caught:
-            scene.write(writer, 2)
-        assert caught.value.database_committed is True
-        with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
-            writer.close()
-        proxy.refuse(refusing=False)
-        own_broker.start(1)
-        scene.timeouts = replace(scene.timeouts, kafka=LIMIT)
-        assert [o.outcome for o in scene.recover()] == [Outcome.COMMITTED]
-        assert scene.agree() == [1, 2]
-        scene.assert_resolved()
-        proxied.engine.dispose()
+        proxied.scene.event(writer, 1)
+        proxied.scene.engine.dispose()
+        with proxied.at_commit(when, crash):
+            writing = writer_thread.submit(proxied.reported, writer, 2)
+            happened(crashed)
+        time.sleep(0.7)
+        assert not writing.done()
+        server.start()
+        assert done(writing) is (when == "answered")
+        proxied.assert_told(writer, committed=when == "answered")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
-import sqlalchemy as sa
 from typer.testing import CliRunner
 
 import dualwrite
@@ -19,7 +17,6 @@ from dualwrite.recovery import clusters
 from dualwrite.recovery.clusters import move_to_cluster
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, Resolution, StateRow
-from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -82,7 +79,7 @@ def test_opening_on_another_cluster_changes_nothing(producer: str, scene: Scene,
 
 @native
 def test_a_live_writer_is_not_fenced_from_another_cluster(scene: Scene, elsewhere: Scene) -> None:
-    with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=scene.transactional_id) as writer:
+    with scene.connect() as writer:
         with writer.transaction() as tx:
             tx.send(scene.topic, "1")
         with pytest.raises(dualwrite.ClusterMismatchError):
@@ -126,9 +123,7 @@ def test_a_generation_with_an_unverified_transaction_is_not_reused(scene: Scene,
     as_by_an_older_release(scene)
     elsewhere.recover()
     (unverified,) = scene.row().lost
-    with dualwrite.connect(
-        elsewhere.events.database, kafka=elsewhere.settings, transactional_id=scene.transactional_id, on_lost="report"
-    ):
+    with elsewhere.connect(on_lost="report"):
         assert scene.row().generation > unverified.generation
 
 
@@ -200,26 +195,15 @@ def test_a_transaction_prepared_during_a_move_is_not_given_up(
 
 @native
 @pytest.mark.parametrize("scene", ["sqlite", "mariadb"], indirect=True)
-@pytest.mark.parametrize("by_an_older_release", [False, True], ids=["forgotten now", "forgotten by an older release"])
-def test_lanes_forgotten_before_a_move_can_be_opened_after_it(
-    scene: Scene, elsewhere: Scene, by_an_older_release: bool
-) -> None:
-    """A forgotten lane is not listed, so it is not moved. Older releases kept the cluster in its tombstone."""
-    connected = partial(dualwrite.connect, transactional_id=scene.transactional_id)
-    with connected(scene.events.database, kafka=scene.settings, lanes=3):
-        pass
+def test_lanes_forgotten_before_a_move_can_be_opened_after_it(scene: Scene, elsewhere: Scene) -> None:
+    """A forgotten lane is not listed, so it is not moved."""
+    scene.connect(lanes=3).close()
     lanes = [f"{scene.transactional_id}~{number}" for number in (1, 2)]
     with dualwrite.store_from_url(scene.url) as store, elsewhere.coordinator() as new:
-        old = scene.row().cluster_id
         for lane in lanes:
             store.forget(lane)
-        if by_an_older_release:
-            with scene.engine.begin() as connection:
-                connection.execute(
-                    sa.update(state_table).where(state_table.c.transactional_id.in_(lanes)).values(cluster_id=old)
-                )
         move_to_cluster(store, new, [scene.transactional_id], timeout=LIMIT)
-        with connected(elsewhere.events.database, kafka=elsewhere.settings, lanes=3) as writer, writer.transaction() as tx:
+        with elsewhere.connect(lanes=3) as writer, writer.transaction() as tx:
             tx.send(elsewhere.topic, "1")
         rows = map(store.read, (scene.transactional_id, *lanes))
         assert {row.cluster_id for row in rows if row is not None} == {new.cluster_id()}

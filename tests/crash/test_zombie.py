@@ -1,12 +1,13 @@
 """A process is stopped at each failpoint (SIGSTOP), another takes over its id and commits, then the first continues (SIGCONT).
 
 The first process fails with FencedError, or reports "in doubt" if it can't know; neither data nor messages change. Only one
-process can open a RocksDB database: see test_zombie_threads.
+process can open a RocksDB database: there a thread is paused in place of a process.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import cycle, product
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import dualwrite
 from crash.cases import (
     BEFORE_COMMIT_POINT,
     LEFT,
@@ -28,19 +30,78 @@ from crash.cases import (
 from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
+from dualwrite.testing import failpoints
+from fixtures.pace import happened, joined
 from fixtures.tiers import thinned
 
 OPENING = [*RECOVERY_POINTS, *OPENING_POINTS]
 
 
-def stopped(scene: Scene, point: str) -> Worker:
-    zombie = scene.write(1, 3, f"{point}#2=stop")
-    zombie.wait_for("begin 2")
+class ZombieThread(threading.Thread):
+    """Writes events with its own writer, with the interface and the lines of a Worker, and pauses at a failpoint.
+
+    Args:
+        scene: The scene.
+        first: The first of three events.
+        point: The failpoint.
+        armed_at: The event in which it pauses; None: when it opens.
+    """
+
+    def __init__(self, scene: Scene, first: int, point: str, armed_at: int | None) -> None:
+        super().__init__(daemon=True)
+        self._scene, self._first, self._point, self._armed_at = scene, first, point, armed_at
+        self._is_armed = armed_at is None
+        self._paused, self._woken = threading.Event(), threading.Event()
+        self._code = 0
+        self.lines: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with failpoints.armed(self._point, self._pause), self._scene.connect() as writer:
+                for number in range(self._first, self._first + 3):
+                    self.lines.append(f"begin {number}")
+                    self._is_armed = number == self._armed_at
+                    self._scene.event(writer, number)
+                    self.lines.append(f"done {number}")
+            self.lines.append("closed")
+        except dualwrite.DualWriteError as error:
+            self.lines.append(f"error {type(error).__name__} {error.facts.get('database_committed')}")
+            self._code = 1
+
+    def _pause(self) -> None:
+        if threading.current_thread() is self and self._is_armed and not self._paused.is_set():
+            self._paused.set()
+            happened(self._woken)
+
+    def wait_until_stopped(self) -> None:
+        happened(self._paused, lambda: f"it pauses: {self.lines}")
+
+    def resume(self) -> None:
+        self._woken.set()
+
+    def end(self) -> int:
+        joined(self)
+        return self._code
+
+
+Zombie = Worker | ZombieThread
+
+
+def stopped(scene: Scene, point: str, *, first: int = 1, opens: bool = False) -> Zombie:
+    """A writer that has stopped in its second transaction, or while it opens."""
+    zombie: Zombie
+    if scene.events.one_process:
+        zombie = ZombieThread(scene, first, point, None if opens else first + 1)
+    else:  # each lane that opens reaches the point, before what they ask for next is sent together
+        zombie = scene.write(first, 3, f"{point}#{1 if opens else 2}=stop")
+        if not opens:
+            zombie.wait_for(f"begin {first + 1}")
     zombie.wait_until_stopped()
     return zombie
 
 
-def woken(zombie: Worker) -> tuple[int, list[str]]:
+def woken(zombie: Zombie) -> tuple[int, list[str]]:
     zombie.resume()
     code = zombie.end()
     return code, zombie.lines
@@ -72,7 +133,7 @@ def with_what_is_left(databases: list[str], points: Sequence[str], kept: Iterabl
 
 
 @pytest.mark.slow
-@with_producers(["postgresql", "mariadb", "zookeeper"], ROW_NOT_LOCKED)
+@with_producers(["postgresql", "mariadb", "zookeeper", "rocksdb"], ROW_NOT_LOCKED)
 def test_a_writer_stopped_where_it_holds_no_lock_is_fenced(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
@@ -91,9 +152,7 @@ def fenced_before_the_commit_point(scene: Scene, point: str) -> None:
     assert scene.agree() == [1, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
-    assert scene.agree() == [1, 100]
-    scene.write_here(101)
-    assert scene.agree() == [1, 100, 101]
+    scene.assert_continues([1, 100], 101)
 
 
 @pytest.mark.slow
@@ -138,7 +197,7 @@ def test_a_writer_stopped_with_its_row_locked_is_named_ended_and_left_in_doubt(
     assert scene.agree() == [1, 100]
 
 
-@with_producers(["sqlite", "postgresql", "mariadb", "zookeeper"], PAST_COMMIT_POINT)
+@with_producers(["sqlite", "postgresql", "mariadb", "zookeeper", "rocksdb"], PAST_COMMIT_POINT)
 def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_fenced(
     databases: Databases, broker: DevCluster, producer: str, database: str, point: str
 ) -> None:
@@ -157,15 +216,21 @@ def test_a_writer_stopped_past_its_commit_point_learns_that_it_committed_and_is_
 
 
 @pytest.mark.slow
-@with_producers(["sqlite"], BEFORE_COMMIT_POINT)
-def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(
+@pytest.mark.parametrize(
+    ("producer", "database", "point"),
+    thinned(
+        [*product(PRODUCERS, ["sqlite"], BEFORE_COMMIT_POINT), *product(PRODUCERS, ["rocksdb"], ROW_LOCKED)],
+        kept=[("native", "sqlite", BEFORE_COMMIT_POINT[-1]), *product(["native"], ["rocksdb"], ROW_LOCKED)],
+    ),
+    indirect=["producer"],
+)
+def test_a_stopped_writer_keeps_the_lock_of_the_whole_database_and_wins(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
-    scene = databases.scene("sqlite", broker)
+    scene = databases.scene(database, broker)
     zombie = stopped(scene, point)
-    waiting = scene.write(100, 1, CLAIM_TIMEOUT="0.5")
-    assert waiting.end() == 1
-    assert waiting.last().startswith("error ClaimTimeoutError")
+    with pytest.raises(dualwrite.ClaimTimeoutError):
+        scene.connect(scene.url, timeouts=dualwrite.Timeouts(claim=0.5))
     code, lines = woken(zombie)
     assert (code, lines[-1]) == (0, "closed"), lines
     assert scene.agree() == [1, 2, 3]
@@ -173,13 +238,15 @@ def test_on_sqlite_a_stopped_writer_keeps_the_write_lock_and_wins(
 
 @pytest.mark.slow
 @with_what_is_left(
-    ["sqlite", "postgresql", "mariadb", "zookeeper"],
+    ["sqlite", "postgresql", "mariadb", "zookeeper", "rocksdb"],
     OPENING,
     kept=[
         *product(["native"], ["postgresql"], ["after_db_commit"], OPENING),
         ("native", "mariadb", "after_prepare", "recover_after_describe"),
         ("native", "zookeeper", "after_db_commit", "before_take_over"),
         ("librdkafka", "sqlite", "after_db_commit", "before_take_over"),
+        ("native", "rocksdb", "after_prepare", "recover_after_describe"),
+        ("native", "rocksdb", "after_db_commit", "before_take_over"),
     ],
 )
 def test_a_writer_stopped_while_it_opens_is_fenced(
@@ -188,15 +255,12 @@ def test_a_writer_stopped_while_it_opens_is_fenced(
     scene = databases.scene(database, broker)
     crash_writer(scene, left)
     expected = LEFT[left]
-    zombie = scene.write(50, 1, f"{point}#1=stop")  # each lane reaches it, before what they ask for next is sent together
-    zombie.wait_until_stopped()
+    zombie = stopped(scene, point, first=50, opens=True)
     scene.write_here(100)
     assert scene.agree() == [*expected, 100]
     code, lines = woken(zombie)
     assert (code, lines[-1].split()[:2]) == (1, ["error", "FencedError"]), lines
-    assert scene.agree() == [*expected, 100]
-    scene.write_here(101)
-    assert scene.agree() == [*expected, 100, 101]
+    scene.assert_continues([*expected, 100], 101)
 
 
 @pytest.mark.slow
@@ -224,6 +288,4 @@ def test_a_recoverer_stopped_midway_changes_nothing_once_overtaken(
     code, lines = woken(zombie)
     assert code == 0
     assert '"taken_over_by": "writer' in lines[-1], lines
-    assert scene.agree() == [*expected, 100]
-    scene.write_here(101)
-    assert scene.agree() == [*expected, 100, 101]
+    scene.assert_continues([*expected, 100], 101)

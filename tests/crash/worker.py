@@ -2,6 +2,7 @@
 
 python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one per transaction
 python -m crash.worker recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
+python -m crash.worker load URL BOOTSTRAP '[[ID, FIRST], …]'      write events until stdin ends, with a thread for each id
 
 It prints a line before and after each step, so that a test can wait for it. Tests fork it with failpoints armed
 (`fixtures.fork_server`).
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import dualwrite
@@ -53,6 +55,32 @@ def recover(url: str, bootstrap: str, transactional_id: str) -> None:
     say(json.dumps(as_json(report)))
 
 
+def load(url: str, bootstrap: str, ids: list[tuple[str, int]]) -> None:
+    stop = threading.Event()
+
+    def stream(name: str, number: int) -> None:
+        try:
+            with dualwrite.connect(
+                url, kafka={"bootstrap.servers": bootstrap}, transactional_id=name, timeouts=timeouts()
+            ) as writer:
+                say("open", name, ",".join(o.outcome.value for o in writer.recovery_report))
+                while not stop.is_set():
+                    say("begin", name, number)
+                    write_event(writer, f"events-{name}", number)
+                    say("done", name, number)
+                    number += 1
+        except dualwrite.DualWriteError as error:
+            say("error", name, type(error).__name__, error)
+
+    threads = [threading.Thread(target=stream, args=each) for each in ids]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
 def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
     with writer.transaction() as tx:
         events.write_event(writer.store.description, tx.db, writer.transactional_id, number)
@@ -82,6 +110,8 @@ def main() -> None:
     try:
         if sys.argv[1] == "write":
             write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))
+        elif sys.argv[1] == "load":
+            load(*sys.argv[2:4], json.loads(sys.argv[4]))
         else:
             recover(*sys.argv[2:5])
     except dualwrite.DualWriteError as error:

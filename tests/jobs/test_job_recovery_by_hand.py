@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import dualwrite
 from dualwrite.cli import recover, recover_jobs, status, transactions
 from dualwrite.cli.options import Target
-from dualwrite.cli.recover_jobs import jobs_to_recover
+from dualwrite.cli.recover_jobs import jobs_to_recover, name_skipped
 from dualwrite.errors import BatchRefusedError, JobClosedError, StoreError
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import plan_job, recover_job
@@ -118,7 +118,7 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
         assert [row.prefix for row in recover_jobs.rows] == [scene.prefix]
         outcomes = scene.write(scene.run(1), [[7]])
         recover_jobs.recover(release=False, yes=True)
-        recover_jobs.name_skipped()
+        name_skipped(recover_jobs.skipped)
         assert [(row.prefix, row.batch_id) for row in recover_jobs.skipped] == [(scene.prefix, 1)]
     assert "Skipped: batch 1 of job 'job' is open" in capsys.readouterr().err
     scene.commit(outcomes)

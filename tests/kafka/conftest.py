@@ -17,9 +17,10 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_producer import NativeProducer
 from fixtures.acls import AUTHORIZED
-from fixtures.broker import USERS, make_topic, started
+from fixtures.broker import USERS, started
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
+from fixtures.transactions import Transactions
 
 Opener = Callable[..., Producer]
 
@@ -50,6 +51,14 @@ def servers(trusting: DevCluster) -> str:
 
 
 @pytest.fixture
+def scene(trusting: DevCluster, new_name: Callable[[str], str]) -> Iterator[Transactions]:
+    """Transactions on that broker."""
+    made = Transactions(trusting, new_name)
+    yield made
+    made.producers.clear()
+
+
+@pytest.fixture
 def admin(servers: str) -> Iterator[TransactionAdmin]:
     with TransactionAdmin(servers, timeout=LIMIT) as made:
         yield made
@@ -57,9 +66,7 @@ def admin(servers: str) -> Iterator[TransactionAdmin]:
 
 @pytest.fixture
 def topic(trusting: DevCluster, new_name: Callable[[str], str]) -> str:
-    name = new_name("topic")
-    make_topic(trusting, name)
-    return name
+    return Transactions(trusting, new_name).topic()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
@@ -21,23 +21,21 @@ from confluent_kafka.admin import (
 )
 
 from dualwrite.admin import Ending, Reason, RecordTransaction, TransactionAdmin
-from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from fixtures import acls, json_pages
 from fixtures.acls import Operation, Resource
-from fixtures.broker import TRUSTING, make_topic
+from fixtures.broker import TRUSTING
+from fixtures.command import output_of
 from fixtures.logins import login_as
-from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, until
-from fixtures.raw_producer import write_behind_the_coordinator
+from fixtures.transactions import HOUR_MS, Transactions
 
 pytestmark = pytest.mark.slow
 
-NewName = Callable[[str], str]
 Grant = Callable[..., None]
-HOUR_MS = 3_600_000
+Shown = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +44,23 @@ def guarded_config() -> dict[str, str]:
     return TRUSTING
 
 
-def as_reader(guarded: DevCluster) -> list[str]:
-    """The options of a command."""
-    return [word for name, value in login_as(guarded, "reader").items() for word in ("--kafka-config", f"{name}={value}")]
+@pytest.fixture
+def trusting(guarded: DevCluster) -> DevCluster:
+    return guarded
+
+
+@pytest.fixture
+def shown(guarded: DevCluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command as the reader."""
+    options = [word for name, value in login_as(guarded, "reader").items() for word in ("--kafka-config", f"{name}={value}")]
+    return lambda *words: output_of(capsys, *words, *options)
+
+
+def with_json(shown: Shown, command: str, *words: str) -> tuple[int, Any, set[str]]:
+    """A command of `transactions` with --json: its code, its document, and the documented fields that had a value."""
+    code, out, _ = shown("transactions", command, *words, "--json")
+    found = json.loads(out)
+    return code, found, json_pages.check(command, found)
 
 
 @pytest.fixture
@@ -69,17 +81,16 @@ def grant(guarded: DevCluster) -> Iterator[Grant]:
         future.result(LIMIT)
 
 
-def opened(cluster: DevCluster, transactional_id: str, topic: str) -> Producer:
-    return left_open(cluster.bootstrap_servers, transactional_id, topic, timestamp=int(time.time() * 1000) - HOUR_MS)
+def opened(scene: Transactions, topic: str) -> str:
+    return scene.open(topic=topic, timestamp=int(time.time() * 1000) - HOUR_MS)
 
 
 def refused(problem: Any, *words: str) -> bool:
     return isinstance(problem, BrokerAuthorizationError) and all(word in str(problem) for word in words)
 
 
-def test_a_transactional_id(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
-    name = new_name("id")
-    producer = opened(guarded, name, new_name("topic"))
+def test_a_transactional_id(scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str) -> None:
+    name = opened(scene, topic)
     assert name not in {found.transactional_id for found in reader.list()}
     (found,) = reader.describe([name])
     assert refused(
@@ -95,13 +106,9 @@ def test_a_transactional_id(guarded: DevCluster, reader: TransactionAdmin, grant
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
     grant(Operation.DESCRIBE, Resource.TOPIC, TRANSACTION_STATE_TOPIC)
     until(lambda: reader.list().complete, "the ACLs are known to the broker")
-    del producer
 
 
-def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
-    topic = new_name("topic")
-    make_topic(guarded, topic)
-
+def test_a_topic(reader: TransactionAdmin, grant: Grant, topic: str) -> None:
     def problem() -> Any:
         (found,) = reader.describe_producers(topic)
         return found.problem
@@ -115,23 +122,20 @@ def test_a_topic(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
 
 
 def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_reported_hanging(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+    scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str, shown: Shown
 ) -> None:
-    healthy, hanging = new_name("healthy"), new_name("hanging")
-    for topic in (healthy, hanging):
-        make_topic(guarded, topic)
-        grant(Operation.READ, Resource.TOPIC, topic)
-    producer = opened(guarded, healthy, healthy)
-    write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
-    for topic in (healthy, hanging):
-        search = until(lambda topic=topic: found if (found := reader.find_hanging(topic=topic)).searched else None, "the ACL")
+    healthy, hanging = topic, scene.hang()
+    opened(scene, healthy)
+    for one in (healthy, hanging):
+        grant(Operation.READ, Resource.TOPIC, one)
+    for one in (healthy, hanging):
+        search = until(lambda one=one: found if (found := reader.find_hanging(topic=one)).searched else None, "the ACL")
         assert search.hanging == ()
         assert [found.reason for found in search.undecided] == [Reason.NOT_LISTED]
         needed = [f"Describe on the topic '{TRANSACTION_STATE_TOPIC}'", "Describe on the transactional id '*'"]
         assert all(refused(*pair) for pair in zip(search.hidden, needed, strict=True))
-    capsys.readouterr()
-    assert main(["transactions", "find-hanging", "--topic", hanging, "--json", *as_reader(guarded)]) == 1
-    seen = json_pages.check("find-hanging", json.loads(capsys.readouterr().out))
+    code, _, seen = with_json(shown, "find-hanging", "--topic", hanging)
+    assert code == 1
     assert {"undecided[].reason", "undecided[].why", "hidden[].message", "hidden[].code"} <= seen
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
     until(lambda: reader.find_hanging(topic=healthy).complete, "the ACL is known to the broker")
@@ -141,17 +145,11 @@ def test_an_id_that_may_be_hidden_by_a_missing_acl_is_not_reported_hanging(
     assert reader.find_hanging(topic=healthy).hanging == ()
     search = reader.find_hanging(topic=hanging)
     assert [found.reason for found in search.hanging] == [Reason.UNKNOWN_PRODUCER]
-    del producer
 
 
-def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
+def test_repairs(scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str) -> None:
     """What is missing is named, and nothing is changed."""
-    topic, name = new_name("topic"), new_name("id")
-    make_topic(guarded, topic)
-    producer = opened(guarded, name, topic)
-    hanging = new_name("hanging")
-    make_topic(guarded, hanging)
-    write_behind_the_coordinator(guarded.bootstrap_servers, hanging, 4_000_000, 0, int(time.time() * 1000) - HOUR_MS)
+    name, hanging = opened(scene, topic), scene.hang()
     grant(Operation.READ, Resource.TOPIC, "*")
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
     until(lambda: reader.find_hanging(topic=hanging, max_transaction_timeout=0).hanging, "the ACLs are known to the broker")
@@ -177,39 +175,32 @@ def test_repairs(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, ne
 
     until(allowed, "the ACL is known to the broker")
     reader.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
-    del producer
 
 
-def test_stuck_without_acls(guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName) -> None:
-    topic = new_name("topic")
-    make_topic(guarded, topic)
-    producer = opened(guarded, new_name("id"), topic)
+def test_stuck_without_acls(scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str) -> None:
+    opened(scene, topic)
     found = reader.stuck(topic=topic)
     assert refused(found.unreadable[0].problem, f"grant the principal Describe on the topic {topic!r}")
     grant(Operation.DESCRIBE, Resource.TOPIC, topic)
 
     def problem() -> Any:
         found = reader.stuck(topic=topic)
-        assert not found.partitions
-        assert not found.complete
+        assert (found.partitions, found.complete, found.searched) == ((), False, 0)
         (one,) = found.unreadable
-        assert found.searched == 0
         return one.problem
 
     until(lambda: refused(problem(), "DescribeProducers", f"grant the principal Read on the topic {topic!r}"), problem)
     grant(Operation.READ, Resource.TOPIC, topic)
     (one,) = until(lambda: reader.stuck(topic=topic).partitions, "the ACL is known to the broker")
     assert (one.holder.transactional_id, one.holder.hanging) == (None, Reason.NOT_LISTED)
-    del producer
 
 
 def test_the_id_of_a_record_that_an_acl_hides(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+    scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str, shown: Shown
 ) -> None:
     """It is not said that no coordinator lists one."""
-    topic, name = new_name("topic"), new_name("id")
-    make_topic(guarded, topic)
-    opened(guarded, name, topic).commit_transaction(LIMIT)
+    name = opened(scene, topic)
+    scene.end()
     grant(Operation.READ, Resource.TOPIC, topic)
 
     def found() -> RecordTransaction | None:
@@ -220,24 +211,22 @@ def test_the_id_of_a_record_that_an_acl_hides(
 
     record = until(found, "the ACL is known to the broker")
     assert (record.ending, record.transactional_id, record.complete) == (Ending.COMMITTED, None, False)
-    assert main(["transactions", "of", "--topic", topic, "--partition", "0", "--offset", "0", *as_reader(guarded)]) == 1
-    shown = capsys.readouterr()
-    assert "not known: grant the principal Describe on the topic '__transaction_state'" in shown.out
-    assert "grant the principal Describe on the transactional id '*'" in shown.err
+    code, out, err = shown("transactions", "of", "--topic", topic, "--partition", "0", "--offset", "0")
+    assert code == 1
+    assert "not known: grant the principal Describe on the topic '__transaction_state'" in out
+    assert "grant the principal Describe on the transactional id '*'" in err
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, name)
     until(lambda: reader.transaction_of(topic, 0, 0).complete, "the ACL is known to the broker")
     assert reader.transaction_of(topic, 0, 0).transactional_id == name
 
 
 def test_the_positions_of_a_group_that_may_not_be_described(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName
+    scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str
 ) -> None:
     """It is listed, by an ACL on the cluster; whether it waits is not known."""
-    topic, group = new_name("topic"), new_name("group")
-    make_topic(guarded, topic)
-    producer = opened(guarded, new_name("id"), topic)
-    consumer = Consumer({"bootstrap.servers": guarded.bootstrap_servers, "group.id": group})
-    with closing(consumer):
+    group = scene.new_name("group")
+    opened(scene, topic)
+    with closing(Consumer({"bootstrap.servers": scene.servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
         consumer.subscribe([topic])
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
@@ -252,17 +241,12 @@ def test_the_positions_of_a_group_that_may_not_be_described(
         grant(Operation.DESCRIBE, Resource.GROUP, group)
         until(lambda: reader.stuck(topic=topic).complete, "the ACL is known to the broker")
         assert [one.group_id for one in reader.stuck(group=group).partitions[0].groups] == [group]
-    del producer
 
 
-def test_topics_and_groups_that_an_acl_hides(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_topics_and_groups_that_an_acl_hides(scene: Transactions, reader: TransactionAdmin, grant: Grant, shown: Shown) -> None:
     """A view of the whole cluster is not reported as complete if a part may be missing."""
-    seen, unseen, group = new_name("seen"), new_name("unseen"), new_name("group")
-    for topic in (seen, unseen):
-        make_topic(guarded, topic)
-    producer = opened(guarded, new_name("id"), unseen)
+    seen, unseen, group = scene.topic(), scene.topic(), scene.new_name("group")
+    opened(scene, unseen)
     topics, groups = (f"Kafka leaves out the {what} that the principal may not describe" for what in ("topics", "groups"))
     grant(Operation.READ, Resource.TOPIC, seen)
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "*")
@@ -273,36 +257,27 @@ def test_topics_and_groups_that_an_acl_hides(
         assert topics in str(search.hidden)
     assert groups in str(reader.stuck(topic=seen).hidden)
     assert not reader.stuck(topic=seen).complete
-    assert main(["stuck", *as_reader(guarded)]) == 1
-    shown = capsys.readouterr()
-    assert "No consumer waits" in shown.out
-    assert topics in shown.err
-    assert groups in shown.err
+    code, out, err = shown("stuck")
+    assert (code, "No consumer waits" in out, topics in err, groups in err) == (1, True, True, True)
     grant(Operation.DESCRIBE, Resource.CLUSTER, "kafka-cluster")  # all groups are listed
     until(lambda: reader.stuck(topic=seen).complete, "the ACL is known to the broker")
     grant(Operation.READ, Resource.TOPIC, "*")
     until(lambda: reader.find_hanging(max_transaction_timeout=7200).complete, "the ACL is known to the broker")
     assert unseen in {one.end.topic for one in reader.stuck().partitions}
-    del producer
 
 
 def test_the_topics_of_a_transaction_that_an_acl_hides(
-    guarded: DevCluster, reader: TransactionAdmin, grant: Grant, new_name: NewName, capsys: pytest.CaptureFixture[str]
+    scene: Transactions, reader: TransactionAdmin, grant: Grant, topic: str, shown: Shown
 ) -> None:
-    topic, name = new_name("topic"), new_name("id")
-    make_topic(guarded, topic)
-    producer = opened(guarded, name, topic)
+    name = opened(scene, topic)
     grant(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, name)
     until(lambda: next(reader.describe([name])).description, "the ACL is known to the broker")
     assert next(reader.describe([name])).hides_topics
-    capsys.readouterr()
-    assert main(["transactions", "describe", name, *as_reader(guarded)]) == 1
-    assert f"{name}: Kafka leaves out the topics of its transaction" in capsys.readouterr().err
-    assert main(["transactions", "describe", name, "--json", *as_reader(guarded)]) == 1
-    assert json_pages.check("describe", found := json.loads(capsys.readouterr().out))
-    assert not found["complete"]
+    code, _, err = shown("transactions", "describe", name)
+    assert (code, f"{name}: Kafka leaves out the topics of its transaction" in err) == (1, True)
+    code, found, _ = with_json(shown, "describe", name)
+    assert (code, found["complete"]) == (1, False)
     assert [(one["kind"], name in one["message"]) for one in found["hidden"]] == [("BrokerAuthorizationError", True)]
     grant(Operation.DESCRIBE, Resource.TOPIC, topic)
     until(lambda: not next(reader.describe([name])).hides_topics, "the ACL is known to the broker")
-    assert main(["transactions", "describe", name, *as_reader(guarded)]) == 0
-    del producer
+    assert shown("transactions", "describe", name)[0] == 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,12 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_producer import NativeProducer
 from fixtures.broker import TRUSTING, make_topic, started, wait_for_markers
-from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT, done, until
-from fixtures.raw_producer import write_behind_the_coordinator
 from fixtures.tiers import thinned
+from fixtures.transactions import HOUR_MS, NewName, Transactions
 
-NewName = Callable[[str], str]
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
-HOUR_MS = 3_600_000
 VERSIONS = ["4.2.2", "3.9.1"]
-HEALTHY = ("open", "prepared", "recent")
 HANGING = {"unknown": Reason.UNKNOWN_PRODUCER, "elsewhere": Reason.WITHOUT_PARTITION, "fenced": Reason.OTHER_EPOCH}
 
 
@@ -44,75 +39,67 @@ def trusting(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
         yield cluster
 
 
-@dataclass
-class Scene:
+def name(kind: str) -> str:
+    """The topic of a kind of transaction, and its id."""
+    return f"hang.{kind}"
+
+
+class Scene(Transactions):
     """Topics with one partition: healthy transactions and hanging ones, an hour old by the timestamps of their batches."""
 
-    cluster: DevCluster
-    prefix: str
-    coordinator: WireTransactionCoordinator
-    two_phase: bool
-    producers: list[Any] = field(default_factory=list)  # they stay open
-
-    @property
-    def servers(self) -> str:
-        return self.cluster.bootstrap_servers
-
-    def topic(self, kind: str) -> str:
-        return f"{self.prefix}.{kind}"
-
-    def open(self, kind: str, timestamp: int) -> None:
-        """A transaction with one message, left ongoing."""
-        self.producers.append(left_open(self.servers, self.topic(kind), self.topic(kind), timestamp=timestamp))
+    def __init__(self, cluster: DevCluster, coordinator: WireTransactionCoordinator) -> None:
+        super().__init__(cluster, name)
+        self.coordinator = coordinator
+        self.two_phase = probe(self.servers).two_phase
+        self.native: list[NativeProducer] = []
 
     def prepare(self, kind: str, timestamp: int) -> None:
         """A prepared transaction, under two-phase commit, whose timeout never comes."""
-        config = KafkaConfig.of(self.servers)
-        producer = NativeProducer(config, self.topic(kind), self.coordinator, two_phase=True)
-        self.producers.append(producer)
+        make_topic(self.broker, name(kind))
+        producer = NativeProducer(KafkaConfig.of(self.servers), name(kind), self.coordinator, two_phase=True)
+        self.native.append(producer)
         producer.init_transactions(timeout=LIMIT)
         producer.begin_transaction()
-        producer.send(self.topic(kind), b"v", timestamp=timestamp)
+        producer.send(name(kind), b"v", timestamp=timestamp)
         producer.prepare_transaction(timeout=LIMIT)
 
-    def hang(self, kind: str, timestamp: int) -> None:
+    def make_hang(self, kind: str, timestamp: int) -> None:
         """A batch that the coordinator knows nothing of."""
-        producer_id, epoch = 4_000_000, 0
-        if kind != "unknown":
-            self.open(f"{kind}.also", timestamp)
-            described = self.coordinator.describe(self.topic(f"{kind}.also"))
-            assert described is not None
-            producer_id, epoch = described.producer_id, described.epoch
-        write_behind_the_coordinator(self.servers, self.topic(kind), producer_id, epoch, timestamp)
+        make_topic(self.broker, name(kind))
+        if kind == "unknown":
+            self.hang(name(kind))
+            return
+        also = self.open(name(f"{kind}.also"), timestamp=timestamp)
+        described = self.coordinator.describe(also)
+        assert described is not None
+        self.hang(name(kind), described.producer_id, described.epoch)
         if kind == "fenced":
             self.producers.pop()
             for _ in range(2):
                 wait_for_markers(self.servers)
-                assert self.coordinator.init_producer_id(self.topic("fenced.also")).name in ("NONE", "CONCURRENT_TRANSACTIONS")
+                assert self.coordinator.init_producer_id(also).name in ("NONE", "CONCURRENT_TRANSACTIONS")
 
-    def of(self, search: HangingSearch) -> dict[str, Reason]:
-        return {found.opened.topic.removeprefix(f"{self.prefix}."): found.reason for found in search.hanging}
+
+def reasons(search: HangingSearch) -> dict[str, Reason]:
+    return {found.opened.topic.removeprefix("hang."): found.reason for found in search.hanging}
 
 
 @pytest.fixture(scope="module")
 def scene(trusting: DevCluster) -> Iterator[Scene]:
-    servers = trusting.bootstrap_servers
     old = int(time.time() * 1000) - HOUR_MS
-    with closing(WireTransactionCoordinator(KafkaConfig.of(servers), timeout=LIMIT)) as coordinator:
-        made = Scene(trusting, "hang", coordinator, two_phase=probe(servers).two_phase)
-        for kind in (*HEALTHY, *HANGING, "elsewhere.also", "fenced.also"):
-            make_topic(trusting, made.topic(kind))
-        made.open("open", old)
-        made.open("recent", old + HOUR_MS)
+    with closing(WireTransactionCoordinator(KafkaConfig.of(trusting.bootstrap_servers), timeout=LIMIT)) as coordinator:
+        made = Scene(trusting, coordinator)
+        made.open(name("open"), timestamp=old)
+        made.open(name("recent"), timestamp=old + HOUR_MS)
         if made.two_phase:
             made.prepare("prepared", old)
         for kind in HANGING:
-            made.hang(kind, old)
-        wait_for_markers(servers)
+            made.make_hang(kind, old)
+        wait_for_markers(made.servers)
         yield made
-        for producer in made.producers:
-            if isinstance(producer, NativeProducer):
-                producer.close()
+        for producer in made.native:
+            producer.close()
+        made.producers.clear()
 
 
 # --- find-hanging ---------------------------------------------------------------------------------------------------------
@@ -122,22 +109,22 @@ def scene(trusting: DevCluster) -> Iterator[Scene]:
 @pytest.mark.parametrize("trusting", VERSIONS, indirect=True)
 def test_exactly_the_hanging_transactions_are_found(scene: Scene, admin: TransactionAdmin) -> None:
     search = admin.find_hanging()
-    assert scene.of(search) == HANGING
+    assert reasons(search) == HANGING
     assert search.complete
     assert search.limit_ms == 20 * 60_000
-    assert search.open == len([*HANGING, *scene.producers])
+    assert search.open == len([*HANGING, *scene.producers, *scene.native])
     by_topic = {found.opened.topic: found for found in search.hanging}
-    unknown, elsewhere = by_topic[scene.topic("unknown")], by_topic[scene.topic("elsewhere")]
+    unknown, elsewhere = by_topic[name("unknown")], by_topic[name("elsewhere")]
     assert (unknown.transactional_id, unknown.opened.producer.producer_id) == (None, 4_000_000)
     assert unknown.opened.producer.transaction_start_offset == 0
-    assert (elsewhere.transactional_id, elsewhere.coordinator) == (scene.topic("elsewhere.also"), 1)
+    assert (elsewhere.transactional_id, elsewhere.coordinator) == (name("elsewhere.also"), 1)
     assert elsewhere.description is not None
-    assert elsewhere.description.partitions == {(scene.topic("elsewhere.also"), 0)}
+    assert elsewhere.description.partitions == {(name("elsewhere.also"), 0)}
 
 
 @pytest.mark.slow
 def test_an_old_transaction_alone_does_not_hang(scene: Scene, admin: TransactionAdmin) -> None:
-    assert scene.of(admin.find_hanging(max_transaction_timeout=0)) == HANGING
+    assert reasons(admin.find_hanging(max_transaction_timeout=0)) == HANGING
     assert admin.find_hanging(max_transaction_timeout=2 * HOUR_MS / 1000).hanging == ()
 
 
@@ -146,7 +133,7 @@ def test_transactions_that_come_and_go_during_the_search_do_not_hang(
     scene: Scene, admin: TransactionAdmin, new_name: NewName
 ) -> None:
     topic, stop = new_name("busy"), threading.Event()
-    make_topic(scene.cluster, topic)
+    make_topic(scene.broker, topic)
 
     def write(name: str) -> None:
         producer = Producer({"bootstrap.servers": scene.servers, "transactional.id": name, "linger.ms": 0})
@@ -171,9 +158,9 @@ def test_transactions_that_come_and_go_during_the_search_do_not_hang(
 
 @pytest.mark.slow
 def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> None:
-    search = admin.find_hanging(topic=scene.topic("unknown"), partitions=[0], broker=1)
-    assert (scene.of(search), search.searched) == ({"unknown": Reason.UNKNOWN_PRODUCER}, 1)
-    assert admin.find_hanging(topic=scene.topic("open")).hanging == ()
+    search = admin.find_hanging(topic=name("unknown"), partitions=[0], broker=1)
+    assert (reasons(search), search.searched) == ({"unknown": Reason.UNKNOWN_PRODUCER}, 1)
+    assert admin.find_hanging(topic=name("open")).hanging == ()
     with pytest.raises(ConfigurationError, match="without a topic"):
         admin.find_hanging(partitions=[0])
 
@@ -190,9 +177,9 @@ def test_what_cannot_be_searched_is_reported(admin: TransactionAdmin, new_name: 
 
 
 def test_the_producers_of_a_partition(scene: Scene, admin: TransactionAdmin) -> None:
-    (found,) = admin.describe_producers(scene.topic("open"))
+    (found,) = admin.describe_producers(name("open"))
     (producer,) = found.producers
-    described = scene.coordinator.describe(scene.topic("open"))
+    described = scene.coordinator.describe(name("open"))
     assert described is not None
     assert (found.partition, found.broker, found.problem) == (0, 1, None)
     assert (producer.producer_id, producer.epoch) == (described.producer_id, described.epoch)
@@ -207,8 +194,8 @@ def test_missing_partitions_and_brokers(scene: Scene, admin: TransactionAdmin, n
         return found.problem
 
     assert isinstance(problem(new_name("missing")), UnknownTopicError)
-    assert isinstance(problem(scene.topic("open"), partitions=[5]), UnknownTopicError)
-    nobody = problem(scene.topic("open"), partitions=[0], broker=9)
+    assert isinstance(problem(name("open"), partitions=[5]), UnknownTopicError)
+    nobody = problem(name("open"), partitions=[0], broker=9)
     assert isinstance(nobody, BrokerError)
     assert "Broker 9 has no replica" in str(nobody)
 
@@ -229,22 +216,22 @@ def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: Transact
         for row in transactions_tool(scene.servers, "list")
     }
     assert listed == {(one.transactional_id, one.coordinator, one.producer_id, one.state) for one in admin.list()}
-    (row,) = transactions_tool(scene.servers, "describe", "--transactional-id", scene.topic("open"))
+    (row,) = transactions_tool(scene.servers, "describe", "--transactional-id", name("open"))
     assert row.keys() <= documented_columns()
-    (found,) = admin.describe([scene.topic("open")])
+    (found,) = admin.describe([name("open")])
     assert found.description is not None
     assert (int(row["CoordinatorId"]), row["TransactionState"]) == (found.coordinator, found.description.status.value)
     assert (int(row["ProducerId"]), int(row["ProducerEpoch"])) == (found.description.producer_id, found.description.epoch)
     assert int(row["TransactionTimeoutMs"]) == found.description.timeout_ms
     assert int(row["CurrentTransactionStartTimeMs"]) == found.description.start_time_ms
-    assert row["TopicPartitions"] == f"{scene.topic('open')}-0"
+    assert row["TopicPartitions"] == f"{name('open')}-0"
 
 
 @pytest.mark.slow
 def test_apaches_tool_finds_the_same_producers_and_hanging_transactions(scene: Scene, admin: TransactionAdmin) -> None:
-    rows = transactions_tool(scene.servers, "describe-producers", "--topic", scene.topic("open"), "--partition", "0")
+    rows = transactions_tool(scene.servers, "describe-producers", "--topic", name("open"), "--partition", "0")
     assert {heading for row in rows for heading in row} <= documented_columns()
-    (found,) = admin.describe_producers(scene.topic("open"))
+    (found,) = admin.describe_producers(name("open"))
     assert [(int(row["ProducerId"]), int(row["ProducerEpoch"]), int(row["LastTimestamp"])) for row in rows] == [
         (one.producer_id, one.epoch, one.last_timestamp_ms) for one in found.producers
     ]

@@ -11,13 +11,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 
 import dualwrite
 from crash.events import write_event
 from crash.scene import Scene, Worker
 from crash.worker import timeouts
 from dualwrite import PoolOptions, Transaction, WriterPool
+from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT, done
 from fixtures.tiers import thinned
 
@@ -31,9 +34,20 @@ def open_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[
     return dualwrite.create_pool(database, kafka=scene.settings, prefix=scene.transactional_id, **given)
 
 
+@contextmanager
+def psycopg_store(url: str, **options: Any) -> Iterator[SqlStateStore]:
+    """A store on a pool of psycopg connections."""
+    given = {"max_size": 4, "open": True, **options}
+    with ConnectionPool(url.replace("+psycopg", ""), **given) as connections, SqlStateStore.from_psycopg(connections) as store:
+        yield store
+
+
 def both(tx: Transaction, scene: Scene, number: int) -> int:
     """Write an event and send its message."""
-    write_event(scene.url, tx.db, scene.transactional_id, number)
+    if isinstance(tx.db, psycopg.Connection):
+        tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
+    else:
+        write_event(scene.url, tx.db, scene.transactional_id, number)
     tx.send(scene.topic, str(number), key=scene.transactional_id)
     return number
 

@@ -23,16 +23,15 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 from psycopg import sql
-from psycopg_pool import ConnectionPool
 from sqlalchemy.orm import Session, sessionmaker
 
 import dualwrite
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction, aio
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.guard import Watch
 from fixtures.pace import LIMIT
+from pool.pool_scene import psycopg_store
 
 TENANTS: Final = ("red", "green", "blue", None)
 PER_CALLER: Final = 20_000
@@ -196,10 +195,7 @@ def sets_tenant_in_cursor(_connection: Any, cursor: Any, *_: Any) -> None:
 def opened(url: str) -> Iterator[Any]:
     """The database for the pool, with the listeners of the service."""
     if handle() == "psycopg":
-        with (
-            ConnectionPool(url.replace("+psycopg", ""), max_size=4, open=True) as connections,
-            SqlStateStore.from_psycopg(connections) as store,
-        ):
+        with psycopg_store(url) as store:
             yield store
     else:
         engine = sa.create_engine(url)

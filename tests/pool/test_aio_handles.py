@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship,
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import PoolOptions, SqlStateStore, Transaction, aio
+from dualwrite import PoolOptions, SqlStateStore, aio
 from dualwrite.errors import TransactionControlError, UsageError
 from dualwrite.stores.sql.psycopg_sources import PipelineBatch
 from fixtures.pace import LIMIT
@@ -280,18 +280,11 @@ async def opened_on_psycopg(scene: Scene) -> AsyncIterator[aio.AsyncWriterPool]:
 
 
 def test_psycopg_connections_are_used_in_the_thread(scene: Scene) -> None:
-
-    def with_psycopg(tx: Transaction, number: int) -> int:
-        assert isinstance(tx.db, psycopg.Connection)
-        tx.db.execute("INSERT INTO events (writer, number) VALUES (%s, %s)", (scene.transactional_id, number))
-        tx.send(scene.topic, str(number), key=scene.transactional_id)
-        return number
-
     async def unit(tx: aio.AsyncTransaction) -> int:
         with pytest.raises(UsageError, match="run_sync"):
             _ = tx.db
         await tx.session.execute(sa.text("SELECT 1"))
-        return await tx.run_sync(with_psycopg, 1)
+        return await tx.run_sync(both, scene, 1)
 
     async def main() -> None:
         async with opened_on_psycopg(scene) as pool:

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 import dualwrite
-from crash.events import write_event
 from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import DualWriter, PoolOptions, Transaction, WriterPool, aio
@@ -23,7 +22,7 @@ from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
 from pool.aio_scene import in_loop
-from pool.pool_scene import grouped, open_pool
+from pool.pool_scene import both, grouped, open_pool
 
 HANDLES = ["postgresql", "psycopg", "mariadb", "rocksdb", "zookeeper"]
 """Not SQLite, where a unit that has written locks the whole file."""
@@ -51,15 +50,6 @@ def opened(scene: Scene, handle: str) -> Iterator[WriterPool[Any]]:
         yield pool
 
 
-def write(tx: Transaction, scene: Scene, number: int) -> int:
-    if isinstance(tx.db, psycopg.Connection):
-        tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
-    else:
-        write_event(scene.url, tx.db, scene.transactional_id, number)
-    tx.send(scene.topic, str(number), key=scene.transactional_id)
-    return number
-
-
 def claim(scene: Scene) -> None:
     """As another pool of the prefix does when the leases have expired: by a recoverer."""
     dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
@@ -67,11 +57,11 @@ def claim(scene: Scene) -> None:
 
 def claim_then_write(tx: Transaction, scene: Scene, number: int) -> None:
     claim(scene)
-    write(tx, scene, number)
+    both(tx, scene, number)
 
 
 def write_then_claim(tx: Transaction, scene: Scene, number: int) -> None:
-    write(tx, scene, number)
+    both(tx, scene, number)
     claim(scene)
 
 
@@ -83,7 +73,7 @@ def paths(pool: WriterPool[Any], scene: Scene) -> Iterator[Callable[[Callable[..
             unit(tx, scene, number)
 
     def in_a_group(unit: Callable[..., Any], number: int) -> None:
-        first, second = grouped(pool, partial(write, scene=scene, number=number), partial(unit, scene=scene, number=number))
+        first, second = grouped(pool, partial(both, scene=scene, number=number), partial(unit, scene=scene, number=number))
         assert type(first.exception()) is type(second.exception())
         first.result()
 
@@ -124,14 +114,14 @@ def test_an_id_that_is_claimed_while_a_unit_runs(scene: Scene, handle: str) -> N
         for point in ("group_after_units", "after_prepare"):
             claims = [partial(claim, scene)]
             with failpoints.armed(point, lambda: claims and claims.pop()()):  # noqa: B023  (called in the block)
-                committed.append(pool.transactional(attempts=3)(write)(scene, next(numbers)))
+                committed.append(pool.transactional(attempts=3)(both)(scene, next(numbers)))
             assert not claims
     name = f"{scene.transactional_id}.writer"
     with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=name, timeouts=timeouts()) as writer:
         with pytest.raises(FencedError), writer.transaction() as tx:
             claim_then_write(tx, scene, next(numbers))
         with writer.reopen().transaction() as tx:
-            committed.append(write(tx, scene, next(numbers)))
+            committed.append(both(tx, scene, next(numbers)))
     assert scene.agree() == committed
 
 
@@ -143,18 +133,18 @@ def test_an_id_that_is_claimed_before_a_unit_runs(scene: Scene) -> None:
 
     async def in_a_coroutine() -> None:
         async with aio.AsyncWriterPool(pool).transaction() as tx:
-            committed.append(await tx.run_sync(write, scene, next(numbers)))
+            committed.append(await tx.run_sync(both, scene, next(numbers)))
 
     def some_of_each_kind() -> None:
         keyed = pool.with_options(key="k")
-        in_order = [keyed.submit(write, scene, next(numbers)) for _ in range(4)]
+        in_order = [keyed.submit(both, scene, next(numbers)) for _ in range(4)]
         committed.extend(done(future) for future in in_order)
         for _ in range(pool.size):
             with pool.transaction() as tx:
-                committed.append(write(tx, scene, next(numbers)))
+                committed.append(both(tx, scene, next(numbers)))
         claim(scene)
         in_loop(in_a_coroutine())
-        committed.extend(pool.run(write, scene, next(numbers)) for _ in range(pool.size))
+        committed.extend(pool.run(both, scene, next(numbers)) for _ in range(pool.size))
 
     with open_pool(scene) as pool:
         some_of_each_kind()
@@ -165,7 +155,7 @@ def test_an_id_that_is_claimed_before_a_unit_runs(scene: Scene) -> None:
         claim(scene)
         claims = [partial(claim, scene)]
         with failpoints.armed("after_take_over", lambda: claims and claims.pop()()):  # once more, while it is claimed again
-            committed.append(pool.run(write, scene, next(numbers)))
+            committed.append(pool.run(both, scene, next(numbers)))
         assert not claims
         until(lambda: pool.size == 2, "the pool has another id")
         assert set(pool.transactional_ids) != ids
@@ -173,12 +163,12 @@ def test_an_id_that_is_claimed_before_a_unit_runs(scene: Scene) -> None:
         with dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id=taken) as writer:
 
             def used() -> bool:
-                committed.append(pool.run(write, scene, next(numbers)))
+                committed.append(pool.run(both, scene, next(numbers)))
                 return taken not in pool.transactional_ids
 
             until(used, "the writer that was fenced has been used")
             with writer.transaction() as tx:
-                committed.append(write(tx, scene, next(numbers)))
+                committed.append(both(tx, scene, next(numbers)))
     assert scene.agree() == committed
     in_the_topic = [int(message.value or b"") for message in read_committed(scene.settings, scene.topic)]
     assert in_the_topic == committed, "all have one key"
@@ -201,9 +191,9 @@ def test_ids_that_are_claimed_each_time(scene: Scene, monkeypatch: pytest.Monkey
             patched.setattr(DualWriter, "checked_transaction", claimed_first)
             patched.setattr(DualWriter, "group_transaction", group_claimed_first)
             with pytest.raises(FencedError), pool.transaction() as tx:
-                write(tx, scene, 1)
-            assert isinstance(pool.submit(write, scene, 2).exception(LIMIT), FencedError)
-        assert pool.run(write, scene, 3) == 3
+                both(tx, scene, 1)
+            assert isinstance(pool.submit(both, scene, 2).exception(LIMIT), FencedError)
+        assert pool.run(both, scene, 3) == 3
     assert scene.agree() == [3]
 
 
@@ -214,13 +204,13 @@ def test_units_of_a_writer_that_was_fenced_after_it_has_just_committed(scene: Sc
 
     def counted(tx: Transaction, number: int) -> int:
         runs.append(number)
-        return write(tx, scene, number)
+        return both(tx, scene, number)
 
     with opened(scene, handle) as pool:
-        pool.run(write, scene, 1)
+        pool.run(both, scene, 1)
         claim(scene)
         assert pool.run(counted, 2) == 2
-        pool.run(write, scene, 3)
+        pool.run(both, scene, 3)
         claim(scene)
         assert [each.result(LIMIT) for each in grouped(pool, *(partial(counted, number=number) for number in (4, 5)))] == [4, 5]
     assert runs.count(2) <= 2
@@ -230,8 +220,8 @@ def test_units_of_a_writer_that_was_fenced_after_it_has_just_committed(scene: Sc
 def test_a_block_of_a_writer_that_was_fenced_after_it_has_just_committed(scene: Scene) -> None:
     """A block does not run again, so it does not begin."""
     with open_pool(scene, size=1) as pool:
-        pool.run(write, scene, 1)
+        pool.run(both, scene, 1)
         claim(scene)
         with pool.transaction() as tx:
-            write(tx, scene, 2)
+            both(tx, scene, 2)
     assert scene.agree() == [1, 2]

@@ -14,19 +14,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from psycopg_pool import ConnectionPool
 
 from crash.events import write_event
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool, aio
 from dualwrite.errors import ConfigurationError, PoolTimeoutError
 from dualwrite.pool.calls import Call
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, happened, limit, until
 from pool.aio_scene import in_loop
-from pool.pool_scene import both, grouped, held, open_pool
+from pool.pool_scene import both, grouped, held, open_pool, psycopg_store
 
 
 @contextmanager
@@ -219,8 +217,7 @@ def with_psycopgs_savepoints(tx: Transaction, scene: Scene, number: int) -> None
     for _ in range(3):
         with tx.db.transaction():
             tx.db.execute("INSERT INTO events VALUES (%s, %s)", (f"{scene.transactional_id}-more", number))
-    tx.db.execute("INSERT INTO events VALUES (%s, %s)", (scene.transactional_id, number))
-    tx.send(scene.topic, str(number))
+    both(tx, scene, number)
 
 
 @pytest.mark.parametrize("careful", [False, True])
@@ -244,9 +241,7 @@ def test_savepoints_in_units_count(scene: Scene, unit: Callable[..., None], care
     with ExitStack() as stack:
         database: Any = None
         if unit is with_psycopgs_savepoints:
-            address = scene.url.replace("+psycopg", "")
-            connections = stack.enter_context(ConnectionPool(address, max_size=4, open=True))
-            database = stack.enter_context(SqlStateStore.from_psycopg(connections))
+            database = stack.enter_context(psycopg_store(scene.url))
         pool = stack.enter_context(open_pool(scene, database, size=1))
         units = [partial(unit, scene=scene, number=number) for number in numbers]
         with failpoints.armed("before_kafka_commit", look):

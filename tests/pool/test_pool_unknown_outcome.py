@@ -1,8 +1,10 @@
-"""The COMMIT of a group has an unknown outcome: each caller gets committed or in doubt, never a wrong outcome."""
+"""The COMMIT of a group has an unknown outcome: each caller gets committed or in doubt, never a wrong outcome.
+
+`tests/crash/test_unknown_outcome.py` has the other databases: a pool's writers do with them what a single one does.
+"""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,22 +15,20 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from psycopg_pool import ConnectionPool
 
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import FencedError, InDoubtTransactionError, StoreCommitFailedError, StoreUnavailableError
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from fixtures.tiers import thinned
-from pool.pool_scene import assert_reports_true, both, grouped, open_pool
+from pool.pool_scene import assert_reports_true, both, grouped, open_pool, psycopg_store
 
-HANDLES = ("postgresql", "psycopg", "mariadb", "zookeeper")
-"""Databases that a proxy can be put before; with psycopg, the units' statements go through libpq's pipeline."""
+HANDLES = ("postgresql", "psycopg")
+"""With psycopg, the units' statements go through libpq's pipeline."""
 
 pytestmark = pytest.mark.usefixtures("producer")
 
@@ -47,10 +47,6 @@ class Proxied:
 
     def break_the_next_commit(self, when: str, then: Callable[[], None] = lambda: None, *, for_good: bool = False) -> Any:
         """Cut the connection when the next COMMIT of our units passes, then call `then`; `for_good`: and refuse others."""
-        kind = self.scene.url.split(":")[0].split("+")[0]
-        pattern = {"postgresql": b"COMMIT\0", "mariadb": b"\x03COMMIT", "mysql": b"\x03COMMIT"}.get(
-            kind, f"/events/{self.scene.transactional_id}:1".encode()
-        )
 
         def cut(link: Link) -> None:
             self.cuts += 1
@@ -65,17 +61,13 @@ class Proxied:
         def arm() -> None:
             if self.has_run and not broken:  # once: the units may then run one by one
                 broken.append(None)
-                self.proxy.on_client_bytes(pattern, cut, when=when)  # type: ignore[arg-type]  # a literal
+                self.proxy.on_client_bytes(b"COMMIT\0", cut, when=when)  # type: ignore[arg-type]  # a literal
 
         return failpoints.armed("before_db_commit", arm)
 
     def unit(self, tx: Transaction, number: int, error: Exception | None = None) -> int:
         self.has_run = True
-        if self.is_psycopg:
-            tx.db.execute("INSERT INTO events VALUES (%s, %s)", (self.scene.transactional_id, number))
-            tx.send(self.scene.topic, str(number), key=self.scene.transactional_id)
-        else:
-            both(tx, self.scene, number)
+        both(tx, self.scene, number)
         if error is not None:
             raise error
         return number
@@ -83,13 +75,10 @@ class Proxied:
 
 @pytest.fixture
 def proxied(databases: Databases, broker: DevCluster, handle: str) -> Iterator[Proxied]:
-    database = "postgresql" if handle == "psycopg" else handle
-    scene = databases.scene(database, broker)
-    found = re.search(r":(\d+)/", scene.url)
-    assert found is not None
-    with TcpProxy("127.0.0.1", int(found[1])) as proxy:
-        options = {"mariadb": "read_timeout=2", "zookeeper": "session_timeout=4"}.get(database, "")
-        url = f"{scene.url.replace(found[0], f':{proxy.port}/')}{'&' if '?' in scene.url else '?'}{options}".rstrip("?&")
+    scene = databases.scene("postgresql", broker)
+    address = sa.make_url(scene.url)
+    with TcpProxy("127.0.0.1", address.port or 0) as proxy:
+        url = address.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
         yield Proxied(scene, proxy, url, handle == "psycopg")
 
 
@@ -104,9 +93,7 @@ def pool(proxied: Proxied, claim: float, size: int) -> Iterator[WriterPool[Any]]
     with ExitStack() as stack:
         database: Any = proxied.url
         if proxied.is_psycopg:
-            address = proxied.url.replace("+psycopg", "")
-            connections = stack.enter_context(ConnectionPool(address, min_size=1, max_size=4, timeout=claim, open=True))
-            database = stack.enter_context(SqlStateStore.from_psycopg(connections))
+            database = stack.enter_context(psycopg_store(proxied.url, min_size=1, timeout=claim))
         options = PoolOptions(timeout=LIMIT, lease=600)  # a renewal commits too
         timeouts = Timeouts(claim=claim, kafka=LIMIT, delivery=LIMIT)
         yield stack.enter_context(open_pool(proxied.scene, database, size=size, options=options, timeouts=timeouts))
@@ -186,7 +173,7 @@ def test_the_database_stays_unreachable(proxied: Proxied, pool: WriterPool[Any],
 
 
 @pytest.mark.parametrize(("claim", "size"), [(1.0, 2)], ids=["impatient"])
-@pytest.mark.parametrize("handle", thinned(HANDLES, kept=["postgresql", "zookeeper"], quick=["postgresql"]))
+@pytest.mark.parametrize("handle", ["postgresql"])
 def test_a_call_in_doubt_is_resolved_although_no_other_follows(proxied: Proxied, pool: WriterPool[Any]) -> None:
     with proxied.break_the_next_commit("answered", for_good=True):
         error = pool.submit(partial(proxied.unit, number=1)).exception(LIMIT)

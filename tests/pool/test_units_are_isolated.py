@@ -18,14 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
-from psycopg_pool import ConnectionPool
 
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, until
-from pool.pool_scene import both, grouped, held, open_pool
+from pool.pool_scene import both, grouped, held, open_pool, psycopg_store
 
 numbers = itertools.count(1)
 Unit = Callable[[Transaction], Any]
@@ -339,8 +337,7 @@ def pool(scene: Scene, request: pytest.FixtureRequest) -> Iterator[WriterPool[An
         sa.event.listen(store, "do_execute", execute_itself)
         stack.callback(store.dispose)
         if request.param == "psycopg":
-            connections = ConnectionPool(scene.url.replace("+psycopg", ""), max_size=4, open=True)
-            store = stack.enter_context(SqlStateStore.from_psycopg(stack.enter_context(connections)))
+            store = stack.enter_context(psycopg_store(scene.url))
         yield stack.enter_context(open_pool(scene, store, size=1, options=PoolOptions(group_units=8, timeout=LIMIT)))
 
 

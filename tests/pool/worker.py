@@ -22,15 +22,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from psycopg_pool import ConnectionPool
 
 import dualwrite
 from crash.events import write_event
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction, aio
-from dualwrite.stores.sql import SqlStateStore
 from fixtures.pace import LIMIT
 from pool.aio_scene import INSERT
+from pool.pool_scene import psycopg_store
 from pool.restless import MOST, make_restless
 
 SESSION: Final = 5
@@ -50,10 +49,7 @@ class NoNeedError(Exception):
 def opened(url: str) -> Iterator[Any]:
     """The database for the pool."""
     if has_handle("psycopg"):
-        with (
-            ConnectionPool(url.replace("+psycopg", ""), max_size=2 * MOST, min_size=4, open=True) as connections,
-            SqlStateStore.from_psycopg(connections) as store,
-        ):
+        with psycopg_store(url, max_size=2 * MOST) as store:
             yield store
     elif url.startswith("zookeeper:") and "LEASE" in os.environ:
         yield f"{url}?session_timeout={SESSION}"

@@ -44,8 +44,3 @@ def postgres_claim(postgres_store: SqlStateStore) -> Claim:
 @pytest.fixture
 def mariadb_claim(mariadb_store: SqlStateStore) -> Claim:
     return first_claim(mariadb_store)
-
-
-@pytest.fixture
-def proxied_claim(proxied_store: SqlStateStore) -> Claim:
-    return first_claim(proxied_store)

@@ -63,10 +63,21 @@ def execute_past_the_guard(transaction: StoreTransaction, statement: str) -> Non
         cursor.execute(statement)
 
 
+def write(transaction: StoreTransaction, number: int = 1) -> None:
+    """Insert an order."""
+    transaction.handle.execute(insert(orders).values(id=number, item="chair"))
+
+
+def commit(transaction: StoreTransaction, number: int = 1) -> None:
+    """Record the state of the transaction with this number, and commit."""
+    transaction.record(STATE, generation=0, transaction_number=number)
+    transaction.commit()
+
+
 def recorded(store: SqlStateStore, claim: Claim, record: str = "record") -> StoreTransaction:
     """The claim's first transaction, with an order and the state, which `record_at_commit` may write only in COMMIT."""
     transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     getattr(transaction, record)(STATE, generation=0, transaction_number=1)
     return transaction
 

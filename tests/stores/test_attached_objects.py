@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
-from store_scene import STATE
+from store_scene import commit
 
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
@@ -123,8 +123,7 @@ def test_the_next_run_finds_them_as_the_first_did(
     transaction.begin_unit()
     work.run(transaction.session)
     transaction.end_unit()
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert work.new.id
     with Session(store.engine) as session:
         lamp, renamed = session.scalars(sa.select(Customer).order_by(Customer.name))

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert, select, update
-from store_scene import ID, STATE, assert_nothing_is_checked_out, assert_outcome, orders, user_metadata
+from store_scene import ID, STATE, assert_nothing_is_checked_out, assert_outcome, commit, orders, user_metadata, write
 
 from dualwrite import migration
 from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreError
@@ -69,8 +69,7 @@ def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.
             meet.wait(LIMIT)
         if len(here) > 1:
             transaction.session.execute(update(orders).where(orders.c.id == doctor).values(item="home"))
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
     finally:
         transaction.rollback()
     return len(here) > 1
@@ -112,8 +111,7 @@ def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, l
     change = update(orders).where(orders.c.id == 1).values(item=orders.c.item + " and ours")
     if level == READ_COMMITTED:
         transaction.session.execute(change)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
         assert items(store)[1] == "theirs and ours"
         return
     with pytest.raises(sa.exc.OperationalError) as caught:
@@ -123,8 +121,7 @@ def test_an_update_of_a_row_that_another_transaction_changed(open_store: Open, l
     assert items(store)[1] == "theirs"
     again = store.begin(claim)
     again.session.execute(change)
-    again.record(STATE, generation=0, transaction_number=2)
-    again.commit()
+    commit(again, 2)
     assert items(store)[1] == "theirs and ours"
 
 
@@ -183,8 +180,7 @@ def test_record_after_a_change_of_its_row_other_than_a_claim(open_store: Open, l
         transaction.record(STATE, generation=0, transaction_number=1)
     assert caught.value.retriable
     again = store.begin(claim)
-    again.record(STATE, generation=0, transaction_number=2)
-    again.commit()
+    commit(again, 2)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -215,8 +211,7 @@ def test_many_writers_that_conflict_constantly(open_store: Open, level: str) -> 
                 try:
                     now = int(transaction.session.scalar(select(orders.c.item).where(orders.c.id == 1)) or "")
                     transaction.session.execute(update(orders).where(orders.c.id == 1).values(item=str(now + 1)))
-                    transaction.record(STATE, generation=0, transaction_number=number)
-                    transaction.commit()
+                    commit(transaction, number)
                     break
                 except (StoreCommitFailedError, sa.exc.DBAPIError) as error:
                     if not (isinstance(error, StoreCommitFailedError) or store.is_conflict(error)):
@@ -255,7 +250,7 @@ def test_a_commit_that_is_ended_while_it_runs(own_postgres_server: PostgresServe
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         transaction.record(STATE, generation=0, transaction_number=1)
         with ThreadPoolExecutor(1) as pool:
             committing = pool.submit(transaction.commit)

@@ -14,12 +14,14 @@ from store_scene import (
     ID,
     STATE,
     assert_nothing_is_checked_out,
+    commit,
     execute_past_the_guard,
     orders,
     recorded,
     rows,
     store_on_engine,
     user_metadata,
+    write,
 )
 
 from dualwrite import migration
@@ -47,15 +49,14 @@ def test_a_statement_that_would_commit_by_itself_is_refused_before_it_runs(
     mariadb_store: SqlStateStore, mariadb_claim: Claim, statement: str
 ) -> None:
     transaction = mariadb_store.begin(mariadb_claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     for call in (transaction.handle.exec_driver_sql, lambda text: transaction.session.execute(sa.text(text))):
         with pytest.raises(TransactionControlError, match="would commit the transaction implicitly"):
             call(statement)
     with pytest.raises(TransactionControlError):
         sa.Table("another", sa.MetaData(), sa.Column("id", sa.Integer)).create(transaction.handle)
     assert rows(mariadb_store.engine) == 0
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert rows(mariadb_store.engine) == 1
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
 
@@ -64,8 +65,7 @@ def test_a_block_may_use_temporary_tables(mariadb_store: SqlStateStore, mariadb_
     transaction = mariadb_store.begin(mariadb_claim)
     for statement in ("CREATE TEMPORARY TABLE mine (id int)", "INSERT INTO mine VALUES (1)", "DROP TEMPORARY TABLE mine"):
         transaction.handle.exec_driver_sql(statement)
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
 
 
@@ -74,7 +74,7 @@ def test_a_statement_that_commits_by_itself_is_found(
     mariadb_store: SqlStateStore, mariadb_claim: Claim, statement: str
 ) -> None:
     transaction = mariadb_store.begin(mariadb_claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     execute_past_the_guard(transaction, statement)
     with pytest.raises(TransactionControlError, match="WITHOUT its messages"):
         transaction.record(STATE, generation=0, transaction_number=1)
@@ -87,7 +87,7 @@ def test_statements_after_one_that_commits_are_rolled_back_on_an_engine_with_aut
     with store_on_engine(mariadb_url, isolation_level="AUTOCOMMIT") as store:
         transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
         execute_past_the_guard(transaction, "CREATE TABLE another (id int)")
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         with pytest.raises(TransactionControlError):
             transaction.record(STATE, generation=0, transaction_number=1)
         transaction.rollback()
@@ -136,8 +136,7 @@ def test_a_lock_wait_timeout_rolls_back_its_statement_only(mariadb_store: SqlSta
         with pytest.raises(sa.exc.OperationalError, match="1205") as caught:
             transaction.handle.execute(sa.text("UPDATE orders SET item = 'ours' WHERE id = 1"))
     assert not mariadb_store.is_conflict(caught.value)
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert mariadb_store.read_claimed(mariadb_claim).prepared_state == STATE
     assert rows(mariadb_store.engine) == 2
 
@@ -180,7 +179,7 @@ def test_a_newer_claim_than_the_snapshot_is_found(mariadb_url: str, mariadb_stor
     with store_on_engine(mariadb_url, **options) as store:
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         theirs = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         with pytest.raises(FencedError) as caught:
             transaction.record(STATE, generation=0, transaction_number=1)
@@ -201,8 +200,7 @@ def test_a_claim_waits_for_a_serializable_transaction_from_its_beginning(
         transaction = store.begin(claim)
         with pytest.raises(ClaimTimeoutError, match="stayed locked for 1 s"):
             mariadb_store.claim(ID, "theirs", timeout=1)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
         theirs = mariadb_store.claim(ID, "theirs", timeout=LIMIT)
         assert mariadb_store.read_claimed(theirs).prepared_state == STATE
         with pytest.raises(FencedError):

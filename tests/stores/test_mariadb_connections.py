@@ -18,6 +18,7 @@ from store_scene import (
     STATE,
     Order,
     assert_nothing_is_checked_out,
+    commit,
     execute_past_the_guard,
     orders,
     recorded,
@@ -144,8 +145,7 @@ def test_dead_connections_in_the_pool(own_mariadb_server: MariaDBServer) -> None
         claim = store.claim(ID, "ours", timeout=LIMIT)
         server.restart()
         transaction = store.begin(claim)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
         server.restart()
         assert store.read_claimed(claim).prepared_state == STATE
 

@@ -82,6 +82,23 @@ def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore,
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 
+def test_a_group_begins_on_a_new_connection_if_the_pools_was_dead(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
+) -> None:
+    user_metadata.create_all(proxied_store.engine)
+    claim = first_claim(proxied_store)
+    postgres_proxy.cut()
+    transaction = proxied_store.begin_group(claim)
+    transaction.begin_units()
+    write(transaction)
+    transaction.undo_units(ValueError())
+    transaction.begin_unit()
+    transaction.end_unit()
+    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
+    transaction.commit()
+    assert rows(proxied_store.engine) == 0
+
+
 # --- what keeps the two apart -------------------------------------------------------------------------------------------------
 
 

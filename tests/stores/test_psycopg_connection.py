@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
-from store_scene import ID, STATE, Order, orders, user_metadata
+from store_scene import ID, STATE, Order, commit, orders, user_metadata
 
 from dualwrite import migration
 from dualwrite.errors import (
@@ -133,8 +133,7 @@ def test_the_session_writes_in_the_same_transaction(any_source: SqlStateStore, d
     transaction.handle.execute("UPDATE orm_orders SET item = 'table'")
     assert transaction.session.scalar(sa.select(Order.item).where(Order.id == 7)) == "table"
     transaction.session.add(Order(id=8, item="flushed by record"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     with psycopg.connect(dsn) as watcher:
         assert watcher.execute("SELECT count(*) FROM orm_orders").fetchone() == (2,)
 
@@ -281,8 +280,7 @@ def test_settings_of_the_users_connection_are_kept(dsn: str) -> None:
             assert db.execute("SELECT 1.5 AS f, to_jsonb(2) AS j").fetchone() == {"f": 1.5, "j": 2}
             assert not db.autocommit
             db.execute(f"DO $$ BEGIN RAISE NOTICE 'n{number}'; END $$")
-            transaction.record(STATE, generation=0, transaction_number=number)
-            transaction.commit()
+            commit(transaction, number)
             assert connection.autocommit
         assert notices == ["n1", "n2", "n3"]
         assert connection.execute("SELECT 3::bigint AS n").fetchone() == {"n": "3"}
@@ -315,8 +313,7 @@ def test_operations_allowed_in_a_block(mine: SqlStateStore, dsn: str) -> None:
         assert named.fetchone() == {"id": 1}
     assert psycopg.types.TypeInfo.fetch(db, "numeric") is not None
     assert isinstance(db.execute("SELECT 1.5 AS n").fetchone()["n"], decimal.Decimal)
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert count(dsn) == 6
 
 
@@ -355,8 +352,7 @@ def test_operations_refused_in_a_block(mine: SqlStateStore, dsn: str, call: str)
     with pytest.raises(TransactionControlError, match=r"transaction\(\)") as caught:
         REFUSED[call](transaction.handle)
     assert caught.value.transactional_id == ID
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert count(dsn) == 1
 
 

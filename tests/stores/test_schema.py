@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from store_scene import STATE
+from store_scene import STATE, commit
 
 import dualwrite
 from dualwrite import Transaction, migration
@@ -116,8 +116,7 @@ def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
     counts = [sa.select(sa.func.count()).select_from(table) for table in (sa.table(state_table.name), state_table)]
     found = [scalar(count) for scalar in (transaction.handle.scalar, transaction.session.scalar) for count in counts]
     found += [transaction.handle.execute(count).scalar() for count in counts]
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert found == [0] * 6
     assert store.read_claimed(claim).prepared_state == STATE
 

@@ -1,15 +1,19 @@
-"""The heart of the contract: does a failed commit certainly leave nothing behind, or is its outcome unknown?"""
+"""The heart of the contract: does a failed commit certainly leave nothing behind, or is its outcome unknown?
+
+Connections that break at COMMIT, servers that are killed or silent: the kit's ConnectionLossConformance, and
+tests/crash/test_unknown_outcome.py.
+"""
 
 from __future__ import annotations
 
 import signal
 import sqlite3
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import insert
@@ -18,13 +22,13 @@ from store_scene import (
     STATE,
     assert_nothing_is_checked_out,
     assert_outcome,
+    first_claim,
     orders,
     recorded,
     rows,
-    user_metadata,
+    store_on_engine,
 )
 
-from dualwrite import migration
 from dualwrite.errors import (
     FencedError,
     StoreCommitFailedError,
@@ -36,15 +40,8 @@ from dualwrite.errors import (
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.mariadb import MariaDBServer
-from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.proxy import Link, TcpProxy
-from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
-
-COMMIT = b"COMMIT\0"
-"""What PostgreSQL gets for it; MariaDB gets `MARIADB_COMMIT`."""
-MARIADB_COMMIT = b"\x03COMMIT"
-SERVERS = thinned(["postgresql", "mariadb"], quick=["postgresql"])
+from dualwrite.testing.proxy import TcpProxy
+from fixtures.pace import LIMIT, done
 
 RECORDS = ("record", "record_at_commit")
 
@@ -55,33 +52,38 @@ def record(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@contextmanager
+def commits_held_back(store: SqlStateStore) -> Iterator[sa.Connection]:
+    """Each COMMIT of MariaDB waits, as for a backup, until the block ends."""
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql("FLUSH TABLES WITH READ LOCK")
+        yield connection
+        connection.exec_driver_sql("UNLOCK TABLES")
+
+
 # --- certainly failed -----------------------------------------------------------------------------------------------------
 
 
 def test_a_serialization_failure(postgres_url: str, record: str) -> None:
-    engine = sa.create_engine(postgres_url, isolation_level="SERIALIZABLE")
-    store = SqlStateStore(engine)
-    user_metadata.create_all(engine)
-    claim = store.claim(ID, "tests", timeout=LIMIT)
-    count = sa.select(sa.func.count()).select_from(orders)
-    transaction = store.begin(claim)
-    transaction.handle.execute(count)
-    with engine.connect() as other:
-        other.execute(count)
-        other.execute(insert(orders).values(id=2, item="table"))
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-        getattr(transaction, record)(STATE, generation=0, transaction_number=1)
-        other.commit()
-    with pytest.raises(StoreCommitFailedError) as caught:
-        transaction.commit()
-    assert caught.value.retriable
-    assert caught.value.cause is not None
-    assert "could not serialize" in caught.value.cause
-    transaction.rollback()
-    assert store.read_claimed(claim).prepared_state is None
-    assert rows(engine) == 1
-    assert_nothing_is_checked_out(store)
-    engine.dispose()
+    with store_on_engine(postgres_url, isolation_level="SERIALIZABLE") as store:
+        claim = store.claim(ID, "tests", timeout=LIMIT)
+        count = sa.select(sa.func.count()).select_from(orders)
+        transaction = store.begin(claim)
+        transaction.handle.execute(count)
+        with store.engine.connect() as other:
+            other.execute(count)
+            other.execute(insert(orders).values(id=2, item="table"))
+            transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+            getattr(transaction, record)(STATE, generation=0, transaction_number=1)
+            other.commit()
+        with pytest.raises(StoreCommitFailedError) as caught:
+            transaction.commit()
+        assert caught.value.retriable
+        assert "could not serialize" in (caught.value.cause or "")
+        transaction.rollback()
+        assert store.read_claimed(claim).prepared_state is None
+        assert rows(store.engine) == 1
+        assert_nothing_is_checked_out(store)
 
 
 def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, postgres_claim: Claim, record: str) -> None:
@@ -96,15 +98,12 @@ def test_a_deferred_constraint_of_postgresql(postgres_store: SqlStateStore, post
 
 def test_a_deferred_constraint_of_sqlite(sqlite_url: str, record: str) -> None:
     with SqlStateStore.from_url(sqlite_url) as store:
-        user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=LIMIT)
+        claim = first_claim(store)
         with store.engine.begin() as connection:
-            connection.execute(
-                sa.text("CREATE TABLE child (id int, parent int REFERENCES orders(id) DEFERRABLE INITIALLY DEFERRED)")
-            )
+            connection.exec_driver_sql("CREATE TABLE child (parent int REFERENCES orders(id) DEFERRABLE INITIALLY DEFERRED)")
         sa.event.listen(store.engine, "checkout", lambda raw, *_: raw.execute("PRAGMA foreign_keys = ON"))
         transaction = recorded(store, claim, record)
-        transaction.handle.execute(sa.text("INSERT INTO child VALUES (1, 99)"))
+        transaction.handle.execute(sa.text("INSERT INTO child VALUES (99)"))
         with pytest.raises(StoreCommitFailedError, match="FOREIGN KEY"):
             transaction.commit()
         assert_outcome(store, claim, committed=False)
@@ -114,22 +113,18 @@ def test_a_deferred_constraint_of_sqlite(sqlite_url: str, record: str) -> None:
 
 def test_a_reader_that_blocks_a_commit_on_sqlite(sqlite_url: str, tmp_path: Path, record: str) -> None:
     """Without WAL, COMMIT waits for readers, and times out with the transaction still open."""
-    engine = sa.create_engine(sqlite_url, connect_args={"timeout": 0.1})
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text("PRAGMA journal_mode = DELETE")) == "delete"
-    store = SqlStateStore(engine)
-    user_metadata.create_all(engine)
-    claim = store.claim(ID, "tests", timeout=LIMIT)
-    transaction = recorded(store, claim, record)
-    reader = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT * FROM orders").fetchall()
-    with pytest.raises(StoreCommitFailedError, match="locked"):
-        transaction.commit()
-    reader.execute("COMMIT")
-    reader.close()
-    assert_outcome(store, claim, committed=False)
-    engine.dispose()
+    with store_on_engine(sqlite_url, connect_args={"timeout": 0.1}) as store:
+        with store.engine.connect() as connection:
+            assert connection.scalar(sa.text("PRAGMA journal_mode = DELETE")) == "delete"
+        claim = store.claim(ID, "tests", timeout=LIMIT)
+        transaction = recorded(store, claim, record)
+        with closing(sqlite3.connect(tmp_path / "test.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM orders").fetchall()
+            with pytest.raises(StoreCommitFailedError, match="locked"):
+                transaction.commit()
+            reader.execute("COMMIT")
+        assert_outcome(store, claim, committed=False)
 
 
 @pytest.mark.parametrize("after", [None, *RECORDS])
@@ -165,107 +160,82 @@ def test_a_connection_known_to_be_lost_before_commit(proxied_store: SqlStateStor
     assert proxied_store.read_claimed(claim).prepared_state is None
 
 
+@pytest.mark.slow
+def test_a_commit_that_waited_too_long_for_a_backup_lock(
+    mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    with SqlStateStore.from_url(mariadb_url, lock_timeout=1) as store:
+        transaction = recorded(store, mariadb_claim)
+        with commits_held_back(mariadb_store), pytest.raises(StoreCommitFailedError, match="1205"):
+            transaction.commit()
+        assert_outcome(store, mariadb_claim, committed=False)
+
+
+def test_a_server_that_became_read_only(
+    mariadb_server: MariaDBServer, mariadb_store: SqlStateStore, mariadb_claim: Claim
+) -> None:
+    """As during a switchover to another primary."""
+    with mariadb_store.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
+        connection.exec_driver_sql("GRANT ALL ON test.* TO weak@'127.0.0.1'")
+    with SqlStateStore.from_url(mariadb_server.url_at(mariadb_server.port, "test", user="weak")) as store:
+        transaction = recorded(store, mariadb_claim)
+        with mariadb_store.engine.connect() as connection:
+            connection.exec_driver_sql("SET GLOBAL read_only = ON")
+            try:
+                with pytest.raises(StoreCommitFailedError, match="read-only"):
+                    transaction.commit()
+            finally:
+                connection.exec_driver_sql("SET GLOBAL read_only = OFF")
+        assert_outcome(store, mariadb_claim, committed=False)
+
+
+def test_a_transaction_that_was_lost_after_record_is_not_committed(mariadb_store: SqlStateStore, mariadb_claim: Claim) -> None:
+    """Nothing should be written after `record`; DDL at that point commits, without our COMMIT."""
+    transaction = mariadb_store.begin(mariadb_claim)
+    transaction.record(STATE, generation=0, transaction_number=1)
+    transaction.handle.connection.rollback()
+    with pytest.raises(StoreCommitFailedError, match="no transaction any more"):
+        transaction.commit()
+    assert_outcome(mariadb_store, mariadb_claim, committed=False)
+
+
 # --- unknown --------------------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[Callable[[TcpProxy, bytes], None], bool]] = {
-    "cut before COMMIT arrives": (lambda p, commit: p.on_client_bytes(commit, Link.cut), False),
-    "reset before COMMIT arrives": (lambda p, commit: p.on_client_bytes(commit, Link.cut_with_reset), False),
-    "cut after COMMIT was answered": (lambda p, commit: p.on_client_bytes(commit, Link.cut, when="answered"), True),
-    "reset after COMMIT was answered": (
-        lambda p, commit: p.on_client_bytes(commit, Link.cut_with_reset, when="answered"),
-        True,
-    ),
+
+ENDED = {
+    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({}, 5000)"),
+    "mariadb": ("SELECT connection_id()", "KILL {}"),
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_connection_lost_in_commit(request: pytest.FixtureRequest, server: str, fault: str, record: str) -> None:
-    break_it, committed = FAULTS[fault]
-    postgres = server == "postgresql"
-    store: SqlStateStore = request.getfixturevalue("proxied_store" if postgres else "proxied_mariadb_store")
-    proxy: TcpProxy = request.getfixturevalue("postgres_proxy" if postgres else "mariadb_proxy")
-    user_metadata.create_all(store.engine)
-    claim = store.claim(ID, "tests", timeout=LIMIT)
+@pytest.mark.parametrize("kind", ENDED)
+def test_an_administrator_ends_the_connection_before_commit(request: pytest.FixtureRequest, kind: str, record: str) -> None:
+    store: SqlStateStore = request.getfixturevalue("postgres_store" if kind == "postgresql" else "mariadb_store")
+    claim, (asks, ends) = first_claim(store), ENDED[kind]
     transaction = recorded(store, claim, record)
-    break_it(proxy, COMMIT if postgres else MARIADB_COMMIT)
-    with pytest.raises(StoreCommitUnknownError) as caught:
+    number = transaction.handle.scalar(sa.text(asks))
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql(ends.format(number))
+    with pytest.raises(StoreCommitUnknownError):
         transaction.commit()
-    assert not caught.value.retriable
-    transaction.rollback()
-    assert_outcome(store, claim, committed=committed)
+    assert_outcome(store, claim, committed=False)
 
 
-def test_a_connection_lost_while_commit_runs(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_url: str, proxied_claim: Claim, record: str
-) -> None:
-    """The COMMIT continues without us (a deferred trigger waits for a lock); the next claim waits for it and sees it."""
-    with proxied_store.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
-            "EXECUTE FUNCTION wait()"
-        )
-    transaction = recorded(proxied_store, proxied_claim, record)
-    postgres_proxy.on_client_bytes(COMMIT, Link.cut, when="after")
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as watcher:
-        watcher.execute("SELECT pg_advisory_lock(42)")
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        (number,) = watcher.execute("SELECT transaction_number FROM kafka_transaction_state").fetchone() or (None,)
-        assert number == 0  # a plain read shows "not committed" here, which is wrong once the trigger has its lock
-        watcher.execute("SELECT pg_advisory_unlock(42)")
-    assert_outcome(proxied_store, proxied_claim, committed=True)
-
-
-def test_a_terminated_backend(postgres_store: SqlStateStore, postgres_claim: Claim, record: str) -> None:
-    transaction = recorded(postgres_store, postgres_claim, record)
-    pid = transaction.handle.scalar(sa.text("SELECT pg_backend_pid()"))
-    with postgres_store.engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
-    with pytest.raises(StoreCommitUnknownError, match="terminating connection"):
-        transaction.commit()
-    assert_outcome(postgres_store, postgres_claim, committed=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("record", "server", "when"),
-    thinned(
-        product(RECORDS, ["postgresql", "mariadb"], ["before", "answered"]),
-        kept=[
-            ("record", "mariadb", "before"),
-            ("record_at_commit", "postgresql", "answered"),
-            ("record_at_commit", "mariadb", "answered"),
-        ],
-    ),
-    indirect=["record"],
-)
-def test_a_server_killed_in_commit(request: pytest.FixtureRequest, server: str, when: Any, record: str) -> None:
-    own: PostgresServer | MariaDBServer = request.getfixturevalue(
-        "own_postgres_server" if server == "postgresql" else "own_mariadb_server"
-    )
-    migration.upgrade(own.url)
-    with TcpProxy("127.0.0.1", own.port) as proxy, SqlStateStore.from_url(own.url_at(proxy.port)) as store:
-        user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = recorded(store, claim, record)
-
-        def crash(link: Link) -> None:
-            own.kill()
-            link.cut()
-
-        proxy.on_client_bytes(COMMIT if server == "postgresql" else MARIADB_COMMIT, crash, when=when)
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        transaction.rollback()
-        with pytest.raises(StoreUnavailableError):
-            store.claim(ID, "tests", timeout=0.3, expected_fence=claim.fence)
-        own.start()
-        assert_outcome(store, claim, committed=when == "answered")
+@pytest.mark.parametrize("how", ["KILL", "KILL QUERY"])
+def test_an_administrator_kills_the_connection_in_commit(mariadb_store: SqlStateStore, mariadb_claim: Claim, how: str) -> None:
+    transaction = recorded(mariadb_store, mariadb_claim)
+    number = transaction.handle.scalar(sa.text("SELECT connection_id()"))
+    state = sa.text("SELECT state FROM information_schema.PROCESSLIST WHERE id = :id AND info = 'COMMIT'")
+    with ThreadPoolExecutor(1) as thread:
+        with commits_held_back(mariadb_store) as admin:
+            committing = thread.submit(transaction.commit)
+            while admin.scalar(state, {"id": number}) is None:
+                assert not committing.done()
+            admin.exec_driver_sql(f"{how} {number}")
+            with pytest.raises(StoreCommitUnknownError):
+                done(committing)
+        assert_outcome(mariadb_store, mariadb_claim, committed=False)
 
 
 def test_an_interrupt_in_commit_is_raised_unchanged(

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ClauseElement, Executable
-from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, commit, orders, rows, write
 
 from dualwrite import migration
 from dualwrite.errors import TransactionControlError
@@ -98,7 +98,7 @@ def begun(store: SqlStateStore, claim: Claim) -> Iterator[StoreTransaction]:
 @table("call", REFUSED)
 def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, claim: Claim, call: str) -> None:
     with begun(store, claim) as transaction:
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         transaction.session.add(Order(id=1, item="chair"))
         transaction.session.flush()
         with pytest.raises(TransactionControlError, match="both sides"):
@@ -108,20 +108,9 @@ def test_a_refused_call_leaves_the_transaction_as_it_was(store: SqlStateStore, c
             transaction.session.add(Order(id=2, item="table"))
             transaction.session.flush()
         assert rows(store.engine) == 0
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
     assert (rows(store.engine), rows(store.engine, Order)) == (2, 2)
     assert store.read_claimed(claim).prepared_state == STATE
-    assert_nothing_is_checked_out(store)
-
-
-@table("call", ["commit()", "session.rollback()", "get_transaction().rollback()", "COMMIT"])
-def test_after_a_refused_call_rollback_rolls_back(store: SqlStateStore, claim: Claim, call: str) -> None:
-    with begun(store, claim) as transaction:
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-        with pytest.raises(TransactionControlError):
-            REFUSED[call](transaction)
-    assert rows(store.engine) == 0
     assert_nothing_is_checked_out(store)
 
 
@@ -137,7 +126,7 @@ def test_the_users_listeners_are_called(store: SqlStateStore, claim: Claim, monk
     try:
         transaction = store.begin(claim)
         seen.clear()
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         assert seen == ["all connections"]
         sa.event.listen(store.engine, "before_cursor_execute", listeners["engine"])
         sa.event.listen(transaction.handle, "before_cursor_execute", listeners["this connection"])
@@ -165,8 +154,7 @@ def test_savepoints_of_the_connection(store: SqlStateStore, claim: Claim) -> Non
     open_to_the_end = db.begin_nested()
     db.execute(insert(orders).values(id=5, item="kept"))
     assert open_to_the_end.is_active
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     with store.engine.connect() as connection:
         assert sorted(connection.scalars(sa.select(orders.c.id))) == [1, 3, 5]
 
@@ -195,7 +183,7 @@ SMUGGLED: dict[str, Callable[[sa.Connection], Any]] = {
 @table(("way", "goes_on"), product(SMUGGLED, [False, True]))
 def test_a_commit_that_bypasses_the_guard_is_found(store: SqlStateStore, claim: Claim, way: str, goes_on: bool) -> None:
     with begun(store, claim) as transaction:
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         SMUGGLED[way](transaction.handle)
         if goes_on:
             transaction.handle.execute(insert(orders).values(id=2, item="table"))
@@ -211,7 +199,7 @@ def test_a_statement_with_an_implicit_rollback_is_found(sqlite_url: str) -> None
         orders.create(store.engine)
         claim = store.claim(ID, "ours", timeout=LIMIT)
         transaction = store.begin(claim)
-        transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+        write(transaction)
         with pytest.raises(sa.exc.IntegrityError):
             transaction.handle.execute(sa.text("INSERT OR ROLLBACK INTO orders VALUES (1, 'again')"))
         with pytest.raises(TransactionControlError, match="ON CONFLICT ROLLBACK"):
@@ -242,8 +230,7 @@ def test_listeners_of_the_user_are_still_called(
         sa.event.listen(target, name, listener)
     try:
         transaction = store.begin(claim)
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
+        commit(transaction)
         store.begin(claim).rollback()
     finally:
         for name, listener in listeners.items():
@@ -258,7 +245,7 @@ def test_listeners_of_the_connection_are_called_after_statements_of_ours(store: 
     transaction.begin_unit()
     sa.event.listen(transaction.handle, "before_cursor_execute", lambda *_: heard.append("statement"))
     sa.event.listen(transaction.handle, end, lambda *_: heard.append(end))
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     transaction.end_unit()
     transaction.begin_unit()
     transaction.handle.execute(insert(orders).values(id=2, item="table"))
@@ -280,7 +267,7 @@ def test_options_of_the_user_are_not_for_our_own_statements(store: SqlStateStore
     """SQLAlchemy's Connection.execution_options changes the connection itself."""
     transaction = store.begin_group(claim)
     transaction.begin_unit()
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     transaction.end_unit()
     transaction.begin_unit()
     transaction.handle.execution_options(**USERS_OPTIONS[options])
@@ -297,8 +284,7 @@ def test_options_of_the_user_are_not_for_our_own_statements(store: SqlStateStore
     transaction.begin_unit()
     assert transaction.handle.get_execution_options() == store.engine.get_execution_options()
     transaction.end_unit()
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert store.read_claimed(claim).prepared_state == STATE
     assert rows(store.engine) == 1
     assert store.positions.read("group")[position.key].offset == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from store_scene import ID, STATE, assert_nothing_is_checked_out
+from store_scene import ID, STATE, assert_nothing_is_checked_out, commit
 
 from dualwrite.errors import NotResolvedError, StoredStateError
 from dualwrite.state import PreparedTxnState, ProducerKind
@@ -20,8 +20,7 @@ UNVERIFIED = LostTransaction(LostKind.UNVERIFIED, PreparedTxnState(1, 2, 3), 1, 
 @pytest.fixture
 def recorded(store: SqlStateStore, claim: Claim) -> Claim:
     transaction = store.begin(claim)
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     return claim
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
 from sqlalchemy.exc import IntegrityError
-from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, orders, rows
+from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, commit, orders, rows, write
 
 from dualwrite.errors import FencedError, StoreError, TransactionControlError, WriterClosedError
 from dualwrite.state import ProducerKind
@@ -74,13 +74,12 @@ def test_an_engine_of_the_user(sqlite_url: str, isolation_level: str | None, lis
     claim = store.claim(ID, "ours", timeout=LIMIT)
     orders.create(engine, checkfirst=True)
     transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     transaction.rollback()
     assert rows(engine) == 0
     transaction = store.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    write(transaction)
+    commit(transaction)
     assert rows(engine) == 1
     assert store.read_claimed(claim).prepared_state == STATE
     store.close()
@@ -94,13 +93,12 @@ def test_an_engine_in_autocommit(database_url: str, store: SqlStateStore) -> Non
     own = SqlStateStore(engine)
     claim = own.claim(ID, "ours", timeout=LIMIT)
     transaction = own.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     transaction.rollback()
     assert rows(store.engine) == 0
     transaction = own.begin(claim)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    write(transaction)
+    commit(transaction)
     assert rows(store.engine) == 1
     with engine.connect() as connection:  # still in autocommit
         connection.execute(insert(orders).values(id=2, item="table"))
@@ -116,7 +114,7 @@ def test_the_session_writes_in_the_same_transaction(store: SqlStateStore, claim:
     assert transaction.session is transaction.session
     order = Order(id=1, item="chair")
     transaction.session.add(order)
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
+    write(transaction)
     transaction.record(STATE, generation=0, transaction_number=1)  # flushes
     transaction.commit()
     assert (rows(store.engine), rows(store.engine, Order)) == (1, 1)
@@ -133,8 +131,7 @@ def test_savepoints_of_the_session(store: SqlStateStore, claim: Claim) -> None:
         session.add(Order(id=1, item="chair again"))
     with session.begin(nested=True):
         session.add(Order(id=2, item="table"))
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
+    commit(transaction)
     assert rows(store.engine, Order) == 2
 
 

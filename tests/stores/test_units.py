@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
 from sqlalchemy.orm import Session
-from store_scene import ID, STATE, Order, orders, user_metadata
+from store_scene import ID, Order, commit, orders, user_metadata, write
 
 from dualwrite.errors import StoreCommitFailedError, StoreError, TransactionControlError
 from dualwrite.stores.base import StoreTransaction
@@ -25,15 +25,6 @@ from fixtures.pace import LIMIT, done
 def begun(store: SqlStateStore) -> StoreTransaction:
     user_metadata.create_all(store.engine)
     return store.begin(store.claim(ID, "tests", timeout=LIMIT))
-
-
-def write(transaction: StoreTransaction, number: int) -> None:
-    transaction.handle.execute(insert(orders).values(id=number, item="chair"))
-
-
-def commit(transaction: StoreTransaction) -> None:
-    transaction.record(STATE, generation=0, transaction_number=1)
-    transaction.commit()
 
 
 def numbers(store: SqlStateStore, column: Any = orders.c.id) -> list[int]:

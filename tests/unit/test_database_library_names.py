@@ -58,7 +58,7 @@ def test_sqlalchemy_a_connection_asks_its_listeners_by_has_events(engine: sa.Eng
 
 
 def test_sqlalchemy_a_connection_wraps_a_pooled_one_and_a_root_transaction_installs_itself(engine: sa.Engine) -> None:
-    guard = Guard("id")
+    guard = Guard("id", "begin_nested")
     connection = GuardedConnection(engine, guard, engine.raw_connection())
     begun = connection.begin()
     assert isinstance(begun, OwnedTransaction)
@@ -109,7 +109,7 @@ def test_sqlalchemy_a_session_passes_autobegin_t_at_every_use_and_sends_events_b
         __tablename__ = "things"
         number: Mapped[int] = mapped_column(primary_key=True)
 
-    guard = Guard("id")
+    guard = Guard("id", "begin_nested")
     connection = GuardedConnection(engine, guard)
     session = GuardedSession(connection)
     for event in ("before_commit", "after_commit", "after_rollback"):

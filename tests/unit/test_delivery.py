@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import StoredStateError
@@ -25,6 +25,7 @@ places = st.builds(
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 
 
+@settings(max_examples=30)
 @given(st.lists(places, min_size=1, max_size=MAX_PLACES), moments)
 def test_a_stored_delivery_is_read_back(listed: list[Place], moment: datetime) -> None:
     delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment)
@@ -37,7 +38,7 @@ def test_no_messages_give_no_delivery() -> None:
     assert Delivery.parse("") is None
 
 
-@pytest.mark.slow
+@settings(max_examples=30)
 @given(st.lists(places, min_size=MAX_PLACES + 1, max_size=3 * MAX_PLACES))
 def test_long_lists_of_places_are_shortened_but_keep_the_count_and_a_proof(listed: list[Place]) -> None:
     made = Delivery.of(listed)

@@ -112,14 +112,35 @@ def test_a_release_that_skips_markers(metadata_version: int, affected: bool) -> 
     assert [(one.severity, "KAFKA-20734" in one.what) for one in found] == [(WEAK, True)] * affected
 
 
-@pytest.mark.parametrize(("producer", "severity"), [("auto", NOTE), ("native", BROKEN)])
-def test_kafka_4_0_has_no_native_producer(producer: str, severity: Severity) -> None:
-    """Nor has a newer release, until its `metadata.version` shows that no broker of 4.0 is left."""
-    (found, text), _ = told(judge_kafka(replace(PLAIN, metadata_level=25), producer=producer))
-    assert found is severity
-    assert "metadata.version is that of Kafka 4.0, and the native producer needs 4.1" in text
-    assert "upgrade the brokers" in text
-    assert promise(replace(PLAIN, metadata_level=25), producer="auto", transaction_timeout_ms=None).producer == "librdkafka"
+KAFKA_4_0 = ["metadata.version is that of Kafka 4.0, and the native producer needs 4.1", "upgrade the brokers"]
+
+
+@table(
+    ("capabilities", "options", "severity", "words"),
+    [
+        (replace(PLAIN, metadata_level=25), {}, NOTE, KAFKA_4_0),  # of a newer release, too, while brokers of 4.0 may be left
+        (replace(PLAIN, metadata_level=25), {"producer": "native"}, BROKEN, KAFKA_4_0),
+        (replace(BEST, metadata_level=25), {"two_phase": False}, NOTE, ["only librdkafka can be used"]),
+        (LEVEL_1, {}, NOTE, ["only librdkafka", "kafka-features.sh upgrade"]),
+        (OLD, {}, NOTE, ["upgrade the brokers"]),
+        (OLD, {"producer": "native"}, BROKEN, ["upgrade the brokers"]),
+        (BEST, {"producer": "librdkafka"}, NOTE, ["two-phase commit", "producer=auto"]),
+        (BEST, {"transaction_timeout_ms": 60_000}, BROKEN, ["KIP-939"]),
+        (LEVEL_1, {"transaction_timeout_ms": 900_001}, BROKEN, ["900000 at most"]),
+        (LEVEL_1, {"transaction_timeout_ms": 30_000}, WEAK, ["30 s"]),
+        (replace(LEVEL_1, transaction_max_timeout_ms=20_000), {}, WEAK, ["the brokers' transaction.max.timeout.ms"]),
+    ],
+)
+def test_what_a_cluster_or_a_setting_prevents_is_reported(
+    capabilities: BrokerCapabilities, options: dict[str, Any], severity: Severity, words: list[str]
+) -> None:
+    found = told(judge_kafka(capabilities, **options))
+    assert [one for one, text in found if all(word in text for word in words)] == [severity]
+
+
+def test_a_timeout_within_the_limit_of_the_broker_is_not_reported() -> None:
+    assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 1  # the level alone
+    assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 1
 
 
 def test_two_phase_commit_does_not_depend_on_the_metadata_version() -> None:
@@ -127,8 +148,7 @@ def test_two_phase_commit_does_not_depend_on_the_metadata_version() -> None:
     found = replace(BEST, metadata_level=25)
     assert judge_kafka(found) == []
     assert promise(found, producer="auto", transaction_timeout_ms=None).guarantee is Guarantee.TWO_PHASE
-    (note,) = judge_kafka(found, two_phase=False)
-    assert "only librdkafka can be used" in note.what
+    assert promise(replace(PLAIN, metadata_level=25), producer="auto", transaction_timeout_ms=None).producer == "librdkafka"
 
 
 @table("obstacle", TwoPhaseObstacle)
@@ -160,48 +180,6 @@ def test_only_the_settings_that_are_missing_are_named(
     assert finding.change is not None
     assert [text for text in wanted if text not in finding.change] == []
     assert [text for text in unwanted if text in finding.change] == []
-
-
-def test_the_remedy_for_transaction_version_1_is_a_command_and_for_an_old_broker_an_upgrade() -> None:
-    severity, text = only(judge_kafka(LEVEL_1))
-    assert severity is NOTE
-    assert "only librdkafka" in text
-    assert "kafka-features.sh upgrade" in text
-    severity, text = only(judge_kafka(OLD))
-    assert severity is NOTE
-    assert "upgrade the brokers" in text
-
-
-def test_an_unavailable_native_producer_is_broken() -> None:
-    assert only(judge_kafka(OLD, producer="native"))[0] is BROKEN
-
-
-def test_librdkafka_is_reported_where_two_phase_commit_is_available() -> None:
-    severity, text = only(judge_kafka(BEST, producer="librdkafka"))
-    assert severity is NOTE
-    assert "two-phase commit" in text
-    assert "producer=auto" in text
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "timeout_ms", "severity", "words"),
-    [
-        (BEST, 60_000, BROKEN, "KIP-939"),
-        (LEVEL_1, 900_001, BROKEN, "900000 at most"),
-        (LEVEL_1, 30_000, WEAK, "30 s"),
-        (replace(LEVEL_1, transaction_max_timeout_ms=20_000), None, WEAK, "the brokers' transaction.max.timeout.ms"),
-    ],
-)
-def test_a_timeout_above_the_limit_of_the_broker_is_reported(
-    capabilities: BrokerCapabilities, timeout_ms: int | None, severity: Severity, words: str
-) -> None:
-    found = [one for one in told(judge_kafka(capabilities, transaction_timeout_ms=timeout_ms)) if words in one[1]]
-    assert [one[0] for one in found] == [severity]
-
-
-def test_a_timeout_within_the_limit_of_the_broker_is_not_reported() -> None:
-    assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 1  # the level alone
-    assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 1
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -440,18 +418,11 @@ def test_the_table_is_judged_by_use_before_revision() -> None:
 # --- two-phase commit on every broker ---------------------------------------------------------------------------------
 
 
-def test_two_phase_commit_on_every_broker_has_no_finding() -> None:
+def test_a_broker_without_two_phase_commit_is_reported_or_one_whose_setting_is_not_known() -> None:
     assert judge_two_phase({1: True, 2: True}) == []
-
-
-def test_a_broker_without_two_phase_commit_is_reported() -> None:
     severity, text = only(judge_two_phase({1: True, 2: False, 3: None, 4: False}))
     assert severity is WEAK
     assert "off on brokers 2, 4" in text
     assert "unstable.api.versions.enable=true on every broker" in text
-
-
-def test_a_broker_whose_setting_is_not_known_is_reported() -> None:
     severity, text = only(judge_two_phase({1: True, 2: None}))
-    assert severity is UNKNOWN
-    assert "could not be read for broker 2" in text
+    assert (severity, "could not be read for broker 2" in text) == (UNKNOWN, True)

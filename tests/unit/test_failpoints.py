@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,23 @@ from fixtures.tables import table
 
 POINT = "after_db_commit"
 
+NAMES_OF_THE_CONTRACT = (
+    "after_begin",
+    "after_send",
+    "after_prepare",
+    "after_record",
+    "before_db_commit",
+    "after_db_commit",
+    "before_kafka_commit",
+    "after_kafka_commit",
+    "recover_after_claim",
+    "recover_after_describe",
+    "recover_after_decision",
+    "recover_after_end_txn",
+    "recover_after_resolution",
+    "before_take_over",
+)
+
 
 @pytest.fixture(autouse=True)
 def _disarmed() -> Iterator[None]:
@@ -28,14 +46,15 @@ def _disarmed() -> Iterator[None]:
     failpoints.disarm()
 
 
-def test_hit_does_nothing_unless_armed() -> None:
-    assert points.armed == {}
-    for name in (*failpoints.NAMES, "unknown"):
-        points.hit(name)
+def test_the_names_are_public_and_stable() -> None:
+    assert set(failpoints.NAMES) >= set(NAMES_OF_THE_CONTRACT)
 
 
 def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
     seen: list[int] = []
+    assert points.armed == {}
+    for name in (*failpoints.NAMES, "unknown"):
+        points.hit(name)
     with failpoints.armed(POINT, lambda: seen.append(1)):
         points.hit(POINT)
         points.hit("after_begin")
@@ -150,11 +169,14 @@ def process(armed: str | None, *, switch: str | None = "1", code: str = HITS) ->
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ended(other: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its exit code and output."""
-    with other:
-        output, errors = other.communicate(timeout=LIMIT)
-    return other.returncode, output, errors
+def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    """The exit code and the output of each, which run side by side."""
+    found = []
+    for each in started:
+        with each:
+            output, _ = each.communicate(timeout=LIMIT)
+        found.append((each.returncode, output))
+    return found
 
 
 IN_A_THREAD = """
@@ -172,39 +194,34 @@ other.join()
 """
 
 
-@pytest.mark.parametrize(
-    ("armed", "code", "printed"),
-    [
-        (None, 0, "alive\nstill alive\n"),
-        ("", 0, "alive\nstill alive\n"),
-        ("after_begin=exit", 70, ""),
-        ("after_begin#2=exit:7", 7, "alive\n"),
-        ("after_begin#2=kill", -signal.SIGKILL, "alive\n"),
-        ("after_begin=raise", 1, ""),
-        ("after_send=kill", 0, "alive\nstill alive\n"),
-    ],
-)
-def test_the_environment_arms_another_process(armed: str | None, code: int, printed: str) -> None:
-    found = ended(process(armed))
-    assert found[:2] == (code, printed), found
+def test_the_environment_arms_another_process() -> None:
+    cases: dict[str | None, tuple[int, str]] = {
+        None: (0, "alive\nstill alive\n"),
+        "": (0, "alive\nstill alive\n"),
+        "after_begin=exit": (70, ""),
+        "after_begin#2=exit:7": (7, "alive\n"),
+        "after_begin#2=kill": (-signal.SIGKILL, "alive\n"),
+        "after_begin=raise": (1, ""),
+        "after_send=kill": (0, "alive\nstill alive\n"),
+    }
+    assert ends(*map(process, cases)) == [*cases.values()]
 
 
-@pytest.mark.parametrize(
-    ("armed", "switch"),
-    [("after_begin=kill", None), ("nowhere=raise", ""), ("@/no/such/file", "0"), ("after_begin=kill", "0")],
-)
-def test_a_variable_without_the_switch_kills_no_process(armed: str, switch: str | None) -> None:
-    assert ended(process(armed, switch=switch))[:2] == (0, "alive\nstill alive\n")
+def test_a_variable_without_the_switch_kills_no_process() -> None:
+    cases = [*product(["after_begin=kill", "nowhere=raise", "@/no/such/file"], [None, "", "0"])]
+    found = ends(*(process(stray, switch=switch) for stray, switch in cases))
+    assert found == [(0, "alive\nstill alive\n")] * len(cases)
 
 
 def test_a_process_may_arm_itself_without_the_switch() -> None:
     armed_by_itself = f"from dualwrite.testing import failpoints\nfailpoints.arm_from_environment()\n{HITS}"
-    assert ended(process("after_begin=kill", switch=None, code=armed_by_itself))[:2] == (-signal.SIGKILL, "")
+    assert ends(process("after_begin=kill", switch=None, code=armed_by_itself)) == [(-signal.SIGKILL, "")]
 
 
 def test_importing_the_library_fails_with_an_invalid_variable() -> None:
-    code, _, errors = ended(process("nowhere=raise"))
-    assert code == 1
+    with process("nowhere=raise") as other:
+        _, errors = other.communicate(timeout=LIMIT)
+    assert other.returncode == 1
     assert "There is no failpoint 'nowhere'" in errors
 
 

@@ -19,6 +19,7 @@ from dualwrite.kafka.client.messages_generated import (
     ProduceRequest,
     SaslHandshakeRequest,
 )
+from fixtures.tables import table
 
 CLIENT = "dualwrite"
 END_TXN = EndTxnRequest("id", 1, 2, committed=True)
@@ -79,7 +80,7 @@ def broken(size: int, number: int, rest: bytes = b"") -> bytes:
     return struct.pack(">ii", size, number) + rest
 
 
-@pytest.mark.parametrize("request_", [END_TXN, ProduceRequest("id", -1, 1), MetadataRequest(), SaslHandshakeRequest("PLAIN")])
+@table("request_", [END_TXN, ProduceRequest("id", -1, 1), MetadataRequest(), SaslHandshakeRequest("PLAIN")])
 def test_an_invalid_response_is_an_error(request_: Request[Any]) -> None:
     """The connection closes on a KafkaProtocolError; any other exception would propagate to the caller."""
     for data in (
@@ -95,11 +96,8 @@ def test_an_invalid_response_is_an_error(request_: Request[Any]) -> None:
             sent(request_).responses(data)
 
 
-def test_a_response_without_a_request_is_an_error() -> None:
+def test_an_error_says_what_is_wrong_with_a_response() -> None:
     with pytest.raises(KafkaProtocolError, match="without a request"):
         Framing(CLIENT).responses(broken(4, 1))
-
-
-def test_a_string_longer_than_its_message_is_an_error() -> None:
     with pytest.raises(KafkaProtocolError, match="end within a field of 126 bytes"):
         sent(ProduceRequest("id", -1, 1)).responses(frame(struct.pack(">i", 1) + b"\x00\x02\x7f" + b"abc" + b"\0" * 4))

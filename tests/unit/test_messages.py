@@ -34,10 +34,7 @@ def test_bytes_of_every_kind_are_sent_unchanged(content: bytes) -> None:
 @given(st.text(st.characters(blacklist_categories=["Cs"])))
 def test_text_is_encoded_in_utf8(content: str) -> None:
     assert as_bytes("value", content) == content.encode("utf-8")
-
-
-def test_none_is_a_tombstone() -> None:
-    assert as_bytes("value", None) is None
+    assert as_bytes("value", None) is None, "a tombstone"
 
 
 @table("content", [5, 1.5, True, {}, [], object(), ("a",)])
@@ -60,21 +57,17 @@ def test_headers_are_pairs_in_order() -> None:
     assert header_list([("a", "x"), ("a", b"y")]) == [("a", b"x"), ("a", b"y")]
 
 
-@table("headers", [5, ["a"], [("a",)], [("a", "b", "c")], "abc", [5]])
-def test_headers_that_are_not_pairs_are_refused(headers: Any) -> None:
-    with pytest.raises(InvalidMessageError):
+@table(
+    ("headers", "why"),
+    [
+        *((not_pairs, None) for not_pairs in (5, ["a"], [("a",)], [("a", "b", "c")], "abc", [5])),
+        *((no_text, "header's name must be a str") for no_text in ({1: "x"}, [(None, "x")], [(b"a", "x")])),
+        ({"trace": 5}, "header 'trace'"),
+    ],
+)
+def test_headers_that_are_not_pairs_of_a_name_and_a_value_are_refused(headers: Any, why: str | None) -> None:
+    with pytest.raises(InvalidMessageError, match=why):
         header_list(headers)
-
-
-@pytest.mark.parametrize("headers", [{1: "x"}, [(None, "x")], [(b"a", "x")]])
-def test_a_header_name_is_text(headers: Any) -> None:
-    with pytest.raises(InvalidMessageError, match="header's name must be a str"):
-        header_list(headers)
-
-
-def test_a_bad_header_value_names_the_header() -> None:
-    with pytest.raises(InvalidMessageError, match="header 'trace'"):
-        header_list({"trace": 5})  # type: ignore[dict-item]  # what a user may do
 
 
 @given(st.integers(0, 10))
@@ -88,7 +81,7 @@ def test_any_other_number_is_refused(number: Any) -> None:
         check_number("partition", number, 10)
 
 
-@pytest.mark.parametrize(("values", "keys"), [("lamp", None), (b"", None), ({"a": 1}, None), (["a"], "k")])
+@table(("values", "keys"), [("lamp", None), (b"", None), ({"a": 1}, None), (["a"], "k")])
 def test_a_single_text_is_no_series_of_messages(values: Any, keys: Any) -> None:
     """In a unit of a group, and in a coroutine."""
     with pytest.raises(InvalidMessageError, match="send_many must be a list"):

@@ -20,7 +20,8 @@ from dualwrite.errors import (
     StoreUnavailableError,
 )
 from dualwrite.outages import DATABASE, DELIVERY, REQUEST, Side, database_at, kafka_at
-from fixtures.pace import LIMIT, happened, until
+from fixtures.pace import happened, joined, until
+from fixtures.tables import table
 
 NO_BROKER = BrokerUnavailableError("No broker.")
 
@@ -78,7 +79,7 @@ def test_calls_that_wait_are_one_outage(lines: Lines) -> None:
     assert not kafka.is_out
 
 
-@pytest.mark.parametrize("error", [StoreUnavailableError("No."), StoreCommitUnknownError("No.")], ids=type)
+@table("error", [StoreUnavailableError("No."), StoreCommitUnknownError("No.")], ids=type)
 def test_calls_that_fail_are_one_outage(lines: Lines, error: Exception) -> None:
     database = database_at(f"failing with {type(error).__name__}")
     for _ in range(3):
@@ -117,9 +118,7 @@ def test_an_answer_of_another_kind_does_not_end_it(lines: Lines) -> None:
     lines.are(kafka, "does not answer", "answers again")
 
 
-@pytest.mark.parametrize(
-    "error", [MessageRefusedError("No."), ProducerFencedError("No."), StoreLockedError("No."), ValueError()], ids=type
-)
+@table("error", [MessageRefusedError("No."), ProducerFencedError("No."), StoreLockedError("No."), ValueError()], ids=type)
 def test_a_refusal_is_an_answer(lines: Lines, error: Exception) -> None:
     kafka = kafka_at(f"refusing-{type(error).__name__}:9092")
     kafka.failed(DELIVERY, NO_BROKER)
@@ -194,5 +193,5 @@ def test_threads_share_an_outage(lines: Lines) -> None:
     lines.are(kafka, "does not answer")
     release.set()
     for thread in threads:
-        thread.join(LIMIT)
+        joined(thread)
     lines.are(kafka, "does not answer", "answers again")

@@ -9,6 +9,7 @@ import hmac
 import pytest
 
 from dualwrite.kafka.client.authentication import ScramError, scram
+from fixtures.tables import table
 
 # RFC 7677, 3
 NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -36,7 +37,7 @@ def test_the_vector_of_the_rfc() -> None:
         messages.send(FINAL_256.encode())
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+@table("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_the_server_proves_that_it_knows_the_password(mechanism: str) -> None:
     """Name and password are not ASCII, and the name has the characters that SCRAM escapes."""
     for password, known in (("p=,äss", True), ("another", False)):
@@ -55,7 +56,7 @@ def test_no_two_logins_have_the_same_nonce() -> None:
     assert len({next(scram("SCRAM-SHA-512", "u", "p")) for _ in range(10)}) == 10
 
 
-@pytest.mark.parametrize(
+@table(
     ("server_first", "reason"),
     [
         ("r=other,s=c2FsdA==,i=4096", "nonce"),
@@ -78,7 +79,7 @@ def test_a_first_message_that_is_not_scram_is_refused(server_first: str, reason:
         messages.send(server_first.encode())
 
 
-@pytest.mark.parametrize(
+@table(
     ("final", "reason"),
     [
         (b"", "'v'"),

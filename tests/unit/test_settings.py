@@ -1,10 +1,17 @@
-"""Settings from arguments and from the environment."""
+"""Settings from arguments and from the environment, and time limits: seconds above 0, at most eleven days."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
 import pytest
 
+from dualwrite import PoolOptions
 from dualwrite.errors import ConfigurationError
+from dualwrite.processor.options import ProcessorOptions
 from dualwrite.settings import Settings, Timeouts
 from fixtures.tables import table
 
@@ -65,6 +72,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         ),
         ("DUALWRITE_LANES", "101", "lanes must be .*not 101"),
         ("DUALWRITE_TIMEOUT_CLAIM", "soon", "DUALWRITE_TIMEOUT_CLAIM is 'soon'"),
+        ("DUALWRITE_TIMEOUT_KAFKA", "inf", "'kafka'"),
         ("DUALWRITE_TIMEOUT_KAFKA", "0", "'kafka' must be .*not 0.0"),
         ("DUALWRITE_TIMEOUT_DELIVERY", "-1", "'delivery' must be .*not -1.0"),
     ],
@@ -80,7 +88,7 @@ def test_an_invalid_number_of_lanes_is_refused(lanes: object) -> None:
         Settings(lanes=lanes)  # type: ignore[arg-type]  # what a user may do
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 100])
+@table("lanes", [1, 3, 100])
 def test_a_valid_number_of_lanes_is_accepted(lanes: int) -> None:
     assert Settings(lanes=lanes).lanes == lanes
     assert Settings.from_environment({"DUALWRITE_LANES": str(lanes)}).lanes == lanes
@@ -107,3 +115,49 @@ def test_passwords_are_not_shown_in_repr() -> None:
     )
     assert settings.kafka["sasl.password"] == "s3cret"
     assert "s3cret" not in repr(settings)
+
+
+# --- time limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_has_another_default_and_keeps_what_was_given() -> None:
+    assert Timeouts() == Timeouts(claim=30.0, kafka=60.0, delivery=None)
+    assert (Timeouts().for_delivery, Timeouts().in_pool().for_delivery) == (60.0, 20.0)
+    assert Timeouts(delivery=60.0).in_pool() == Timeouts(delivery=60.0)
+
+
+@table(
+    ("name", "bad"),
+    [
+        *product(["claim", "kafka", "delivery"], [0, -1, -0.5, float("nan"), "5", True, [], b"1"]),
+        ("claim", None),
+        ("kafka", None),
+    ],
+)
+def test_anything_but_a_positive_number_is_refused_by_name(name: str, bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}'"):
+        Timeouts(**{name: bad})
+
+
+@table("bad", [math.inf, 1e11, 1_000_001, 10**400], ids=["inf", "1e11", "1000001", "10**400"])
+@table(
+    "give",
+    [
+        lambda seconds: Timeouts(claim=seconds),
+        lambda seconds: Timeouts(kafka=seconds),
+        lambda seconds: Timeouts(delivery=seconds),
+        lambda seconds: PoolOptions(timeout=seconds),
+        lambda seconds: PoolOptions(lease=seconds),
+        lambda seconds: ProcessorOptions(pause=seconds),
+        lambda seconds: ProcessorOptions(longest_pause=seconds),
+    ],
+    ids=["claim", "kafka", "delivery", "pool timeout", "lease", "pause", "longest_pause"],
+)
+def test_a_limit_that_is_too_long_for_a_wait_is_refused(give: Callable[[float], object], bad: float) -> None:
+    with pytest.raises(ConfigurationError, match="up to 1000000"):
+        give(bad)
+
+
+@table("good", [0.001, 1, 3600, 1_000_000])
+def test_positive_numbers_are_accepted(good: float) -> None:
+    assert Timeouts(claim=good, kafka=good, delivery=good).kafka == good

@@ -8,6 +8,7 @@ from dualwrite.errors import BrokerError, DeliveryError, MessageRefusedError, Pr
 from dualwrite.errors import TransactionTimeoutError as TimedOut
 from dualwrite.kafka import time_budget
 from dualwrite.kafka.time_budget import TimeBudget
+from fixtures.tables import table
 
 FOLLOWS = [ProducerFencedError("fenced"), DeliveryError("fatal"), PrepareError("not ongoing")]
 
@@ -19,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.mark.parametrize("error", FOLLOWS)
+@table("error", FOLLOWS)
 def test_a_producer_that_is_refused_after_the_timeout_has_timed_out(clock: list[float], error: BrokerError) -> None:
     budget = TimeBudget(2)
     budget.start()
@@ -31,8 +32,8 @@ def test_a_producer_that_is_refused_after_the_timeout_has_timed_out(clock: list[
     assert str(error) in str(explained)
 
 
-@pytest.mark.parametrize("error", FOLLOWS)
-@pytest.mark.parametrize(("timeout", "age"), [(2, 1.9), (None, 1000)], ids=["in time", "two-phase commit"])
+@table(("timeout", "age"), [(2, 1.9), (None, 1000)], ids=["in time", "two-phase commit"])
+@table("error", FOLLOWS)
 def test_a_producer_that_is_refused_before_the_timeout_has_not_timed_out(
     clock: list[float], timeout: float | None, age: float, error: BrokerError
 ) -> None:

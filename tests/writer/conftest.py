@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import make_topic
 from writer.cases import NATIVE, POSTGRESQL
 from writer.scene import Base, Scene
 
@@ -93,9 +92,3 @@ def sqlite_scene(new_scene: Callable[..., Scene]) -> Scene:
 def postgres_scene(new_scene: Callable[..., Scene]) -> Scene:
     """A scene on PostgreSQL."""
     return new_scene("postgresql")
-
-
-@pytest.fixture
-def many_partitions(broker: DevCluster) -> Callable[[str], None]:
-    """Makes a topic with several partitions."""
-    return lambda topic: make_topic(broker, topic, partitions=3)

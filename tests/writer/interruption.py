@@ -6,6 +6,7 @@ Python looks for signals when a function begins or has returned, and when a loop
 
 from __future__ import annotations
 
+import gc
 import opcode
 import sys
 from collections.abc import Callable
@@ -31,24 +32,25 @@ class Interruption:
     Attributes:
         places: How many places were reached.
         where: File, line and function of the interrupt; empty if the place was not reached.
-        caught: What `call` has raised, None if it swallowed the interrupt, as a destructor does.
+        is_raised: Whether `call` has raised the interrupt; it may have swallowed it, as a destructor does.
     """
 
     at: int = 0
     places: int = 0
     where: str = ""
-    caught: BaseException | None = None
+    is_raised: bool = False
 
     def run(self, call: Callable[[], object]) -> Interruption:
-        """Call, and return after the interrupt or at the end."""
+        """Call, and return after the interrupt or at the end. Nothing refers any more to the traceback and to what is in it."""
         previous = sys.gettrace()
         sys.settrace(self._enter)
         try:
             call()
-        except KeyboardInterrupt as error:
-            self.caught = error
+        except KeyboardInterrupt:
+            self.is_raised = True
         finally:
             sys.settrace(previous)
+        gc.collect()
         return self
 
     def _enter(self, frame: FrameType, _event: str, _argument: Any) -> _Trace | None:
@@ -64,6 +66,8 @@ class Interruption:
                 if before in _LOOKS:
                     self._look(frame)
                 before = instructions[frame.f_lasti]
+            elif event == "exception":  # the call has not returned
+                before = None
             return step
 
         return step

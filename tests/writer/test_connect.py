@@ -120,8 +120,7 @@ NOT_NEEDED = {
 
 
 @pytest.mark.slow
-def test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses(postgres_scene: Scene) -> None:
-    scene = postgres_scene
+def test_a_writer_with_the_native_producer_on_postgresql_loads_only_what_it_uses(scene: Scene) -> None:
     command = [sys.executable, "-W", "ignore", "-c", WRITES, scene.url, scene.servers, scene.transactional_id, scene.topic]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr

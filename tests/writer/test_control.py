@@ -83,8 +83,7 @@ def test_a_commit_that_bypasses_the_writer_is_reported(scene: Scene) -> None:
     assert (scene.rows(), scene.messages()) == ([1, 2], [2])
 
 
-def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)
@@ -98,9 +97,8 @@ def test_a_writer_is_not_closed_reopened_or_opened_in_its_own_block(sqlite_scene
     assert scene.agree() == [1, 2]
 
 
-def test_a_fenced_error_of_another_id_raised_by_the_block_is_passed_through(sqlite_scene: Scene) -> None:
+def test_a_fenced_error_of_another_id_raised_by_the_block_is_passed_through(scene: Scene) -> None:
     """A block may use another writer, whose error must not stop this one."""
-    scene = sqlite_scene
     with scene.connect() as writer:
         error = FencedError("another id", transactional_id="another")
         with pytest.raises(FencedError) as caught, writer.transaction() as tx:

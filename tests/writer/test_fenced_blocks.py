@@ -40,9 +40,8 @@ def fenced_by(use: Use, scene: Scene, tx: Transaction) -> None:
 
 
 @pytest.mark.parametrize("use", [insert, send, send_many, send_as_a_group])
-def test_a_fenced_writer_sends_nothing(postgres_scene: Scene, use: Use) -> None:
+def test_a_fenced_writer_sends_nothing(scene: Scene, use: Use) -> None:
     """The block has begun. Its first call raises, and so does its end, even if it has ignored that."""
-    scene = postgres_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
         scene.recover()
@@ -55,9 +54,8 @@ def test_a_fenced_writer_sends_nothing(postgres_scene: Scene, use: Use) -> None:
 
 
 @pytest.mark.parametrize("use", [insert, send])
-def test_a_transaction_that_has_sent_nothing_yet_is_no_answer_of_the_database(postgres_scene: Scene, use: Use) -> None:
+def test_a_transaction_that_has_sent_nothing_yet_is_no_answer_of_the_database(scene: Scene, use: Use) -> None:
     """Otherwise an outage would be over although nothing was answered."""
-    scene = postgres_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
         database = database_at(writer.store.description)

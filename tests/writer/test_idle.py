@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import pytest
-from sqlalchemy import QueuePool
 
 import dualwrite.writer
-from dualwrite import ConcurrentUseError, DualWriter, FencedError, Phase, StoreUnavailableError
+from dualwrite import DualWriter, FencedError, Phase, StoreUnavailableError
 from dualwrite.recipe import idle
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, until, until_recorded
 from writer.cases import native_on_postgresql, producers_and_databases
 from writer.lane_scene import leave_in_doubt, unavailable
 from writer.scene import Scene
+
+THREAD = "dualwrite idle writers"
 
 
 @pytest.fixture
@@ -46,6 +46,8 @@ def test_the_states_of_an_idle_writer_are_cleared_and_it_continues(scene: Scene,
             scene.write(writer, first, first + 1, first + 2)
             until(lambda: is_cleared(scene), "the states are cleared", pause=0.01)
             assert writer.phase is Phase.READY
+        assert any(thread.name == THREAD and thread.daemon for thread in threading.enumerate())
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD]
     assert scene.agree() == [1, 2, 3, 4, 5, 6]
     scene.assert_resolved()
 
@@ -63,27 +65,6 @@ def test_nothing_is_cleared_while_a_transaction_is_open(scene: Scene, monkeypatc
         assert during.prepared_state not in (None, before.prepared_state)
         clear_now(writer, monkeypatch)
         assert is_cleared(scene)
-    assert scene.agree() == [1, 2]
-
-
-def test_a_thread_waits_while_states_are_cleared(scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-    with scene.connect() as writer, ThreadPoolExecutor(1) as user:
-        resolve = writer.store.record_resolution
-
-        def slow(*arguments: Any) -> None:
-            entered.set()
-            assert go_on.wait(LIMIT)
-            resolve(*arguments)
-
-        monkeypatch.setattr(writer.store, "record_resolution", slow)
-        scene.write(writer, 1)
-        happened(entered)
-        using = user.submit(scene.write, writer, 2)
-        assert not wait([using], 0.2).done
-        go_on.set()
-        done(using)
-        monkeypatch.undo()
     assert scene.agree() == [1, 2]
 
 
@@ -142,13 +123,6 @@ def test_a_fenced_writer_clears_nothing(scene: Scene, monkeypatch: pytest.Monkey
     assert scene.agree() == [1, 2]
 
 
-def test_closing_the_last_writer_ends_the_thread(scene: Scene, soon: None) -> None:
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        assert any(thread.name == "dualwrite idle writers" and thread.daemon for thread in threading.enumerate())
-    assert not [thread for thread in threading.enumerate() if thread.name == "dualwrite idle writers"]
-
-
 def test_idle_states_of_a_pool_are_cleared(scene: Scene, soon: None) -> None:
     kafka = {"bootstrap.servers": scene.servers}
     with dualwrite.create_pool(scene.engine, prefix=scene.transactional_id, size=2, kafka=kafka) as pool:
@@ -174,6 +148,9 @@ def test_a_transaction_in_doubt_is_resolved_although_no_other_begins(scene: Scen
         leave_in_doubt(scene, writer, 2)
         until_recorded(scene.messages, [1, 2], "consumers get the messages")
         until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
+        with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+            writer.reopen()
+        until(lambda: writer.phase is Phase.READY, "it has opened all lanes again", pause=0.01)
         scene.write(writer, 3, 4)
     assert scene.agree() == [1, 2, 3, 4]
     scene.assert_resolved()
@@ -246,18 +223,6 @@ def test_an_id_that_another_process_has_claimed_is_not_claimed_again(scene: Scen
     assert scene.agree() == [1]
 
 
-@pytest.mark.parametrize("lanes", [3])
-def test_an_interrupted_reopening_is_repeated_although_no_transaction_begins(scene: Scene, soon: None) -> None:
-    with scene.connect() as writer:
-        scene.write(writer, 1, 2)
-        with failpoints.armed("before_take_over", failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
-            writer.reopen()
-        until(lambda: writer.phase is Phase.READY, "the writer is ready", pause=0.01)
-        scene.write(writer, 3, 4)
-    assert scene.agree() == [1, 2, 3, 4]
-    scene.assert_resolved()
-
-
 def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog: pytest.LogCaptureFixture) -> None:
     with scene.connect() as writer:
         with failpoints.armed("recover_after_claim", failpoints.raises(StoreUnavailableError("It is away."))):
@@ -268,26 +233,3 @@ def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog
             until(lambda: "its messages are lost" in caplog.text, "the loss is logged", pause=0.01)
     assert scene.rows() == [1]
     assert scene.messages() == []
-
-
-def test_a_call_does_not_wait_forever_for_the_connection_pool(
-    postgres_scene: Scene, soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupt inside `Condition.__enter__` leaves SQLAlchemy's lock locked, for every thread but the interrupted one."""
-    monkeypatch.setattr(dualwrite.writer, "_PATIENCE", 0.2)
-    pool = postgres_scene.engine.pool
-    assert isinstance(pool, QueuePool)
-    lock = pool._pool.mutex  # type: ignore[attr-defined]
-    with postgres_scene.connect() as writer:
-        postgres_scene.write(writer, 1)
-        lock.acquire()
-        try:
-            until(writer._mutex.locked, "the thread clears the state")
-            with pytest.raises(ConcurrentUseError, match="the thread that looks after idle writers") as caught:
-                postgres_scene.write(writer, 2)
-        finally:
-            lock.release()
-        assert "restart the process" in str(caught.value)
-        until(lambda: is_cleared(postgres_scene), "the state is cleared")
-        postgres_scene.write(writer, 3)
-    assert postgres_scene.agree() == [1, 3]

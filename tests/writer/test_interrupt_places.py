@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 from sqlalchemy import NullPool
 
-from dualwrite import NestedTransactionError
-from dualwrite.stores.base import Claim, StoreTransaction
 from fixtures.tiers import thinned
 from writer.cases import LIBRDKAFKA, NATIVE, POSTGRESQL, SQLITE
 from writer.interruption import Interruption
@@ -60,12 +57,7 @@ def test_an_interrupt_at_each_place_of_a_transaction(scene: Scene, share: int) -
         for number in chosen(places, share):
             interruption = Interruption(number).run(partial(scene.write, writer, number))
             with shown(interruption):
-                try:
-                    scene.write(writer, 10_000 + number)  # while the user holds the exception, with a traceback of all frames
-                except NestedTransactionError:  # the block was not entered: its transaction ends with the traceback
-                    assert "_GeneratorContextManager.__enter__" in interruption.where
-                    interruption.caught = None
-                    scene.write(writer, 10_000 + number)
+                scene.write(writer, 10_000 + number)
             done += [10_000 + number, *([] if interruption.where else [number])]
     assert set(done) <= set(scene.agree())
     scene.assert_resolved()
@@ -87,27 +79,6 @@ def test_an_interrupt_at_each_place_of_a_writers_life(scene: Scene, share: int) 
             live(100_000 + number)
         done += [100_000 + number, *([] if interruption.where else [number])]
     assert set(done) <= set(scene.agree())
-    scene.assert_resolved()
-
-
-@pytest.mark.parametrize(("lanes", "producer", "database"), [(1, NATIVE, SQLITE)])
-def test_an_interrupt_right_after_the_store_has_begun(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a traceback refers to the store's transaction then, and with SQLite it has the lock of the whole file."""
-    with scene.connect() as writer:
-        begin = writer.store.begin_soon
-
-        def interrupted(claim: Claim, **options: Any) -> StoreTransaction:
-            begun = begin(claim, **options)
-            assert begun
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(writer.store, "begin_soon", interrupted)
-            with pytest.raises(KeyboardInterrupt) as held:
-                scene.write(writer, 1)
-        scene.write(writer, 2)
-        assert held.value
-    assert scene.agree() == [2]
     scene.assert_resolved()
 
 

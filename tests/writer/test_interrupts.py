@@ -7,32 +7,26 @@ More of the random ones: DUALWRITE_TEST_INTERRUPTS=1500 DUALWRITE_TEST_SEED=2 py
 
 from __future__ import annotations
 
-import json
+import gc
+import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
+from sqlalchemy import NullPool
 
-from dualwrite import DualWriter, Phase
+from dualwrite import DualWriter, FencedError, Phase
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.testing import failpoints
-from fixtures.pace import ended, joined, limit
 from fixtures.tiers import thinned
-from writer.cases import DATABASES, LIBRDKAFKA, NATIVE, POSTGRESQL, PRODUCERS, SQLITE
-from writer.interrupted import WARM_UP
+from writer.cases import LIBRDKAFKA, NATIVE, POSTGRESQL, SQLITE
+from writer.lane_scene import BEFORE_COMMIT_POINT, PAST_COMMIT_POINT
 from writer.scene import Scene
 
-BEFORE_COMMIT_POINT = ["after_begin", "after_send", "after_prepare", "after_record", "before_db_commit"]
-PAST_COMMIT_POINT = ["after_db_commit", "before_kafka_commit", "after_kafka_commit"]
 WRITER_POINTS = BEFORE_COMMIT_POINT + PAST_COMMIT_POINT
 RECOVERY_POINTS = [
     "recover_after_claim",
@@ -41,24 +35,13 @@ RECOVERY_POINTS = [
     "recover_after_end_txn",
     "recover_after_resolution",
 ]
-TESTS = Path(__file__).parents[1]
-INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
-EVERY_DAY = [(20, 1, LIBRDKAFKA, SQLITE), (20, 3, NATIVE, POSTGRESQL)]
-SILENCE = limit(120)
-"""Seconds without a line after which the process hangs: longer than a delay, and all its own time limits after it."""
-
-LONGEST_DELAY = limit(20)
 KINDS = [KeyboardInterrupt, RuntimeError]
 LEFT = ["before_kafka_commit", "after_prepare"]
-LANES = [1, 3]
+COMBINATIONS = [(3, NATIVE, POSTGRESQL), (1, LIBRDKAFKA, SQLITE)]
+INTERRUPTS = int(os.environ.get("DUALWRITE_TEST_INTERRUPTS", "150"))
 
 everywhere = pytest.mark.parametrize(
-    ("lanes", "producer", "database"),
-    thinned(
-        product(LANES, PRODUCERS, DATABASES),
-        kept=[(3, NATIVE, POSTGRESQL)],  # librdkafka: below, at each point of a transaction, and at random moments
-        quick=[(3, NATIVE, POSTGRESQL)],
-    ),
+    ("lanes", "producer", "database"), thinned(COMBINATIONS, kept=COMBINATIONS[:1], quick=COMBINATIONS[:1])
 )
 
 
@@ -79,17 +62,6 @@ def leave_open(scene: Scene, point: str, number: int) -> None:
     assert writer.phase is Phase.CLOSED
 
 
-def write_in_doubt(scene: Scene, writer: DualWriter, number: int) -> None:
-    """A transaction that the database has committed and whose outcome at Kafka the writer could not find out."""
-    with (
-        failpoints.armed("before_kafka_commit", failpoints.raises(KeyboardInterrupt())),
-        failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        scene.write(writer, number)
-    assert writer.phase is Phase.IN_DOUBT
-
-
 # --- at each failpoint --------------------------------------------------------------------------------------------------
 
 
@@ -97,11 +69,8 @@ def write_in_doubt(scene: Scene, writer: DualWriter, number: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "lanes", "producer", "database"),
     thinned(
-        product(KINDS, LANES, PRODUCERS, DATABASES),
-        kept=[
-            (KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
-            (RuntimeError, 1, LIBRDKAFKA, SQLITE),
-        ],
+        [(kind, *combination) for kind, combination in product(KINDS, COMBINATIONS)],
+        kept=[(KeyboardInterrupt, *COMBINATIONS[0]), (RuntimeError, *COMBINATIONS[1])],
     ),
 )
 def test_an_exception_at_each_point_of_a_transaction(scene: Scene, kind: type[BaseException]) -> None:
@@ -163,25 +132,22 @@ def test_an_interrupt_while_an_interrupt_is_handled(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("left", "kind", "lanes", "producer", "database"),
     thinned(
-        product(LEFT, KINDS, LANES, PRODUCERS, DATABASES),
-        kept=[
-            ("before_kafka_commit", KeyboardInterrupt, 3, NATIVE, POSTGRESQL),
-            ("after_prepare", RuntimeError, 1, NATIVE, SQLITE),
-        ],
+        [(left, kind, *combination) for left, kind, combination in product(LEFT, KINDS, COMBINATIONS)],
+        kept=[("before_kafka_commit", KeyboardInterrupt, *COMBINATIONS[0]), ("after_prepare", RuntimeError, *COMBINATIONS[1])],
     ),
 )
 def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: str, kind: type[BaseException]) -> None:
-    for point in [*RECOVERY_POINTS, "before_take_over"]:
+    for point, opens in [*product(RECOVERY_POINTS, (Scene.connect, Scene.recover)), ("before_take_over", Scene.connect)]:
         if point == "recover_after_resolution" and left == "after_prepare":
             continue  # nothing is stored, nothing to clear
+        if kind is RuntimeError and opens is Scene.recover and not point.startswith("recover_after_c"):
+            continue  # it is reported in the id's report
         fresh = scene.with_new_id()
         leave_open(fresh, left, 1)
         error = kind(point)
-        with failpoints.armed(point, failpoints.raises(error)):
-            for opens in (fresh.connect, fresh.recover) if point.startswith("recover_after_c") else (fresh.connect,):
-                with pytest.raises(kind) as caught:
-                    opens()
-                assert caught.value is error
+        with failpoints.armed(point, failpoints.raises(error)), pytest.raises(kind) as caught:
+            opens(fresh)
+        assert caught.value is error
         assert fresh.checked_out() == 0, point
         expected = [1] if left == "before_kafka_commit" else []
         assert fresh.recover().ok, point
@@ -193,35 +159,19 @@ def test_an_exception_at_each_point_of_opening_and_recovery(scene: Scene, left: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("left", "lanes", "producer"),
-    thinned(
-        product(LEFT, LANES, PRODUCERS),
-        kept=[("before_kafka_commit", 3, NATIVE)],
-    ),
-)
-def test_an_interrupt_at_each_point_of_a_recovery(sqlite_scene: Scene, left: str) -> None:
-    for point in RECOVERY_POINTS:
-        if point == "recover_after_resolution" and left == "after_prepare":
-            continue  # nothing is stored, nothing to clear
-        fresh = sqlite_scene.with_new_id()
-        leave_open(fresh, left, 1)
-        with failpoints.armed(point, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
-            fresh.recover()
-        assert fresh.checked_out() == 0, point
-        fresh.recover()
-        assert fresh.agree() == ([1] if left == "before_kafka_commit" else []), point
-        fresh.assert_resolved()
-
-
-@pytest.mark.slow
 @everywhere
 def test_an_interrupt_at_each_point_of_reopening(scene: Scene) -> None:
     with scene.connect() as writer:
         for number, point in enumerate([*RECOVERY_POINTS[:3], "recover_after_resolution", "before_take_over"]):
             if point == "recover_after_resolution":  # not reached for a transaction that the writer knows to be committed
                 writer.reopen()  # otherwise the write would first finish the interrupted reopening
-                write_in_doubt(scene, writer, number)
+                with (
+                    failpoints.armed("before_kafka_commit", failpoints.raises(KeyboardInterrupt())),
+                    failpoints.armed("recover_after_claim", failpoints.raises(KeyboardInterrupt())),
+                    pytest.raises(KeyboardInterrupt),
+                ):
+                    scene.write(writer, number)
+                assert writer.phase is Phase.IN_DOUBT
             else:
                 scene.write(writer, number)
             with failpoints.armed(point, failpoints.raises(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
@@ -278,103 +228,72 @@ def test_an_interrupt_while_both_sides_are_rolled_back(scene: Scene, monkeypatch
 # --- at random ----------------------------------------------------------------------------------------------------------
 
 
-class Process:
-    """Runs interrupted.py to its end under many SIGINTs."""
+def interrupt(call: Callable[[], object], seconds: float, second: float | None) -> None:
+    """Call, and raise KeyboardInterrupt by a signal after so many seconds; perhaps again, a moment later."""
+    shots = [1] if second is None else [1, 2]
 
-    def __init__(self, scene: Scene, interrupts: int) -> None:
-        arguments = [scene.url, scene.servers, scene.transactional_id, scene.topic, str(interrupts)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "writer.interrupted", *arguments],
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._errors: list[str] = []
-        self._reading = threading.Thread(target=self._read_errors, daemon=True)
-        self._reading.start()
+    def received(*_: object) -> None:
+        if shots:
+            shots.pop()
+            raise KeyboardInterrupt
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self._errors.extend(self.process.stderr)
-
-    def rain(self, chance: random.Random, wait: Callable[[random.Random, float], float]) -> dict[str, Any]:
-        """Interrupt it whenever it is ready, after a delay that suits its pace; return its final report."""
-        assert self.process.stdout is not None
-        watchdog = self._watchdog()
-        report: dict[str, Any] | None = None
-        stop = threading.Event()
-        pace = 0.0
-        line = ""
+    before = signal.signal(signal.SIGALRM, received)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, second or 0.0)
         try:
-            for line in self.process.stdout:
-                watchdog.cancel()
-                watchdog = self._watchdog()
-                if line.startswith("pace "):
-                    pace = float(line.removeprefix("pace "))
-                    continue
-                stop.set()
-                if line.startswith("report "):
-                    report = json.loads(line.removeprefix("report "))
-                    break
-                stop = threading.Event()
-                second = chance.uniform(0, 0.03) if chance.random() < 0.3 else None
-                delay = min(wait(chance, pace), LONGEST_DELAY)
-                threading.Thread(target=self._interrupt, args=(delay, second, stop), daemon=True).start()
+            call()
         finally:
-            stop.set()
-            watchdog.cancel()
-            code = ended(self.process)
-            joined(self._reading)
-            for stream in (self.process.stdout, self.process.stderr):
-                assert stream is not None
-                stream.close()
-        errors = "".join(self._errors)
-        assert report is not None, f"ended with {code} after {line!r} (a transaction takes {pace:.3f} s): {errors[-6000:]}"
-        report["stderr"] = errors
-        return report
-
-    def _watchdog(self) -> threading.Timer:
-        """Unless it is cancelled, end the process if it hangs; faulthandler prints where each thread is."""
-        watchdog = threading.Timer(SILENCE, self.process.send_signal, [signal.SIGABRT])
-        watchdog.start()
-        return watchdog
-
-    def _interrupt(self, seconds: float, second: float | None, stop: threading.Event) -> None:
-        """Send one or two SIGINTs, and another every two seconds: Python drops an exception raised in a destructor."""
-        time.sleep(seconds)
-        if second is not None:
-            self.process.send_signal(signal.SIGINT)
-            time.sleep(second)
-        while not stop.is_set():
-            self.process.send_signal(signal.SIGINT)
-            stop.wait(2)
+            shots.clear()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    gc.collect()
 
 
-def soon(chance: random.Random, pace: float) -> float:
-    """Somewhere in the first transactions, or in the recovery before them."""
-    few = max(0.08, 5 * pace)
-    return chance.uniform(0, few) if chance.random() < 0.8 else chance.uniform(few, 6 * few)
-
-
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a destructor
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a driver that is opening or closing a connection
 @pytest.mark.parametrize("seed", [int(os.environ.get("DUALWRITE_TEST_SEED", "1"))])
 @pytest.mark.parametrize(
     ("interrupts", "lanes", "producer", "database"),
     thinned(
-        [*EVERY_DAY, *product([INTERRUPTS], LANES, PRODUCERS, DATABASES)],
-        kept=EVERY_DAY,
+        [(count, *combination) for count, combination in product([20, INTERRUPTS], COMBINATIONS)],
+        kept=[(20, *combination) for combination in COMBINATIONS],
         quick=[],
     ),
 )
-def test_interrupts_at_random_moments(scene: Scene, seed: int, interrupts: int) -> None:
-    report = Process(scene, interrupts).rain(random.Random(seed), soon)
-    assert report["interrupts"] == interrupts
-    assert report["locks_left"] == 0
-    # SQLAlchemy's pool itself loses a slot (not a connection) when it is interrupted between two of its own lines, as in
-    # _ConnectionRecord.checkout between `pool._do_get()` and the `try` behind it.
-    assert report["checked_out"][-1] <= max(3, interrupts / 50), report
+def test_interrupts_at_random_moments(new_scene: Callable[..., Scene], database: str, interrupts: int, seed: int) -> None:
+    """Without a pool: SQLAlchemy's own loses slots, and may leave its lock locked, when it is interrupted."""
+    scene = new_scene(database, engine_options={"poolclass": NullPool})
+    chance, numbers, done = random.Random(seed), itertools.count(1), list[int]()
+    writer: DualWriter | None = scene.connect()
+
+    def work() -> None:
+        nonlocal writer
+        if writer is None:
+            writer = scene.connect()
+        for number in itertools.islice(numbers, 20):
+            try:
+                scene.write(writer, number)
+            except FencedError:
+                writer.reopen()
+            else:
+                done.append(number)
+        closing, writer = writer, None
+        closing.close()
+
+    began = time.monotonic()
+    work()
+    few = max(0.08, (time.monotonic() - began) / 4)
+    for _ in range(interrupts):
+        delay = chance.uniform(0, few) if chance.random() < 0.8 else chance.uniform(few, 6 * few)
+        interrupt(work, delay, chance.uniform(0.001, 0.03) if chance.random() < 0.3 else None)
+    work()
+    if writer is not None:
+        writer.close()
+    scene.recover()
     rows = scene.agree()
-    assert set(report["done"]) <= set(rows)
-    assert len(report["done"]) > WARM_UP + 1, "some transactions were not interrupted"
-    assert report["done"][-1] == max(rows), "the one after the last interrupt was not"
+    assert set(done) <= set(rows)
+    assert done[-1] == max(rows), "the one after the last interrupt was not interrupted"
     scene.assert_resolved()

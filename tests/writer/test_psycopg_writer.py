@@ -14,7 +14,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from dualwrite import SqlStateStore, Transaction
-from dualwrite.errors import StoreError, TransactionControlError, UsageError
+from dualwrite.errors import StoreError, TransactionControlError
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.tiers import thinned
 from writer.scene import Event, Scene
@@ -50,9 +50,8 @@ def make_store(request: pytest.FixtureRequest, postgres_scene: Scene) -> Iterato
 
 
 @pytest.mark.parametrize("lanes", thinned([1, 3], quick=[3]))
-def test_blocks_become_visible_on_both_sides_or_not_at_all(postgres_scene: Scene, make_store: Stores, lanes: int) -> None:
+def test_blocks_become_visible_on_both_sides_or_not_at_all(scene: Scene, make_store: Stores, lanes: int) -> None:
     """All lanes use one connection in turn."""
-    scene = postgres_scene
     with scene.connect(make_store(), lanes=lanes) as writer:
         for number in range(1, 7):
             with writer.transaction() as tx:
@@ -96,9 +95,8 @@ def test_a_conflict_is_retried(postgres_scene: Scene) -> None:
 
 @pytest.mark.parametrize("when", thinned(["before", "answered"], quick=["answered"]))
 def test_an_unknown_commit_is_resolved(
-    postgres_scene: Scene, make_store: Stores, postgres_proxy: TcpProxy, request: pytest.FixtureRequest, when: Any
+    scene: Scene, make_store: Stores, postgres_proxy: TcpProxy, request: pytest.FixtureRequest, when: Any
 ) -> None:
-    scene = postgres_scene
     with scene.connect(make_store(postgres_proxy.port)) as writer:
         with writer.transaction() as tx:
             both(scene, tx, 1)
@@ -117,23 +115,4 @@ def test_an_unknown_commit_is_resolved(
                 both(scene, tx, 3)
     last = [] if "connection" in request.node.callspec.params.values() else [3]
     assert scene.agree() == [1, *([2] if when == "answered" else []), *last]
-    scene.assert_resolved()
-
-
-def test_a_connection_in_a_transaction_of_the_user(postgres_scene: Scene) -> None:
-    scene = postgres_scene
-    dsn = scene.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with (
-        psycopg.connect(dsn) as connection,
-        SqlStateStore.from_psycopg(connection) as store,
-        scene.connect(store) as writer,
-    ):
-        connection.execute("SELECT 1")
-        with pytest.raises(UsageError, match="already in a transaction"), writer.transaction() as tx:
-            both(scene, tx, 1)
-        connection.rollback()
-        with writer.transaction() as tx:
-            both(scene, tx, 2)
-        connection.execute("SELECT 1")
-    assert scene.agree() == [2]
     scene.assert_resolved()

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 from dualwrite import NestedTransactionError, Phase, Transaction, WriterClosedError
 from dualwrite.errors import StoreError, UsageError
 from dualwrite.testing import failpoints
-from fixtures.pace import until
 from fixtures.tiers import thinned
 from writer.cases import both_databases, both_producers, producers_and_databases
 from writer.scene import Event, Scene
@@ -31,7 +29,11 @@ class TroubleError(Exception):
 def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
     with scene.connect() as writer:
         assert writer.phase is Phase.READY
-        scene.write(writer, 1, 2, 3)
+        scene.write(writer, 1, 2)
+        with writer.transaction() as tx:
+            scene.both(tx, 3)
+            assert scene.rows() == [1, 2]
+            assert len(scene.unfinished()) <= 1
         assert scene.agree() == [1, 2, 3]
         assert writer.phase is Phase.READY
     assert writer.phase is Phase.CLOSED
@@ -39,19 +41,7 @@ def test_a_block_becomes_visible_on_both_sides(scene: Scene) -> None:
 
 
 @both_producers
-def test_nothing_is_visible_before_the_block_ends(postgres_scene: Scene) -> None:
-    scene = postgres_scene
-    with scene.connect() as writer:
-        with writer.transaction() as tx:
-            scene.both(tx, 1)
-            assert scene.rows() == []
-            assert scene.unfinished() == [] or len(scene.unfinished()) == 1
-        assert scene.agree() == [1]
-
-
-@both_producers
-def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_message_arrives_as_it_was_sent(scene: Scene) -> None:
     with scene.connect() as writer, writer.transaction() as tx:
         tx.send(scene.topic, b"bytes", key=b"\x00\xff", headers={"a": "text", "b": b"\x00", "c": None}, partition=0)
         tx.send(scene.topic, "text ü", key="key", headers=[("twice", "1"), ("twice", "2")])
@@ -63,24 +53,6 @@ def test_a_message_arrives_as_it_was_sent(sqlite_scene: Scene) -> None:
     assert (text.value, text.key, text.headers) == ("text ü".encode(), b"key", (("twice", b"1"), ("twice", b"2")))
     assert (tombstone.value, tombstone.key) == (None, b"key")
     assert (empty.value, empty.key) == (b"", None)
-
-
-@both_producers
-def test_the_order_within_a_key_is_the_order_of_sending(sqlite_scene: Scene, many_partitions: Callable[[str], None]) -> None:
-    scene = sqlite_scene
-    many_partitions(scene.topic)
-    with scene.connect() as writer:
-        for start in (0, 100):
-            with writer.transaction() as tx:
-                for number in range(start, start + 100):
-                    tx.send(scene.topic, str(number), key=f"key-{number % 7}")
-    found = scene.raw_messages()
-    assert len({message.partition for message in found}) > 1
-    for key in {message.key for message in found}:
-        numbers = [int(message.value or b"") for message in found if message.key == key]
-        assert numbers == sorted(numbers)
-        assert len({message.partition for message in found if message.key == key}) == 1
-    assert sorted(int(message.value or b"") for message in found) == list(range(200))
 
 
 @both_databases
@@ -111,8 +83,10 @@ def test_a_savepoint_may_be_rolled_back_in_the_block(scene: Scene) -> None:
 
 
 @producers_and_databases
-def test_a_transaction_without_a_message(scene: Scene) -> None:
+def test_transactions_without_messages_or_without_rows(scene: Scene) -> None:
     with scene.connect() as writer:
+        with writer.transaction():
+            pass
         with writer.transaction() as tx:
             scene.insert(tx, 1)
         assert tx.state is None
@@ -127,25 +101,6 @@ def test_a_transaction_without_a_message(scene: Scene) -> None:
             scene.send(tx, 3)
     assert scene.agree() == [1, 2, 3]
     scene.assert_resolved()
-
-
-@producers_and_databases
-def test_a_transaction_with_only_messages(scene: Scene) -> None:
-    with scene.connect() as writer, writer.transaction() as tx:
-        scene.send(tx, 1)
-        scene.send(tx, 2)
-    assert scene.messages() == [1, 2]
-    assert scene.rows() == []
-    scene.assert_resolved()
-
-
-@producers_and_databases
-def test_an_empty_transaction(scene: Scene) -> None:
-    with scene.connect() as writer:
-        with writer.transaction():
-            pass
-        scene.write(writer, 1)
-    assert scene.agree() == [1]
 
 
 # --- functions ----------------------------------------------------------------------------------------------------------
@@ -171,24 +126,7 @@ def test_a_decorated_function_runs_in_a_transaction(scene: Scene) -> None:
     assert scene.agree() == [1, 3]
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_decorated_function_may_have_any_parameter_names(sqlite_scene: Scene, attempts: int) -> None:
-    """Even those of tenacity's own functions."""
-    with sqlite_scene.connect() as writer:
-
-        @writer.transactional(attempts=attempts)
-        def save(tx: Transaction, *, self: int, fn: int) -> None:
-            sqlite_scene.both(tx, self)
-            sqlite_scene.both(tx, fn)
-
-        save(self=1, fn=2)
-    assert sqlite_scene.agree() == [1, 2]
-
-
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_refused(
-    sqlite_scene: Scene, attempts: int
-) -> None:
+def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_refused(scene: Scene) -> None:
     """It would commit what it has written, without what it has not run yet."""
     runs: list[int] = []
 
@@ -204,7 +142,7 @@ def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_re
         yield 1
 
     def wrapped(tx: Transaction) -> Iterator[int]:
-        sqlite_scene.both(tx, 1)
+        scene.both(tx, 1)
         return generator(tx)
 
     kinds: dict[Any, str] = {
@@ -213,13 +151,13 @@ def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_re
         generator: "generator",
         wrapped: "generator",
     }
-    with sqlite_scene.connect() as writer:
+    with scene.connect() as writer:
         for function, kind in kinds.items():
             with pytest.raises(UsageError, match=rf"{function.__name__} returned an? {kind}.* Next step"):
-                writer.transactional(attempts=attempts)(function)()
-        sqlite_scene.write(writer, 2)
+                writer.transactional(attempts=3)(function)()
+        scene.write(writer, 2)
     assert runs == []
-    assert sqlite_scene.agree() == [2]
+    assert scene.agree() == [2]
 
 
 @pytest.mark.parametrize("fails_at", thinned(["statement", "record", "commit"], quick=["commit"]))
@@ -253,38 +191,8 @@ def test_a_serialization_failure_is_retried(new_scene: Callable[..., Scene], fai
     scene.assert_resolved()
 
 
-def test_a_deadlock_is_retried(new_scene: Callable[..., Scene]) -> None:
-    scene = new_scene("postgresql", engine_options={"connect_args": {"options": "-c deadlock_timeout=50ms"}})
+def test_an_error_that_is_not_retriable_is_not_retried(scene: Scene) -> None:
     runs = []
-
-    def lock(connection: sa.Connection, number: int) -> None:
-        mine = (Event.writer == scene.transactional_id, Event.number == number)
-        connection.execute(sa.select(Event).where(*mine).with_for_update())
-
-    with scene.connect() as writer, scene.engine.connect() as other, ThreadPoolExecutor(1) as pool:
-        scene.write(writer, 1, 2)
-        other.exec_driver_sql("SET deadlock_timeout = '1h'")  # our transaction must be the deadlock's victim
-        pid = other.scalar(sa.text("SELECT pg_backend_pid()"))
-        blocked = sa.text("SELECT cardinality(pg_blocking_pids(:pid))")
-
-        @writer.transactional(attempts=3)
-        def save(tx: Transaction) -> None:
-            runs.append(tx)
-            scene.both(tx, 3)
-            lock(tx.db, 1)
-            if len(runs) == 1:
-                lock(other, 2)
-                pool.submit(lock, other, 1).add_done_callback(lambda _: other.rollback())
-                until(lambda: tx.db.scalar(blocked, {"pid": pid}), "it waits for this one")  # a deadlock is looked for once
-            lock(tx.db, 2)
-
-        save()
-    assert len(runs) == 2
-    assert scene.agree() == [1, 2, 3]
-
-
-def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> None:
-    scene, runs = sqlite_scene, []
     with scene.connect() as writer:
 
         @writer.transactional(attempts=3)
@@ -302,9 +210,9 @@ def test_an_error_that_is_not_retriable_is_not_retried(sqlite_scene: Scene) -> N
     assert scene.agree() == [2]
 
 
-def test_after_the_last_attempt_its_error_is_raised(postgres_scene: Scene) -> None:
+def test_after_the_last_attempt_its_error_is_raised(scene: Scene) -> None:
     """A deferred constraint fails at every COMMIT."""
-    scene, runs = postgres_scene, []
+    runs = []
     with scene.engine.begin() as connection:
         connection.execute(
             sa.text("CREATE TABLE IF NOT EXISTS once (number integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"),
@@ -329,8 +237,7 @@ def test_after_the_last_attempt_its_error_is_raised(postgres_scene: Scene) -> No
 
 
 @both_producers
-def test_an_exception_of_the_user_is_passed_through_unchanged(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_an_exception_of_the_user_is_passed_through_unchanged(scene: Scene) -> None:
     kinds = [TroubleError, ValueError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
     with scene.connect() as writer:
         for number, kind in enumerate(kinds):
@@ -358,24 +265,15 @@ def test_an_exception_of_the_database_in_the_block_rolls_back_both(scene: Scene)
             scene.send(tx, 2)
             tx.session.add(Event(writer=scene.transactional_id, number=1))
             tx.session.flush()
+        with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
+            scene.send(tx, 2)
+            tx.session.add(Event(writer=scene.transactional_id, number=1))  # flushed when the block ends
         scene.write(writer, 3)
     assert scene.agree() == [1, 3]
     scene.assert_resolved()
 
 
-@both_databases
-def test_a_flush_that_fails_as_the_block_ends_rolls_back_both(scene: Scene) -> None:
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        with pytest.raises(sa.exc.IntegrityError), writer.transaction() as tx:
-            scene.send(tx, 1)
-            tx.session.add(Event(writer=scene.transactional_id, number=1))
-        scene.write(writer, 2)
-    assert scene.agree() == [1, 2]
-
-
-def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(postgres_scene: Scene) -> None:
-    scene = postgres_scene
+def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(scene: Scene) -> None:
     with scene.connect() as writer:
         with pytest.raises(StoreError, match="earlier statement") as caught, writer.transaction() as tx:
             scene.both(tx, 1)
@@ -389,8 +287,7 @@ def test_an_error_of_postgresql_that_the_block_swallowed_still_rolls_back_both(p
 # --- the handle after its block -----------------------------------------------------------------------------------------
 
 
-def test_a_handle_is_refused_after_its_block(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_handle_is_refused_after_its_block(scene: Scene) -> None:
     with scene.connect() as writer:
         with writer.transaction() as tx:
             scene.both(tx, 1)

@@ -47,8 +47,7 @@ def test_a_commit_that_fails_on_a_full_disk_names_the_disk(sqlite_scene: Scene) 
 
 
 @pytest.mark.parametrize("producer", [NATIVE])  # with librdkafka the old Kafka id is left as it is and still shows the outcome
-def test_a_writer_overtaken_after_the_database_commit_reports_that_it_committed(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_writer_overtaken_after_the_database_commit_reports_that_it_committed(scene: Scene) -> None:
 
     def take_over() -> None:
         with scene.connect() as successor:

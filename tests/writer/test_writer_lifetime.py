@@ -14,7 +14,6 @@ import pytest
 import dualwrite
 from dualwrite import (
     ConcurrentUseError,
-    DualWriteError,
     DualWriter,
     FencedError,
     LostTransactionError,
@@ -30,7 +29,7 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.base import LostKind
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.tiers import thinned
-from writer.cases import both_producers, mostly_native, native_on_postgresql, producers_and_databases
+from writer.cases import both_producers, native_on_postgresql, producers_and_databases
 from writer.lane_scene import crash
 from writer.scene import Scene
 
@@ -56,8 +55,7 @@ def test_closing_clears_the_stored_state_and_leaves_nothing_prepared(scene: Scen
     assert scene.recover().ids[0].outcomes == ()
 
 
-def test_a_closed_writer_refuses_calls(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_closed_writer_refuses_calls(scene: Scene) -> None:
     writer = scene.connect()
     writer.close()
     with pytest.raises(WriterClosedError, match="is closed") as caught, writer.transaction():
@@ -69,8 +67,7 @@ def test_a_closed_writer_refuses_calls(sqlite_scene: Scene) -> None:
         writer.open()
 
 
-def test_an_unopened_writer_refuses_calls(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_an_unopened_writer_refuses_calls(scene: Scene) -> None:
     store = SqlStateStore(scene.engine)
     coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
 
@@ -93,17 +90,7 @@ def test_an_unopened_writer_refuses_calls(sqlite_scene: Scene) -> None:
     assert store.read(scene.transactional_id) is None
 
 
-def test_a_writer_is_opened_once(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
-    with scene.connect() as writer:
-        with pytest.raises(UsageError, match=r"open\(\) was called"):
-            writer.open()
-        scene.write(writer, 1)
-    assert scene.agree() == [1]
-
-
-def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(scene: Scene) -> None:
     error = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught, scene.connect() as writer:
         scene.write(writer, 1)
@@ -114,22 +101,11 @@ def test_an_error_that_ends_the_with_block_is_not_replaced_by_closing(sqlite_sce
     scene.assert_resolved()
 
 
-def test_an_engine_of_the_user_stays_open_and_that_of_a_url_is_closed(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
-    with scene.connect(str(scene.engine.url)) as writer:
-        scene.write(writer, 1)
-    with scene.connect() as writer:
-        scene.write(writer, 2)
-    assert scene.agree() == [1, 2]
-    assert scene.checked_out() == 0
-
-
 # --- threads and processes ----------------------------------------------------------------------------------------------
 
 
 @both_producers
-def test_a_second_thread_is_refused_and_the_first_continues(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
+def test_a_second_thread_is_refused_and_the_first_continues(scene: Scene) -> None:
 
     def use(writer: DualWriter) -> None:
         with writer.transaction():
@@ -153,8 +129,7 @@ def test_a_second_thread_is_refused_and_the_first_continues(sqlite_scene: Scene)
     assert scene.agree() == [1, 2, 3, 4]
 
 
-def test_many_threads_succeed_or_get_a_clear_error(postgres_scene: Scene) -> None:
-    scene = postgres_scene
+def test_many_threads_succeed_or_get_a_clear_error(scene: Scene) -> None:
     done: list[int] = []
     refused: list[int] = []
     start = threading.Barrier(4)
@@ -269,7 +244,8 @@ def test_a_writer_whose_id_was_claimed_is_fenced_until_it_reopens(scene: Scene, 
         with pytest.raises(FencedError, match="replaced by claim") as caught, writer.transaction() as tx:
             scene.both(tx, 4)  # on PostgreSQL the block begins, but its first statement fails
             pytest.fail("the block was run")
-        assert caught.value.transactional_id == scene.transactional_id
+        for text in (scene.transactional_id, "another process", "one writer for each transactional id"):
+            assert text in str(caught.value)
         assert caught.value.current_fence > caught.value.fence
         assert f":{os.getpid()} " in caught.value.current_owner
         assert writer.phase is Phase.FENCED
@@ -284,9 +260,8 @@ def test_a_writer_whose_id_was_claimed_is_fenced_until_it_reopens(scene: Scene, 
 
 
 @both_producers
-def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> None:
+def test_a_writer_fenced_in_its_block_changes_nothing(scene: Scene) -> None:
     """On SQLite the block holds the only write lock, so no one can claim the id in the meantime."""
-    scene = postgres_scene
     with scene.connect() as writer:
         scene.write(writer, 1)
         with pytest.raises(FencedError), writer.transaction() as tx:
@@ -298,34 +273,20 @@ def test_a_writer_fenced_in_its_block_changes_nothing(postgres_scene: Scene) -> 
             scene.insert(tx, 4)
         assert scene.agree() == [1, 3]
         assert writer.phase is Phase.FENCED
-    assert scene.agree() == [1, 3]
-    scene.assert_resolved()
-
-
-@mostly_native
-def test_a_writer_fenced_in_a_failing_block_is_fenced_afterwards(postgres_scene: Scene) -> None:
-    scene = postgres_scene
-    with scene.connect() as writer:
+        writer.reopen()
+        writer.reopen()  # one that is open
+        assert {o.outcome for o in writer.recovery_report} == {Outcome.NOTHING}
+        with pytest.raises(UsageError, match=r"open\(\) was called"):
+            writer.open()
         with pytest.raises(ValueError, match="mine"), writer.transaction() as tx:
-            scene.both(tx, 1)
+            scene.both(tx, 5)
             with scene.connect() as second:
-                scene.write(second, 2)
+                scene.write(second, 6)
             raise ValueError("mine")
         with pytest.raises(FencedError), writer.transaction():
             pytest.fail("the block was run")
-    assert scene.agree() == [2]
+    assert scene.agree() == [1, 3, 6]
     scene.assert_resolved()
-
-
-@producers_and_databases
-def test_a_fenced_writer_closes_without_harm(scene: Scene) -> None:
-    writer = scene.connect()
-    scene.write(writer, 1)
-    with scene.connect() as second:
-        scene.write(second, 2)
-        writer.close()
-        scene.write(second, 3)
-    assert scene.agree() == [1, 2, 3]
 
 
 @producers_and_databases
@@ -340,18 +301,9 @@ def test_two_writers_that_reopen_fence_each_other(scene: Scene) -> None:
             scene.write(two, number + 1)
             with pytest.raises(FencedError):
                 scene.write(one, 99)
-    assert scene.agree() == [0, 1, 2, 3, 4, 5]
-
-
-@mostly_native
-def test_reopening_a_writer_that_is_open_is_harmless(sqlite_scene: Scene) -> None:
-    scene = sqlite_scene
-    with scene.connect() as writer:
-        scene.write(writer, 1)
-        writer.reopen()
-        assert [o.outcome for o in writer.recovery_report] == [Outcome.NOTHING]  # it knows that it has committed
-        scene.write(writer, 2)
-    assert scene.agree() == [1, 2]
+        one.close()  # it is fenced, so this changes nothing
+        scene.write(two, 6)
+    assert scene.agree() == [0, 1, 2, 3, 4, 5, 6]
 
 
 # --- what a previous owner left -----------------------------------------------------------------------------------------
@@ -417,8 +369,3 @@ def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene) -> None
         scene.write(writer, 4)
     assert scene.agree() == [1, 2, 3, 4]
     scene.assert_resolved()
-
-
-def test_an_invalid_on_lost_is_refused(sqlite_scene: Scene) -> None:
-    with pytest.raises(DualWriteError, match="on_lost is 'ignore'"):
-        sqlite_scene.connect(on_lost="ignore")

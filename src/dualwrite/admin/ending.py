@@ -23,6 +23,7 @@ _READ_FIRST: Final = (
     "read its records first (isolation.level=read_uncommitted); then abort it with --force, and send those records again "
     "that belong in the topic"
 )
+_LEFT_OUT: Final = "Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)"
 _RETRY: Final = "retry once every broker responds and you may describe all transactional ids"
 _OUT_OF_DATE: Final = (
     f"retry once all brokers are connected to each other; if the topic {TRANSACTION_STATE_TOPIC!r} has lost data, {_READ_FIRST}"
@@ -99,50 +100,30 @@ class Examined:
         Args:
             force: Whether to abort it even if it is not certain that it hangs, or if its coordinator may have committed it.
         """
-        what = f"The transaction at {self.opened.topic}-{self.opened.partition}"
-        if self.verdict is None:
+        what, verdict = f"The transaction at {self.opened.topic}-{self.opened.partition}", self.verdict
+        if verdict is None:
             return RepairRefusedError(
                 f"{what} does not hang: its coordinator will end it.",
                 transactional_id=self.transactional_id,
                 cause="a marker in one partition would contradict the outcome in the others",
                 next_step="end the whole transaction with `dualwrite transactions complete` or `force-terminate`",
             )
-        if force:
+        if force or (self.hangs and not self.may_have_been_committed):
             return None
+        cause: str | None = _LEFT_OUT
+        step = _READ_FIRST
         if not self.hangs:
-            return RepairRefusedError(
-                f"{what} may hang, but this is not certain: {self.verdict.reason.value}.",
-                transactional_id=self.verdict.transactional_id,
-                next_step=_OUT_OF_DATE if self.verdict.reason is Reason.OLDER_EPOCH else _RETRY,
-            )
-        return self._refusal_without_outcome(what)
-
-    def _refusal_without_outcome(self, what: str) -> RepairRefusedError | None:
-        """The error if it hangs, but may have been committed."""
-        verdict = self.verdict
-        if verdict is None or not self.may_have_been_committed:
-            return None
-        left_out = "Kafka 4.3.0 to 4.4.0 leave markers out of partitions without a leader (KAFKA-20734)"
-        if self.was_committed:
-            return RepairRefusedError(
-                f"{what} may have been committed by its coordinator without writing the marker here.",
-                transactional_id=verdict.transactional_id,
-                cause=left_out,
-                next_step=_READ_FIRST,
-            )
-        if verdict.description is None:
-            return RepairRefusedError(
-                f"{what} may have been committed, or its coordinator may still have it open: {verdict.reason.value}.",
-                transactional_id=verdict.transactional_id,
-                cause="its coordinator has forgotten it; or an ACL that denies Describe hides its transactional id",
-                next_step=f"if no ACL denies you Describe on a transactional id (`kafka-acls.sh --list`), {_READ_FIRST}",
-            )
-        return RepairRefusedError(
-            f"{what} may have been committed: its coordinator has a later transaction, or one of the same epoch.",
-            transactional_id=verdict.transactional_id,
-            cause=left_out,
-            next_step=_READ_FIRST,
-        )
+            why = f"may hang, but this is not certain: {verdict.reason.value}"
+            cause, step = None, _OUT_OF_DATE if verdict.reason is Reason.OLDER_EPOCH else _RETRY
+        elif self.was_committed:
+            why = "may have been committed by its coordinator without writing the marker here"
+        elif verdict.description is None:
+            why = f"may have been committed, or its coordinator may still have it open: {verdict.reason.value}"
+            cause = "its coordinator has forgotten it; or an ACL that denies Describe hides its transactional id"
+            step = f"if no ACL denies you Describe on a transactional id (`kafka-acls.sh --list`), {_READ_FIRST}"
+        else:
+            why = "may have been committed: its coordinator has a later transaction, or one of the same epoch"
+        return RepairRefusedError(f"{what} {why}.", transactional_id=verdict.transactional_id, cause=cause, next_step=step)
 
 
 def examine(brokers: Brokers, key: Key, wanted: tuple[int | None, int | None, int | None]) -> Examined | None:

@@ -1,20 +1,18 @@
-"""Consumer groups and their committed offsets, from all group coordinators (ListGroups, OffsetFetch)."""
+"""Consumer groups, their committed offsets and the partitions of their members, from all group coordinators."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from dualwrite.admin.facts import BrokerProblem
 from dualwrite.admin.partitions import by_topic
 from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, Key, batches, check, denied
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.client.broker_connection import Connection
-from dualwrite.kafka.client.brokers import MakeRequest
-from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.fields import Fields, KafkaProtocolError
+from dualwrite.kafka.client.fields import Fields, KafkaProtocolError, Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import (
     ConsumerGroupDescribeRequest,
@@ -25,7 +23,6 @@ from dualwrite.kafka.client.messages_generated import (
     ListGroupsRequest,
     ListGroupsResponse,
     OffsetFetchRequest,
-    OffsetFetchResponse,
 )
 from dualwrite.kafka.client.retries import TryAgainError
 
@@ -59,8 +56,7 @@ class CommittedOffset:
     """A group's position in one partition."""
 
     group_id: str
-    topic: str
-    partition: int
+    key: Key
     offset: int | None
     """The next offset to read; None if it is pending in an open transaction (KIP-447)."""
 
@@ -85,38 +81,6 @@ def list_groups(brokers: Brokers) -> list[GroupListing]:
     return sorted(group for groups in found.values() for group in groups)
 
 
-def committed_offsets(
-    brokers: Brokers, groups: Sequence[GroupListing], keys: Keys = None, *, stable: bool = False
-) -> Iterator[CommittedOffset]:
-    """The positions of groups; if `stable`, one that an open transaction may change has the offset None (KIP-447)."""
-    live = brokers.view([]).brokers
-    for node, names in by_coordinator(groups).items():
-        if node not in live:
-            brokers.note(BrokerProblem(node, None, "is down: the positions of its consumer groups are missing"))
-            continue
-        for batch in batches(names):
-            yield from _committed(brokers, live, node, batch, keys, stable=stable)
-
-
-def by_coordinator(groups: Iterable[GroupListing]) -> dict[int, list[str]]:
-    """The ids of the groups, by the node id of their coordinator."""
-    found: dict[int, list[str]] = defaultdict(list)
-    for group in groups:
-        found[group.coordinator].append(group.group_id)
-    return found
-
-
-def note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
-    """Note the first group about which a request was refused, unless it no longer exists."""
-    if code == ErrorCode.GROUP_ID_NOT_FOUND:
-        return
-    if code in DENIED:
-        brokers.hide(request, denied(request, code, group_id))
-        return
-    what = f"The state of group {group_id!r} is not fully known: {request} returned {error_name(code)}."
-    brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
-
-
 def partition_of_group(group_id: str, partitions: int) -> int:
     """The partition of `__consumer_offsets` that stores a group's positions: Java's hash of the id, modulo the partitions."""
     units = group_id.encode("utf-16-be")
@@ -127,58 +91,33 @@ def partition_of_group(group_id: str, partitions: int) -> int:
     return 0 if signed == -(2**31) else abs(signed) % partitions
 
 
-def _committed(
-    brokers: Brokers,
-    live: Mapping[int, Address],
-    node: int,
-    names: Sequence[str],
-    keys: Keys,
-    *,
-    stable: bool,
-) -> list[CommittedOffset]:
-    def conclude(_: int, response: OffsetFetchResponse) -> list[CommittedOffset]:
-        found = []
-        for group in response.groups:
-            if group.error_code in TRANSIENT:
-                raise TryAgainError(f"OffsetFetch returned {error_name(group.error_code)}")
-            if group.error_code:
-                note_refused(brokers, "OffsetFetch", group.group_id, group.error_code)
-            found += [
-                CommittedOffset(
-                    group.group_id, topic.name, one.partition_index, one.committed_offset if one.error_code == 0 else None
-                )
-                for topic in group.topics
-                for one in topic.partitions
-                if (one.error_code == 0 and one.committed_offset >= 0) or one.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
-            ]
-        return found
+def committed_offsets(
+    brokers: Brokers, groups: Iterable[GroupListing], keys: Keys = None, *, stable: bool = False
+) -> Iterator[CommittedOffset]:
+    """The positions of groups; if `stable`, one that an open transaction may change has the offset None (KIP-447)."""
+    group_request = OffsetFetchRequest.OffsetFetchRequestGroup
+    topic_request = group_request.OffsetFetchRequestTopics
 
-    return brokers.request(live, {node: _request(names, keys, stable=stable)}, conclude).get(node, [])
+    def topics(name: str) -> list[OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics] | None:
+        wanted = keys[name] if isinstance(keys, Mapping) else keys
+        if wanted is None:
+            return None
+        return [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(wanted).items()]
 
-
-def _request(names: Sequence[str], keys: Keys, *, stable: bool) -> MakeRequest:
-    def made(connection: Connection) -> OffsetFetchRequest:
+    def request(names: list[str], connection: Connection) -> OffsetFetchRequest:
         if not connection.supports(OffsetFetchRequest, OffsetFetchRequest.OLDEST):
             raise BrokerUnavailableError(f"{connection.address} is older than Apache Kafka 3.0: no OffsetFetch v8.")
-        group_request = OffsetFetchRequest.OffsetFetchRequestGroup
-        topic_request = group_request.OffsetFetchRequestTopics
+        asked = [group_request(group_id=name, topics=topics(name)) for name in names]
+        return OffsetFetchRequest(groups=asked, require_stable=stable)
 
-        def topics(name: str) -> list[OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics] | None:
-            wanted = keys[name] if isinstance(keys, Mapping) else keys
-            if wanted is None:
-                return None
-            return [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(wanted).items()]
-
-        return OffsetFetchRequest(
-            groups=[group_request(group_id=name, topics=topics(name)) for name in names], require_stable=stable
-        )
-
-    return made
-
-
-_VERSION_BYTES: Final = 2
-_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
-_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
+    for group in _described(brokers, groups, "OffsetFetch", request):
+        for topic in group.topics:
+            for one in topic.partitions:
+                key = (topic.name, one.partition_index)
+                if one.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                    yield CommittedOffset(group.group_id, key, None)
+                elif not one.error_code and one.committed_offset >= 0:
+                    yield CommittedOffset(group.group_id, key, one.committed_offset)
 
 
 def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dict[str, set[Key]]:
@@ -186,38 +125,58 @@ def assigned_partitions(brokers: Brokers, groups: Sequence[GroupListing]) -> dic
 
     A group of the classic protocol has none during a rebalance; groups of Kafka Streams' own protocol (KIP-1071) are left out.
     """
-    found: dict[str, set[Key]] = defaultdict(set)
-    for is_new in (False, True):
-        described = [group for group in groups if (group.kind == CONSUMER) is is_new and group.kind != STREAMS]
-        live = brokers.view([]).brokers if described else {}
-        for node, names in by_coordinator(described).items():
-            for batch in batches(names) if node in live else ():
-                request = _describe_groups(batch, is_new=is_new)
-                responses = brokers.request(live, {node: request}, lambda _, response: _groups(brokers, response))
-                for group_id, keys in responses.get(node, {}).items():
-                    found[group_id] |= keys
-    return found
+    classic = [group for group in groups if group.kind not in (CONSUMER, STREAMS)]
+    new = [group for group in groups if group.kind == CONSUMER]
+    described = (
+        *_described(brokers, classic, "DescribeGroups", lambda names, _: DescribeGroupsRequest(groups=names)),
+        *_described(brokers, new, "DescribeGroups", lambda names, _: ConsumerGroupDescribeRequest(group_ids=names)),
+    )
+    return {group.group_id: set(_keys(brokers, group)) for group in described}
 
 
-def _describe_groups(names: Sequence[str], *, is_new: bool) -> MakeRequest:
-    def made(_: Connection) -> ConsumerGroupDescribeRequest | DescribeGroupsRequest:
-        if is_new:
-            return ConsumerGroupDescribeRequest(group_ids=list(names), include_authorized_operations=False)
-        return DescribeGroupsRequest(groups=list(names), include_authorized_operations=False)
+def _described(
+    brokers: Brokers, groups: Iterable[GroupListing], name: str, request: Callable[[list[str], Connection], Request[Any]]
+) -> Iterator[Any]:
+    """What the coordinators of groups respond about each, in batches; without those that are refused, which is noted."""
+    by_node: dict[int, list[str]] = defaultdict(list)
+    for group in groups:
+        by_node[group.coordinator].append(group.group_id)
+    live = brokers.view([]).brokers if by_node else {}
+    for node, names in by_node.items():
+        if node not in live:
+            brokers.note(BrokerProblem(node, None, "is down: the positions of its consumer groups are missing"))
+            continue
+        for batch in batches(names):
+            requests = {node: lambda connection, batch=batch: request(batch, connection)}
+            for group in brokers.request(live, requests, lambda _, response: _settled(response, name)).get(node, ()):
+                if group.error_code:
+                    _note_refused(brokers, name, group.group_id, group.error_code)
+                else:
+                    yield group
 
-    return made
 
-
-def _groups(brokers: Brokers, response: ConsumerGroupDescribeResponse | DescribeGroupsResponse) -> Mapping[str, set[Key]]:
-    found = {}
+def _settled(response: Any, name: str) -> list[Any]:
+    """The groups of a response, if none has a transient error."""
     for group in response.groups:
         if group.error_code in TRANSIENT:
-            raise TryAgainError(f"the description of a group returned {error_name(group.error_code)}")
-        if group.error_code:
-            note_refused(brokers, "DescribeGroups", group.group_id, group.error_code)
-        else:
-            found[group.group_id] = set(_keys(brokers, group))
-    return found
+            raise TryAgainError(f"{name} returned {error_name(group.error_code)}")
+    return list(response.groups)
+
+
+def _note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> None:
+    """Note the first group about which a request was refused, unless it no longer exists."""
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return
+    if code in DENIED:
+        brokers.hide(request, denied(request, code, group_id))
+        return
+    what = f"The state of group {group_id!r} is not fully known: {request} returned {error_name(code)}."
+    brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
+
+
+_VERSION_BYTES: Final = 2
+_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
+_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
 
 
 def _keys(
@@ -229,19 +188,12 @@ def _keys(
         return
     for member in group.members:
         if group.protocol_type == _CLASSIC and member.member_assignment:
-            keys = _written(member.member_assignment)
-            if keys is None:
+            try:  # a client has written it
+                found = ConsumerProtocolAssignment.read(Fields(member.member_assignment, _VERSION_BYTES), _VERSION)
+            except KafkaProtocolError:
                 _note_unreadable(brokers, group.group_id)
-            yield from keys or ()
-
-
-def _written(assignment: bytes) -> list[Key] | None:
-    """The partitions of an assignment, which a client has written; None if it can't be read."""
-    try:
-        found = ConsumerProtocolAssignment.read(Fields(assignment, _VERSION_BYTES), _VERSION)
-    except KafkaProtocolError:
-        return None
-    return [(topic.topic, index) for topic in found.assigned_partitions for index in topic.partitions]
+            else:
+                yield from ((topic.topic, index) for topic in found.assigned_partitions for index in topic.partitions)
 
 
 def _note_unreadable(brokers: Brokers, group_id: str) -> None:

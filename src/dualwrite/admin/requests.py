@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from dualwrite.admin.facts import BrokerProblem
@@ -251,15 +252,10 @@ def check(code: int, request: str) -> None:
         raise BrokerError(f"{request} returned {error_name(code)}.", code=code, name=error_name(code))
 
 
-def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`; each list is made when it is needed."""
-    batch: list[T] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `BATCH`; each list is made when it is needed."""
+    left = iter(items)
+    while batch := list(islice(left, BATCH)):
         yield batch
 
 

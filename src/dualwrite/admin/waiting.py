@@ -77,7 +77,7 @@ class Groups:
 
     def partitions(self) -> set[Key]:
         """The partitions that the groups have a position in or a member for, and those in which Kafka stores the positions."""
-        keys = {(one.topic, one.partition) for one in committed_offsets(self._brokers, self._listed)}
+        keys = {one.key for one in committed_offsets(self._brokers, self._listed)}
         keys |= {key for name in self._names for key in self._stored(name)}
         keys |= {key for assigned in self._assigned.values() for key in assigned}
         return keys | {(GROUP_OFFSETS_TOPIC, self._home(group)) for group in self._listed if self._homes}
@@ -98,10 +98,9 @@ class Groups:
         stored = {(name, key): offset for name in self._names for key, offset in self._stored(name).items() if key in keys}
         positioned = set(stored)
         for one in committed_offsets(self._brokers, self._listed, keys):
-            key = (one.topic, one.partition)
-            positioned.add((one.group_id, key))
-            if (one.group_id, key) not in stored:
-                yield key, WaitingGroup(one.group_id, one.offset)
+            positioned.add((one.group_id, one.key))
+            if (one.group_id, one.key) not in stored:
+                yield one.key, WaitingGroup(one.group_id, one.offset)
         for (name, key), offset in stored.items():
             yield key, WaitingGroup(name, offset, is_stored=True)
         for name, assigned in self._assigned.items():
@@ -125,7 +124,7 @@ class Groups:
         """
         topics: dict[str, set[str]] = defaultdict(set)
         for one in committed_offsets(self._brokers, groups):
-            topics[one.group_id].add(one.topic)
+            topics[one.group_id].add(one.key[0])
         for name, assigned in self._assigned.items():
             topics[name] |= {topic for topic, _ in assigned}
         by_name = [group for group in groups if self._only is None and topics[group.group_id]]
@@ -134,17 +133,15 @@ class Groups:
             known = sorted({topic for group in by_name for topic in topics[group.group_id]})
             partitions: dict[str, list[Key]] = defaultdict(list)
             for found in self._brokers.view(known).partitions:
-                partitions[found.topic].append((found.topic, found.partition))
+                partitions[found.topic].append(found.key)
             keys = {
                 group.group_id: [key for topic in sorted(topics[group.group_id]) for key in partitions[topic]]
                 for group in by_name
             }
             yield from committed_offsets(self._brokers, by_name, keys, stable=True)
         if others:
-            every = {(one.topic, one.partition) for one in self._brokers.view(None).partitions}
-            yield from committed_offsets(
-                self._brokers, others, {key for key in every if not key[0].startswith("__")}, stable=True
-            )
+            every = {one.key for one in self._brokers.view(None).partitions if not one.topic.startswith("__")}
+            yield from committed_offsets(self._brokers, others, every, stable=True)
 
     @cached_property
     def _assigned(self) -> Mapping[str, set[Key]]:

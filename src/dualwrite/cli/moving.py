@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import Database, Ids, Prefix, Target, Yes, chosen_ids, confirm, counted, grouped, store_for
+from dualwrite.cli.options import (
+    Database,
+    Ids,
+    Prefix,
+    Target,
+    Yes,
+    chosen_ids,
+    confirm,
+    coordinator_for,
+    counted,
+    grouped,
+    store_for,
+)
 from dualwrite.cli.output import show_table
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.clusters import keep_store_id, move_to_cluster, new_store_id
 from dualwrite.stores.base import TxnStateStore
 
@@ -33,16 +42,12 @@ def move_cluster(
     only there. With --give-up-prepared they are recorded as UNVERIFIED instead, and stay open on the old cluster.
     """
     settings = target.settings()
-    limits = settings.timeouts
-    with (
-        store_for(settings) as store,
-        closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=limits.kafka)) as coordinator,
-    ):
+    with store_for(settings) as store, coordinator_for(settings) as coordinator:
         chosen = chosen_ids(store, ids, prefix)
         seen = coordinator.cluster_id()
         given_up = " Transactions prepared on their old cluster are given up." if give_up_prepared else ""
         confirm(f"Move {counted(len(chosen), 'id')} to the Kafka cluster {seen!r}?{given_up}", yes=yes)
-        moves = move_to_cluster(store, coordinator, chosen, give_up_prepared=give_up_prepared, timeout=limits.claim)
+        moves = move_to_cluster(store, coordinator, chosen, give_up_prepared=give_up_prepared, timeout=settings.timeouts.claim)
     if not moves:
         typer.echo(f"Every id is already on cluster {seen}.")
         return

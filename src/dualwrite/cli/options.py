@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, Final, NoReturn, get_type_hints
@@ -18,6 +19,8 @@ from dualwrite.api import open_recoverer
 from dualwrite.cli.output import json_errors, print_error_document, usage_error
 from dualwrite.cli.texts import printable
 from dualwrite.errors import shell_word
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -167,6 +170,11 @@ def store_for(settings: Settings) -> TxnStateStore:
     if settings.database_url is None:
         refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
     return store_from_url(settings.database_url, schema=settings.schema)
+
+
+def coordinator_for(settings: Settings) -> closing[WireTransactionCoordinator]:
+    """The cluster's coordinators, in a `with` statement that closes the connections."""
+    return closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka))
 
 
 def decisions_for(settings: Settings) -> Decisions:

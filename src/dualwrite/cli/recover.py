@@ -31,14 +31,13 @@ from dualwrite.cli.options import (
     store_for,
 )
 from dualwrite.cli.output import print_json, versioned
-from dualwrite.cli.recover_jobs import job_record, jobs_to_recover
+from dualwrite.cli.recover_jobs import job_record, jobs_to_recover, name_skipped
 from dualwrite.cli.recovery_output import Entries, lost_records, show_lost, show_plan, show_report
 from dualwrite.cli.texts import printable
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
-from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transactional_id import TransactionalId
 
@@ -75,23 +74,24 @@ def recover(
     resolved, its staged rows deleted. Without a prefix, a running job is left alone.
     """
     settings = target.settings()
-    store = store_for(settings)
-    if dry_run:
-        _show_plan(settings, store, ids, prefix, changes=acknowledge or release, as_json=as_json, wide=wide)
-        return
-    skipped: list[JobRow] = []
-    with store, open_recoverer(store, settings=settings) as recoverer:
+    if dry_run and (acknowledge or release):
+        raise typer.BadParameter("can't be combined with --acknowledge or --release.", param_hint="--dry-run")
+    with store_for(settings) as store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
-            if jobs is not None:
-                chosen = [name for name in chosen if name not in jobs.attempts]
+            skipped = [] if jobs is None else jobs.skipped
+            chosen = [name for name in chosen if jobs is None or name not in jobs.attempts]
+            if dry_run:
+                plans = [] if jobs is None else jobs.plans()
+                name_skipped(skipped)
+                show_plan(recoverer.plan(chosen), plans, skipped, as_json=as_json, wide=wide)
+                return
             report = _recovered(recoverer, store, chosen, yes=yes, quiet=as_json)
             if jobs is not None:
-                with _shown_on_errors(report, jobs.skipped, as_json=as_json):
+                with _shown_on_errors(report, skipped, as_json=as_json):
                     of_jobs = jobs.recover(release=release, yes=yes)
-                jobs.name_skipped()
                 report = RecoveryReport(report.ids + of_jobs.ids)
-                skipped = jobs.skipped
+            name_skipped(skipped)
         if not as_json:
             show_report(report)
         removed, left = Entries(), list(report.unacknowledged)
@@ -106,30 +106,6 @@ def recover(
         raise typer.Exit(NOT_RECOVERED)
     if left:
         raise typer.Exit(UNACKNOWLEDGED)
-
-
-def _show_plan(
-    settings: Settings,
-    store: TxnStateStore,
-    ids: list[str] | None,
-    prefix: str,
-    *,
-    changes: bool,
-    as_json: bool,
-    wide: bool,
-) -> None:
-    if changes:
-        raise typer.BadParameter("can't be combined with --acknowledge or --release.", param_hint="--dry-run")
-    with store, open_recoverer(store, settings=settings) as recoverer:
-        chosen = chosen_ids(store, ids, prefix)
-        with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=False) as jobs:
-            if jobs is None:
-                show_plan(recoverer.plan(chosen), (), as_json=as_json, wide=wide)
-            else:
-                rest = [name for name in chosen if name not in jobs.attempts]
-                plans = jobs.plans()
-                jobs.name_skipped()
-                show_plan(recoverer.plan(rest), plans, jobs.skipped, as_json=as_json, wide=wide)
 
 
 @contextmanager

@@ -120,16 +120,17 @@ class JobsToRecover:
                 return report or RecoveryReport()
             row = changed
 
-    def name_skipped(self) -> None:
-        """Print on stderr which jobs are skipped, and the command that recovers each."""
-        for row in self.skipped:
-            command = f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
-            if row.is_open:
-                left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
-                say(f"Skipped: {left}; {command} ends it.", err=True)
-            else:
-                left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
-                say(f"Skipped: {left}; {command} resolves them.", err=True)
+
+def name_skipped(rows: Iterable[JobRow]) -> None:
+    """Print on stderr which jobs are skipped, and the command that recovers each."""
+    for row in rows:
+        command = f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
+        if row.is_open:
+            left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
+            say(f"Skipped: {left}; {command} ends it.", err=True)
+        else:
+            left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
+            say(f"Skipped: {left}; {command} resolves them.", err=True)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ done: a transaction waits for recovery, or a lost one for acknowledgement.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Annotated, Any, Final
@@ -16,15 +15,26 @@ import typer
 
 from dualwrite.cli.needs import Seen, needed, verdict_lines
 from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
-from dualwrite.cli.options import LONGER, AsJson, JsonGroup, Longer, Prefix, Target, Wide, counted, grouped, say, store_for
+from dualwrite.cli.options import (
+    LONGER,
+    AsJson,
+    JsonGroup,
+    Longer,
+    Prefix,
+    Target,
+    Wide,
+    coordinator_for,
+    counted,
+    grouped,
+    say,
+    store_for,
+)
 from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
 from dualwrite.cli.recover_jobs import JOBS, job_record, jobs_of
 from dualwrite.cli.recovery_output import lost_record
 from dualwrite.cli.texts import description_words, in_natural_order, now_ms, time_text
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.rules import JobRow
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
@@ -205,7 +215,7 @@ def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None
 def _describe(found: StatusData, settings: Settings) -> None:
     if not found.rows:
         return
-    with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
+    with coordinator_for(settings) as coordinator:
         found.cluster_id = coordinator.cluster_id()
         elsewhere = found.elsewhere
         for row in (row for row in found.rows if row not in elsewhere):
@@ -215,9 +225,9 @@ def _describe(found: StatusData, settings: Settings) -> None:
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
     """The Kafka ids of open transactions that have our transactional ids, but the store id of another database."""
-    logical_ids = {TransactionalId.of_row(row.transactional_id).logical for row in rows}
+    logical_ids = set(map(logical, rows))
     stores = {row.store_id for row in rows}
-    with closing(WireTransactionCoordinator(KafkaConfig.of(settings.kafka), timeout=settings.timeouts.kafka)) as coordinator:
+    with coordinator_for(settings) as coordinator:
         listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
     found = [(one.kafka_transactional_id, TransactionalId.of_kafka(one.kafka_transactional_id)) for one in listed]
     return [
@@ -280,8 +290,6 @@ def time_left(lease: Record) -> str:
 
 
 _LEASES: Final[Columns] = {"leased id": "transactional_id", "by": "owner", "lease": time_left}
-
-
 _FEW: Final = ("transactional id", "transaction", "used by")
 _ALL: Final = (*_FEW, "fencing token", "generation", "resolved", "state", "updated", "Kafka")
 _WORDS: Final = {

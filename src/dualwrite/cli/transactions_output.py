@@ -371,8 +371,6 @@ def decision_text(database: Record) -> str:
 
 # --- what is missing --------------------------------------------------------------------------------------------------
 
-INCOMPLETE: Final = "The output is incomplete"
-
 
 def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
     """The errors of partitions that could not be described."""
@@ -384,6 +382,6 @@ def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
 def show_problems(problems: Iterable[BrokerProblem], hidden: Iterable[DualWriteError] = ()) -> None:
     """The brokers that did not respond, and the missing ACLs because of which Kafka may have left something out."""
     for problem in problems:
-        say(f"{'Note' if problem.covered else INCOMPLETE}: {problem}", err=True)
+        say(f"{'Note' if problem.covered else 'The output is incomplete'}: {problem}", err=True)
     for error in hidden:
         typer.echo(error_text(error).replace("Error:", "Something may be missing:", 1), err=True)

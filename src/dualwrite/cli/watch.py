@@ -192,10 +192,12 @@ class _Screen:
     def _drawn(self) -> Any:
         seen = self._poller.seen
         found = seen.look.found
-        head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {_clock(seen.at)}   by {self._order}"
+        clock = time.strftime("%H:%M:%S", time.localtime(seen.at))
+        head = f"{counted(len(found.partitions), 'partition')} of {found.searched} stuck   {clock}   by {self._order}"
         lines: list[Any] = [Text(head, style="bold"), Text(_HELP, style="dim")]
         if seen.error is not None:
-            lines.append(_red(f"No newer result: {_error_text(seen.error)}"))
+            kind = "" if isinstance(seen.error, DualWriteError) else f"{type(seen.error).__name__}: "
+            lines.append(_red(f"No newer result: {kind}{seen.error}"))
         unread = seen.look.unread
         lines += [_red(f"{UNREAD}: {unread}")] if unread is not None else []
         lines += [_red(f"Incomplete: {problem}") for problem in _missing(found)]
@@ -235,14 +237,6 @@ def _missing(found: StuckSearch) -> list[str]:
     problems += [str(error) for error in found.hidden]
     more = len(problems) - _MAX_PROBLEMS
     return [*problems[:_MAX_PROBLEMS], *([f"{more} more: see `dualwrite stuck`"] if more > 0 else [])]
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) if isinstance(error, DualWriteError) else f"{type(error).__name__}: {error}"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dualwrite.admin.requests import Brokers
@@ -90,55 +90,37 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
             "Neither bootstrap servers nor a database are given.",
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
-    cluster = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _Cluster()
-    seen = "" if cluster.capabilities is None else cluster.capabilities.cluster_id
-    database, found = (
-        (None, [])
-        if settings.database_url is None
-        else _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen)
-    )
-    return Diagnosis(
-        servers=cluster.servers,
-        kafka=cluster.capabilities,
-        promise=cluster.promise,
-        topics=tuple(topic for topic in cluster.topics if topic.exists or topic.name != TRANSACTION_STATE_TOPIC),
-        database=database,
-        findings=tuple(sorted((*cluster.findings, *found), key=lambda finding: _ORDER.index(finding.severity))),
-    )
+    found = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _NOTHING
+    if settings.database_url is not None:
+        seen = "" if found.kafka is None else found.kafka.cluster_id
+        database, more = _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen)
+        found = replace(found, database=database, findings=(*found.findings, *more))
+    return replace(found, findings=tuple(sorted(found.findings, key=lambda finding: _ORDER.index(finding.severity))))
 
 
-@dataclass(slots=True)
-class _Cluster:
-    """What was found about a cluster."""
-
-    servers: str | None = None
-    capabilities: BrokerCapabilities | None = None
-    promise: Promise | None = None
-    topics: list[TopicFacts] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+_NOTHING: Final = Diagnosis(None, None, None, (), None, ())
 
 
-def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> _Cluster:
+def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> Diagnosis:
     config = KafkaConfig.of(settings.kafka)
     limit = _message_max_bytes(config.properties)
     probe_id = _probe_id(settings)
-    chosen = config.transaction_timeout_ms
-    found = _Cluster(config.servers)
+    chosen, producer, two_phase = config.transaction_timeout_ms, settings.producer, settings.two_phase
+    capabilities, promised = None, None
+    seen: list[TopicFacts] = []
+    found: list[Finding] = []
     try:
-        found.capabilities = capabilities = probe(config, transactional_id=probe_id, timeout=timeout)
-        found.promise = promise(
-            capabilities, producer=settings.producer, transaction_timeout_ms=chosen, two_phase=settings.two_phase
-        )
-        found.findings += judge_kafka(
-            capabilities, producer=settings.producer, transaction_timeout_ms=chosen, two_phase=settings.two_phase
-        )
-        if found.promise.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
-            found.findings += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
-        found.topics = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
+        capabilities = probe(config, transactional_id=probe_id, timeout=timeout)
+        promised = promise(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
+        found += judge_kafka(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
+        if promised.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
+            found += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
+        seen = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
     except DualWriteError as error:
-        found.findings.append(_broken("kafka", error))
-    found.findings += [finding for topic in found.topics for finding in judge_topic(topic, message_max_bytes=limit)]
-    return found
+        found.append(_broken("kafka", error))
+    found += [finding for topic in seen for finding in judge_topic(topic, message_max_bytes=limit)]
+    shown = tuple(topic for topic in seen if topic.exists or topic.name != TRANSACTION_STATE_TOPIC)
+    return Diagnosis(config.servers, capabilities, promised, shown, None, tuple(found))
 
 
 def _probe_id(settings: Settings) -> str:

@@ -174,18 +174,15 @@ class Group:
             FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
                 none of them has begun (`has_begun`).
         """
-        if self._calls and self._must_run_one_by_one():
-            self._run_one_by_one()
+        if self._calls and not self._run_together():
+            self._run_one_by_one()  # here: the group's error must not become the context of what they raise
         for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
             if not self._follows_conflicted(call):
                 self._run_alone(call)
         self.conflicted.sort(key=_number)
 
-    def _must_run_one_by_one(self) -> bool:
-        """Run the units together and deliver their outcomes; True if they have none, and may succeed without each other.
-
-        They run after this has returned: otherwise the group's error would become the context of what they raise.
-        """
+    def _run_together(self) -> bool:
+        """Run the units together and deliver their outcomes; False if they have none, and may succeed without each other."""
         try:
             if not self._commit() and self._has_sent_too_soon:
                 self._has_begun = False
@@ -200,25 +197,21 @@ class Group:
             if len(self._calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
                 text = "a group of %d units failed; running them one by one: %s"
                 log.info(text, len(self._calls), error, exc_info=if_unexpected(error), **self._fields)
-                return True
+                return False
             self._deliver_error(error)
         else:
             self._deliver()
-        return False
+        return True
 
     def put_back(self, calls: list[Call]) -> None:
         """Put calls without an outcome back into the queue."""
-        if calls:
-            self._taken[:] = [call for call in self._taken if call not in calls]
-            self._shared.waiting.put_back(calls, self._taken)
+        self._taken[:] = [call for call in self._taken if call not in calls]
+        self._shared.waiting.put_back(calls, self._taken)
 
     @property
     def _fields(self) -> dict[str, Any]:
         """The fields of a log record."""
         return {"transactional_id": self._writer.transactional_id}
-
-    def _note(self, doing: str) -> None:
-        self._shared.writers.note(self._writer, doing)
 
     def _commit(self) -> bool:
         """Run the units in one transaction, and commit; False if they were undone, which is no error of the group."""
@@ -227,7 +220,7 @@ class Group:
                 messages = self._run_units(whole)
                 if messages is None or not self._calls:
                     raise _RolledBackError  # noqa: TRY301  (through the `with` block)
-                self._note(f"committing a group of {_units(self._calls)}")
+                self._shared.writers.note(self._writer, f"committing a group of {_units(self._calls)}")
                 self._has_written()
                 hit("group_after_units")
                 if messages:
@@ -272,7 +265,7 @@ class Group:
         if not call.begin():
             self._calls.clear()
             return None
-        self._note(call.name)
+        self._shared.writers.note(self._writer, call.name)
         whole.watch(shares=False)
         unit = whole.only_unit()
         try:
@@ -321,7 +314,7 @@ class Group:
                 running = None
                 hit("group_after_unit")
             if whole.has_unanswered_statements:  # the messages are sent while the database executes them
-                self._note(_statements_of(self._calls))
+                self._shared.writers.note(self._writer, _statements_of(self._calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
             whole.end_units()
@@ -368,7 +361,7 @@ class Group:
                 del self._calls[place]
                 continue
             place += 1
-            self._note(call.name)
+            self._shared.writers.note(self._writer, call.name)
             yield call
             if call in self._aside or call in self.conflicted:
                 place -= 1
@@ -379,8 +372,9 @@ class Group:
             if size >= self._shared.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
                 # without those that have begun, which can't be cancelled any more: calls begin in their order
                 rest = [call for call in self._calls[place:] if not call.has_begun]
-                del self._calls[len(self._calls) - len(rest) :]
-                self.put_back(rest)
+                if rest:
+                    del self._calls[-len(rest) :]
+                    self.put_back(rest)
             elif place == len(self._calls):
                 self._grow()
 

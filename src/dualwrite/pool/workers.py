@@ -158,7 +158,8 @@ class Workers:
             group = Group(self._shared, writer, calls, has_written)
             try:
                 group.run()
-                group.put_back(group.conflicted)
+                if group.conflicted:
+                    group.put_back(group.conflicted)
             except FencedError as error:
                 if group.has_begun or not self._writers.can_continue(limit):
                     raise

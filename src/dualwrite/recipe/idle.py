@@ -70,26 +70,21 @@ class IdleThread:
     def watch(self, writer: T, clear: Callable[[T], float], *, after: float | None = None) -> None:
         """Call a function with the writer from time to time, until `unwatch` or until nobody refers to the writer.
 
-        Args:
-            writer: The writer.
-            clear: Clears what is in the writer's rows, if it is idle. It returns how many seconds the next call can wait. It
-                must not block the writer's user for longer than one short transaction of the database, or one request to Kafka,
-                except to do what the user's next transaction would have to do first.
-            after: Seconds until the first call; by default CLEAR_AFTER.
+        `clear` clears what is in the writer's rows, if it is idle, and returns how many seconds the next call can wait. It must
+        not block the writer's user for longer than one short transaction of the database, or one request to Kafka, except to do
+        what the user's next transaction would have to do first. The first call comes after `after` seconds, or CLEAR_AFTER.
         """
         with self._lock:
             self._watched[writer] = _Watched(clear, time.monotonic() + (CLEAR_AFTER if after is None else after))
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)
+                thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)
                 try:
-                    self._thread.start()
+                    thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter is ending: the writer works without it
-                    self._thread = None
                     log.debug("states of idle writers are not cleared: %s", error)
-                except BaseException:  # KeyboardInterrupt: it may not have started
-                    self._thread = None
-                    raise
+                else:
+                    self._thread = thread
 
     def call_within(self, writer: object, seconds: float) -> None:
         """If the writer is watched, call its function in `seconds`, unless the next call comes earlier anyway."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from traceback import clear_frames
 from typing import Final, NoReturn, cast
 
 from dualwrite.errors import (
@@ -26,13 +24,13 @@ from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
     in_doubt,
-    lost_error,
     raise_outcome,
     report_committed,
     rolled_back,
 )
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
+from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
@@ -46,25 +44,12 @@ IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | {Phase.COMMITTING_DATABASE, Phase.
 MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
 
 
-class Lane:
+class Lane(WriterState):
     """One of a writer's transactional ids: its phase, its ownership of the id, and at most one transaction.
 
     Transactions rotate over the lanes of a writer, which `Lanes` manages. Error handling depends only on the phase, because
-    each phase is entered before its call is made.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
-        transactional_id: The writer's logical id.
-        number: The lane's number, from 0.
-        timeouts: Time limits.
-        acknowledge: Whether a transaction ends with Kafka's commit, or with the database's, which decides it.
-
-    Attributes:
-        id: The lane's own id, which is the id of its row: the logical id for lane 0.
-        ownership: This writer's ownership of the id.
-        advance: Enters the phase that follows an event.
+    each phase is entered before its call is made. `id` is the lane's own id, which is that of its row: the logical id for lane
+    0.
     """
 
     def __init__(
@@ -78,6 +63,7 @@ class Lane:
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
     ) -> None:
+        super().__init__()
         self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
@@ -88,24 +74,16 @@ class Lane:
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
         self._ends_with_decision = acknowledge == "decided"
         self._requested: PreparedTxnState | None = None
-        self._state = WriterState()
-        self.advance = self._state.advance
         self._store_transaction: StoreTransaction | None = None
         self._transaction: OpenTransaction | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """The lane's phase."""
-        return self._state.phase
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
     def begin(self, *, is_group: bool = False, at_once: bool = False) -> OpenTransaction:
         """Begin the transaction on both sides.
 
-        Args:
-            is_group: It is the transaction of a pool's group.
-            at_once: Check the fencing token here, and not only before the first message.
+        `is_group`: it is that of a pool's group. `at_once`: check the fencing token here, and not only before the first
+        message.
         """
         producer = self.ownership.producer
         with self._database.call(DATABASE) as call:
@@ -116,20 +94,18 @@ class Lane:
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
-        self._transaction = OpenTransaction(self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka)
-        self._transaction.database = self._database
+        self._transaction = OpenTransaction(
+            self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka, database=self._database
+        )
         return self._transaction
 
-    def before_commit(self) -> None:
-        """Let the store do what may run the user's code (such as an ORM flush), while messages can still be sent."""
-        assert self._store_transaction is not None
-        self._store_transaction.before_commit()
-
     def commit(self, transaction: OpenTransaction) -> None:
-        """Prepare, record, and commit both sides."""
+        """End the block; then prepare, record, and commit both sides."""
         producer = self.ownership.producer
         store_transaction = self._store_transaction
         assert store_transaction is not None
+        store_transaction.before_commit()  # may run the user's code, such as an ORM flush, while messages can still be sent
+        transaction.end()
         self.advance(Event.PREPARE)
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
         self.advance(Event.PREPARED)
@@ -139,7 +115,7 @@ class Lane:
         record(
             transaction.state,
             generation=self.ownership.generation,
-            transaction_number=self._state.transaction_number,
+            transaction_number=self.transaction_number,
             delivery=producer.delivery,
         )
         self.advance(Event.RECORDED)
@@ -150,6 +126,7 @@ class Lane:
         with self._database.call(DATABASE):
             store_transaction.commit()
         self.advance(Event.DATABASE_COMMITTED)
+        self._store_transaction = None
         hit("after_db_commit")
         if transaction.on_decided is not None:
             transaction.on_decided()
@@ -179,9 +156,6 @@ class Lane:
         The row names that transaction until then, and the lane begins no other one. So whatever happens in between, recovery
         commits it.
 
-        Args:
-            timeout: Seconds to wait; by default the limit for Kafka.
-
         Raises:
             BrokerUnavailableError: No response; the commit is requested again by the next call.
             DualWriteError: Any other response; the lane must be recovered.
@@ -199,8 +173,10 @@ class Lane:
             self.ownership.has_committed(self._requested)
         self.advance(Event.KAFKA_COMMITTED)
 
-    def confirm_or_recover(self) -> None:
+    def make_ready(self) -> None:
         """Before the lane's next transaction: `confirm`, or else recover the id, which commits what the database has decided.
+
+        After a pause, register the id again if the coordinator has forgotten it.
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id; it commits the transaction.
@@ -216,9 +192,11 @@ class Lane:
                 transactional_id=self.id,
             )
             self.advance(Event.BROKEN)
-        else:
-            return
-        self.recover()
+        if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
+            self.recover()
+        if self.ownership.may_be_forgotten:
+            with self._phase_tracks_errors():
+                self.ownership.renew_if_forgotten()
 
     def forget_transaction(self) -> None:
         """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
@@ -252,11 +230,6 @@ class Lane:
             return
         if self._means_fenced(error):
             self.advance(Event.FENCED)
-        if self._store_transaction is None and not isinstance(error, Exception):
-            # an interrupt right after the store has begun its transaction, which then ends as garbage: only frames refer to it,
-            # and the user may keep them with the exception
-            clear_frames(error.__traceback__)
-            gc.collect()
         raise error
 
     def _abort_kafka(self, error: BaseException) -> NoReturn:
@@ -288,10 +261,9 @@ class Lane:
         raise error
 
     def _told_by_row(self, error: ProducerFencedError) -> DualWriteError:
-        """Why Kafka has fenced the producer: only the row shows whether another writer or recoverer has claimed the id.
+        """Why Kafka has fenced the producer: FencedError if another writer or recoverer has claimed the id in the row.
 
-        Returns:
-            FencedError if one has; `error` if nobody has; the database's error if the row can't be read now.
+        `error` itself if nobody has, and the database's error if the row can't be read now.
         """
         try:
             self._store.read_claimed(self.ownership.claim)
@@ -323,7 +295,7 @@ class Lane:
 
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
-        number = self._state.transaction_number
+        number = self.transaction_number
         state = None if self._transaction is None else self._transaction.state
         if self._store_transaction is not None:
             self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
@@ -351,7 +323,7 @@ class Lane:
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
-        lost = lost_error(next((o for o in outcomes if (o.generation, o.state) == (generation, state)), None))
+        lost = _lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
@@ -372,27 +344,20 @@ class Lane:
 
     # --- the id -----------------------------------------------------------------------------------------------------------
 
-    def renew(self) -> None:
-        """Before a transaction: register the id again if the coordinator has forgotten it."""
-        if self.ownership.may_be_forgotten:
-            with self._phase_tracks_errors():
-                self.ownership.renew_if_forgotten()
-
     def recover(self) -> None:
         """Resolve what is in doubt and start a new producer, by a claim that succeeds only while the fencing token is ours."""
         with self._phase_tracks_errors():
             self.ownership.recover()
             self.advance(Event.OPENED)
         for outcome in self.ownership.report:
-            lost = lost_error(outcome)
+            lost = _lost_error([outcome])
             if lost is not None:  # nobody waits for it any more; the row has it as well
                 log.error("%s", lost, transactional_id=self.id)
 
     def close(self, *, limit: float) -> None:
         """Resolve what is in doubt, clear the stored state, release the producer. May be called more than once.
 
-        Args:
-            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
+        A claim, and each step at Kafka, takes at most `limit` seconds.
 
         Raises:
             InDoubtTransactionError: The last transaction is in doubt and could not be resolved now.
@@ -455,3 +420,7 @@ class Lane:
         except BaseException:
             self.advance(Event.BROKEN)
             raise
+
+
+def _lost_error(found: Iterable[GenerationOutcome]) -> DualWriteError | None:
+    return lost_error((each.transactional_id, each.lost) for each in found if each.lost is not None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
+from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, WriterClosedError
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at
@@ -21,110 +19,8 @@ from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.recovery.side_by_side import SideBySide, Steps
 from dualwrite.settings import Acknowledge, OnLost, Timeouts
-from dualwrite.state import TransactionDescription
 from dualwrite.stores.base import Acquiring, ClaimedLanes, StateRow, TxnStateStore
 from dualwrite.stores.row import new_token, on_cluster
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedClaim:
-    """A claim of all lanes.
-
-    Args:
-        cluster_id: The Kafka cluster that was compared with the rows.
-        claimed: The rows.
-    """
-
-    cluster_id: str
-    claimed: ClaimedLanes
-
-
-class LaneClaims:
-    """Claims the lanes of one writer; see `Lanes` for why in this order.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side.
-        producers: Of the writer.
-    """
-
-    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, producers: ProducerFactory) -> None:
-        self._store = store
-        self._database = database_at(store.description, is_local=store.is_local)
-        self._coordinator = coordinator
-        self._kind = producers.kind
-        self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
-
-    def make(self, owned: Mapping[str, Ownership], *, expected_fence: int | None) -> CheckedClaim:
-        """Check and claim.
-
-        A claim takes the id from a writer that may work. So before it, the database must be the original, and Kafka must be the
-        cluster of the rows; and the coordinator of each generation that is needed must answer.
-
-        If it is not known whether the claim has succeeded, the next call repeats it under the same token: it may be in the
-        rows, and must not be taken for another process's.
-
-        Args:
-            owned: The writer's lanes by their ids, lane 0 first.
-            expected_fence: See `TxnStateStore.claim_lanes`.
-
-        Raises:
-            StoreCopiedError: The database is a copy, or has moved.
-            ClusterMismatchError: A row names another cluster. Nothing was claimed.
-            BrokerUnavailableError: A coordinator does not answer. Nothing was claimed.
-            DualWriteError: As for `TxnStateStore.claim_lanes`.
-        """
-        ids, timeouts = list(owned), owned[next(iter(owned))].timeouts
-        rows = {row.transactional_id: row for row in self._store.look_at(ids)}
-        cluster_id = self._coordinator.cluster_id(timeout=timeouts.kafka)
-        for row in rows.values():
-            on_cluster(row, cluster_id)
-        deadline = Deadline.after(timeouts.kafka)
-        described = self._coordinator.describe_all(_needed(ids, rows), timeout=deadline)
-        acquiring = Acquiring(self._kind, frozenset(ids), self._reusable(owned, rows, described, deadline), cluster_id)
-        self._intended = self._intended or new_token()
-        with self._database.call(DATABASE, may_wait=True):  # for the rows' locks
-            claimed = self._store.claim_lanes(
-                [*ids, *(row_id for row_id in rows if row_id not in owned)],
-                describe_owner("writer"),
-                timeout=timeouts.claim,
-                cluster_id=cluster_id,
-                expected_fence=expected_fence,
-                token=self._intended,
-                acquiring=acquiring,
-            )
-        self._intended = None
-        return CheckedClaim(cluster_id, claimed)
-
-    def _reusable(
-        self,
-        owned: Mapping[str, Ownership],
-        rows: Mapping[str, StateRow],
-        described: Mapping[str, TransactionDescription | None],
-        deadline: Deadline,
-    ) -> frozenset[str]:
-        """The lanes that can continue with their newest generation, if nothing changes until they are claimed."""
-
-        def can_reuse(row: StateRow) -> bool:
-            newest = described.get(row.kafka_id(row.generation))
-            return owned[row.transactional_id].can_reuse(row, newest, deadline)
-
-        return frozenset(row_id for row_id, row in rows.items() if row_id in owned and can_reuse(row))
-
-
-def _needed(ids: Sequence[str], rows: Mapping[str, StateRow]) -> list[str]:
-    """The ids at Kafka of the generations that an opening will need: those to recover, or else the newest."""
-
-    def needed() -> Iterator[str]:
-        for row_id in (*ids, *(found for found in rows if found not in ids)):
-            row = rows.get(row_id)
-            if row is None:
-                yield row_id
-            else:
-                yield from map(row.kafka_id, row.generations_to_recover or (row.generation,))
-
-    return list(needed())
-
 
 log = SubjectLogger(__name__)
 
@@ -145,41 +41,12 @@ class Lanes:
 
     Each lane is safe by itself: its claim, its row and its Kafka ids follow the recipe for a single id. In addition, if several
     writers use one id, only one of them may continue, however many lanes each has and wherever any of them is paused. The order
-    of the steps in `acquire` ensures this:
+    of the steps in `acquire` ensures this; docs/how-it-works/recovery.md proves it:
 
     1. check that Kafka is the cluster that every lane's row names; claim lane 0
     2. list the id's rows; claim every other lane that has a row, and every other lane of ours
     3. resolve all of them; start ours
     4. once a lane is started, check that its claim is still ours; after all these checks the first transaction may begin
-
-    Steps 1 and 2 are one transaction in a SQL database (`TxnStateStore.claim_lanes`). In step 3 the lanes go side by side
-    (`recovery.side_by_side`); each lane's own steps keep their order.
-
-    Suppose that A and B have both passed step 4, and that A claimed lane 0 before B. Then A checked lane 0 in step 4 before B
-    claimed it; otherwise A would have found its claim replaced. By then A had claimed all its lanes (step 2) and thereby
-    created their rows. B listed the rows after claiming lane 0, found all of A's, and claimed each after A had. So A was fenced
-    on every lane that it can use before B's first transaction. A can't get another lane: when A later recovers a single lane,
-    it claims it on condition that the fencing token is still its own, which never creates a row. If B did not find a row
-    because it was forgotten, forgetting it has raised its fencing token. It does not matter which of them has more lanes: the
-    rows count, not the number that B is configured with. That is also why an interrupted opening must be repeated from step 1,
-    not lane by lane. The model in tests/model/lanes_model.py explores all of this.
-
-    If A is paused between its steps and continues after B's, it fails at its next check of a fencing token and claims no lane
-    of B. In a store that claims lane by lane, A checks lane 0 before each further claim. Only if it was paused between that
-    check and the claim does it claim one lane of B: B's next transaction there is rolled back on both sides with FencedError,
-    and B can reopen.
-
-    If a lane's row stays locked for longer than `timeouts.claim`, opening fails. In such a store the lanes before it stay
-    claimed: nothing is lost, but the earlier writer is fenced on those and has to reopen.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
-        transactional_id: The logical id.
-        count: The number of lanes that transactions use.
-        timeouts: Time limits; `claim` applies to each lane.
-        acknowledge: See Lane.
     """
 
     def __init__(
@@ -195,8 +62,10 @@ class Lanes:
     ) -> None:
         self._id = transactional_id
         self._store = store
-        self._timeouts = timeouts
+        self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
+        self._producers = producers
+        self._timeouts = timeouts
         self._lanes = tuple(
             Lane(
                 store,
@@ -209,11 +78,11 @@ class Lanes:
             )
             for number in range(count)
         )
-        self._new_ownership = partial(Ownership, store, coordinator, producers, timeouts=timeouts)
-        self._claims = LaneClaims(store, coordinator, producers)
+        self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
         self._additional: tuple[Ownership, ...] = ()
         self._are_acquired = False
         self._turn = 0
+        self._current: Lane | None = None
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes)
@@ -229,14 +98,13 @@ class Lanes:
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is in progress."""
-        return any(lane.phase in IN_TRANSACTION for lane in self._lanes)
+        return self._current is not None and self._current.phase in IN_TRANSACTION
 
     @property
     def must_recover(self) -> bool:
         """Whether a lane must be recovered before the next transaction, and none is known to be claimed by another process."""
-        if not any(lane.phase in MUST_RECOVER for lane in self._lanes):
-            return False
-        return not any(lane.phase is Phase.FENCED for lane in self._lanes)
+        phases = {lane.phase for lane in self._lanes}
+        return not phases.isdisjoint(MUST_RECOVER) and Phase.FENCED not in phases
 
     @property
     def are_closed(self) -> bool:
@@ -259,21 +127,23 @@ class Lanes:
     def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
         """Claim, resolve and start, in the order that the class docstring explains; then a transaction may begin.
 
-        Args:
-            only_if_ours: Only while lane 0 is still ours (rule F8): its owner owns the others too, or is about to.
-            on_lost: "raise" if a row has unacknowledged lost or unverified transactions, before any producer is started.
+        `only_if_ours`: only while lane 0 is still ours (rule F8), since its owner owns the others too, or is about to.
+        `on_lost` is "raise" to raise an error for unacknowledged lost or unverified transactions, before any producer is
+        started.
 
         Raises: as for `DualWriter.open`.
         """
         self._are_acquired = False
         with self._phases_track_errors():
-            first = self._lanes[0].ownership
             owned = {lane.id: lane.ownership for lane in self._lanes}
-            made = self._claims.make(owned, expected_fence=first.claim.fence if only_if_ours else None)
-            for row in made.claimed.rows:
-                if row.transactional_id not in owned:  # of an earlier writer with more lanes: fenced and resolved, not used
-                    owned[row.transactional_id] = self._new_ownership(transactional_id=row.transactional_id)
-                owned[row.transactional_id].adopt_row(row, made.cluster_id, has_generation=made.claimed.have_generations)
+            cluster_id, claimed = self._claim(owned, only_if_ours=only_if_ours)
+            for row in claimed.rows:
+                row_id = row.transactional_id
+                if row_id not in owned:  # of an earlier writer with more lanes: fenced and resolved, not used
+                    owned[row_id] = Ownership(
+                        self._store, self._coordinator, self._producers, transactional_id=row_id, timeouts=self._timeouts
+                    )
+                owned[row_id].adopt_row(row, cluster_id, has_generation=claimed.have_generations)
             self._additional = tuple(owned.values())[len(self._lanes) :]
             self._side_by_side(Ownership.resolving, owned.values())
             if on_lost == "raise":
@@ -282,6 +152,43 @@ class Lanes:
             for lane in self._lanes:
                 lane.advance(Event.OPENED)
             self._are_acquired = True
+
+    def _claim(self, owned: Mapping[str, Ownership], *, only_if_ours: bool) -> tuple[str, ClaimedLanes]:
+        """Claim all lanes; return the id of the Kafka cluster, which was compared with the rows, and the rows as claimed.
+
+        A claim takes the id from a writer that may work. So before it, the database must be the original, and Kafka must be the
+        cluster of the rows; and the coordinator of each generation that is needed must answer.
+
+        If it is not known whether the claim has succeeded, the next call repeats it under the same token: it may be in the
+        rows, and must not be taken for another process's.
+        """
+        ids, first = list(owned), self._lanes[0].ownership
+        expected_fence, timeouts = first.claim.fence if only_if_ours else None, first.timeouts
+        rows = {row.transactional_id: row for row in self._store.look_at(ids)}
+        cluster_id = self._coordinator.cluster_id(timeout=timeouts.kafka)
+        for row in rows.values():
+            on_cluster(row, cluster_id)
+        deadline = Deadline.after(timeouts.kafka)
+        described = self._coordinator.describe_all(_needed(ids, rows), timeout=deadline)
+        reusable = (  # if nothing changes until they are claimed
+            row_id
+            for row_id, row in rows.items()
+            if row_id in owned and owned[row_id].can_reuse(row, described.get(row.kafka_id(row.generation)), deadline)
+        )
+        acquiring = Acquiring(self._producers.kind, frozenset(ids), frozenset(reusable), cluster_id)
+        self._intended = self._intended or new_token()
+        with self._database.call(DATABASE, may_wait=True):  # for the rows' locks
+            claimed = self._store.claim_lanes(
+                [*ids, *(row_id for row_id in rows if row_id not in owned)],
+                describe_owner("writer"),
+                timeout=timeouts.claim,
+                cluster_id=cluster_id,
+                expected_fence=expected_fence,
+                token=self._intended,
+                acquiring=acquiring,
+            )
+        self._intended = None
+        return cluster_id, claimed
 
     def _side_by_side(self, steps: Callable[[Ownership, Deadline], Steps[Any]], owned: Iterable[Ownership]) -> None:
         deadline = Deadline.after(self._lanes[0].ownership.timeouts.kafka)
@@ -307,9 +214,22 @@ class Lanes:
         """The lane for the next transaction. Anything left in doubt on any lane is resolved first.
 
         Raises:
+            WriterClosedError: The lanes were never opened, or are closed.
             FencedError: Another writer or recoverer has claimed one of the lanes.
             DualWriteError: A lane could not be recovered.
         """
+        if not self._are_acquired or not {lane.phase for lane in self._lanes} <= _BETWEEN_TRANSACTIONS:
+            self._check_usable()
+            self._recover()
+        chosen = self._current = self._lanes[self._turn]
+        self._turn = (self._turn + 1) % len(self._lanes)
+        chosen.make_ready()
+        return chosen
+
+    def _check_usable(self) -> None:
+        phase = self.phase
+        if phase in (Phase.OPENING, Phase.CLOSED):
+            raise WriterClosedError(f"The writer {phase.value}.", transactional_id=self._id)
         for lane in self._lanes:
             if lane.phase is Phase.FENCED:
                 raise FencedError(
@@ -317,14 +237,6 @@ class Lanes:
                     transactional_id=lane.id,
                     next_step="stop this process, or call reopen() to take the id back",
                 )
-        self._recover()
-        chosen = self._lanes[self._turn]
-        self._turn = (self._turn + 1) % len(self._lanes)
-        chosen.confirm_or_recover()
-        if chosen.ownership.producer_must_be_replaced:  # rule F9
-            chosen.recover()
-        chosen.renew()
-        return chosen
 
     def _recover(self) -> None:
         if self._are_acquired:
@@ -332,16 +244,14 @@ class Lanes:
                 if lane.phase in MUST_RECOVER:
                     lane.recover()
         else:
-            # an earlier attempt to acquire them failed: see the class for why all steps must be repeated
+            # an earlier attempt to acquire them failed: the proof needs all steps again, not lane by lane
             self.acquire(only_if_ours=True, on_lost="report")
 
     def recover_if_idle(self, limit: float) -> None:
         """If the lanes must be recovered, do now what `next` would do before the next transaction.
 
-        The caller ensures that nothing else uses the lanes during the call.
-
-        Args:
-            limit: The maximum seconds for a claim and for each step at Kafka, if that is less than the writer's own limits.
+        The caller ensures that nothing else uses the lanes during the call. A claim, and each step at Kafka, takes at most
+        `limit` seconds.
 
         Raises:
             FencedError: Another writer or recoverer has claimed one of the lanes.
@@ -376,16 +286,16 @@ class Lanes:
 
     # --- closing ----------------------------------------------------------------------------------------------------------
 
-    def forget_transactions(self) -> None:
-        """At most one lane has a transaction."""
-        for lane in self._lanes:
-            lane.forget_transaction()
+    def forget_transaction(self) -> None:
+        """Release what the last transaction has left, even if an interrupt ended it."""
+        if self._current is not None:
+            self._current.forget_transaction()
+            self._current = None
 
     def close(self, limit: Deadline | None = None) -> None:
         """Close every lane, even if closing one fails.
 
-        Args:
-            limit: For resolving what is in doubt, `CLOSE_LIMIT` by default; each lane has at least a second.
+        Each has at least a second of `limit`, which is `CLOSE_LIMIT` by default.
 
         Raises:
             InDoubtTransactionError: A lane's last transaction could not be resolved; errors of other lanes are added as notes.
@@ -408,3 +318,12 @@ class Lanes:
                 if other is not first:
                     first.add_note(f"dualwrite, closing the writer: {other}")
             raise first
+
+
+def _needed(ids: Sequence[str], rows: Mapping[str, StateRow]) -> list[str]:
+    """The ids at Kafka of the generations that an opening will need: those to recover, or else the newest."""
+    needed: list[str] = []
+    for row_id in (*ids, *(found for found in rows if found not in ids)):
+        row = rows.get(row_id)
+        needed += [row_id] if row is None else map(row.kafka_id, row.generations_to_recover or (row.generation,))
+    return needed

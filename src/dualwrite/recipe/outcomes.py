@@ -16,7 +16,6 @@ from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
 from dualwrite.recovery.decision import Decision, decide
-from dualwrite.recovery.report import GenerationOutcome, raise_for_lost
 from dualwrite.state import PreparedTxnState, state_text
 
 log = SubjectLogger(__name__)
@@ -119,17 +118,6 @@ def in_doubt(
     )
     error.__cause__ = why
     return error
-
-
-def lost_error(found: GenerationOutcome | None) -> DualWriteError | None:
-    """The LostTransactionError or UnverifiedTransactionError for an outcome, or None if it is neither."""
-    if found is None or found.lost is None:
-        return None
-    try:
-        raise_for_lost([(found.transactional_id, found.lost)])
-    except DualWriteError as lost:
-        return lost
-    return None
 
 
 def has_committed_on_both_sides(

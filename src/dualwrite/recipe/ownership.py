@@ -39,13 +39,6 @@ class Ownership:
         generation: The generation that it has acquired; 0 before that.
         kafka_transactional_id: The id of the generation, as Kafka sees it.
         report: What was found when the id was last resolved.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side, for recovery.
-        producers: Makes the producer for a Kafka transactional id; its `kind` says which producer that is.
-        transactional_id: The logical id.
-        timeouts: Time limits.
     """
 
     def __init__(
@@ -136,12 +129,9 @@ class Ownership:
         self._has_claimed(claim)
 
     def adopt_row(self, row: StateRow, cluster_id: str, *, has_generation: bool) -> None:
-        """Continue with a claim of the id with all its lanes.
+        """Continue with a claim of the id with all its lanes: `row` as claimed, on the Kafka cluster that it was compared with.
 
-        Args:
-            row: The row as claimed.
-            cluster_id: The Kafka cluster that was compared with the row.
-            has_generation: Whether the generation in the row was acquired for us.
+        `has_generation`: the generation in the row was acquired for us.
         """
         self._cluster_id = cluster_id
         self._has_claimed(row.claim)
@@ -250,10 +240,7 @@ class Ownership:
     def can_reuse(self, row: StateRow, described: TransactionDescription | None, deadline: Deadline) -> bool:
         """Whether our producer can continue the newest generation: same kind and timeout, epochs left (or unknown to Kafka).
 
-        Args:
-            row: The row.
-            described: How the coordinator describes the newest generation. Taking it over describes it again.
-            deadline: For reading the timeout from a broker.
+        `described` is how the coordinator describes that generation; taking it over describes it again.
         """
         if not self._producers.kind.takes_over or row.generation_kind is not self._producers.kind:
             return False
@@ -342,19 +329,13 @@ class Ownership:
         if left > 0:
             return left
         try:
-            self._clear_committed()
+            self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
+            self._committed = None
         except DualWriteError as error:
             log.debug(
                 "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
             )
         return after
-
-    def _clear_committed(self) -> None:
-        """Clear the stored state if it is that of a transaction known to be committed: it needs no further proof."""
-        if self._committed is None:
-            return
-        self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
-        self._committed = None
 
     def _resolve_found(
         self, producer: TransactionalProducer, generation: int, deadline: Deadline, described: Described

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from dualwrite.errors import NotResolvedError, StoreError, shell_word
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.logs import SubjectLogger
-from dualwrite.recovery.recoverer import describe_owner, ids_with_lanes
+from dualwrite.recovery.recoverer import describe_owner, existing_row, ids_with_lanes
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
@@ -25,10 +25,9 @@ log = SubjectLogger(__name__)
 def check_cluster(
     store: TxnStateStore, coordinator: TransactionCoordinator, ids: Iterable[str], *, timeout: float | None = None
 ) -> str:
-    """Check that the database is the original, that Kafka answers, and that it is the cluster of these ids. Claims nothing.
+    """Check that the database is the original, and that Kafka is the cluster of these ids; return its `cluster.id`.
 
-    Returns:
-        Kafka's `cluster.id`.
+    Claims nothing.
 
     Raises:
         StoreCopiedError: The database is a copy, or has moved.
@@ -96,22 +95,11 @@ def move_to_cluster(
     """
     store.check_original()
     seen = coordinator.cluster_id()
-    rows = [row for row in (_read(store, name) for name in ids) if row.cluster_id != seen]
+    rows = [row for row in (existing_row(store, name) for name in ids) if row.cluster_id != seen]
     for row in rows:
         if not give_up_prepared:
             _require_resolved(row, seen)
     return tuple(_moved(store, row, seen, give_up_prepared=give_up_prepared, timeout=timeout) for row in rows)
-
-
-def _read(store: TxnStateStore, transactional_id: str) -> StateRow:
-    row = store.read(transactional_id)
-    if row is None:
-        raise StoreError(
-            "There is no such transactional id in this database.",
-            transactional_id=transactional_id,
-            next_step=f"`dualwrite status` lists the ids of {store.description}",
-        )
-    return row
 
 
 def _require_resolved(row: StateRow, seen: str) -> None:

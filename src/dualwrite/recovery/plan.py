@@ -124,11 +124,6 @@ class KafkaCheck:
     """Checks the database and Kafka for one call of recovery, or one opening. Claims nothing.
 
     If no broker answers, only one time limit is spent on finding that out, not one for each id.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side.
-        timeout: Seconds for checking that Kafka answers, and again for each id; None for the coordinator's own limit.
     """
 
     def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, timeout: float | None = None) -> None:

@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError, TransactionChangedError
 from dualwrite.failpoints import hit
@@ -32,13 +32,11 @@ from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of, nam
 
 log = SubjectLogger(__name__)
 
-MAX_OWNER_LENGTH: Final = 200
-
 
 def describe_owner(role: str) -> str:
     """A readable name of the claimant: role, host, process id and program."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return f"{role} {socket.gethostname()}:{os.getpid()} {program}"[:MAX_OWNER_LENGTH]
+    return f"{role} {socket.gethostname()}:{os.getpid()} {program}"
 
 
 def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None, *, prefix: str = "") -> list[str]:
@@ -101,6 +99,14 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
         name_lane(error, transactional_id)
         raise
     return tuple(ids)
+
+
+def existing_row(store: TxnStateStore, transactional_id: str) -> StateRow:
+    """The row of an id or a lane; StoreError if there is none."""
+    row = store.read(transactional_id)
+    if row is None:
+        raise _unknown_id(store, transactional_id)
+    return row
 
 
 def _unknown_id(store: TxnStateStore, transactional_id: str) -> StoreError:
@@ -271,7 +277,7 @@ class Recoverer:
 
     def _planned(self, transactional_id: str, check: KafkaCheck) -> IdPlan:
         try:
-            row = self._read(transactional_id)
+            row = existing_row(self._store, transactional_id)
             if not row.generations_to_recover:
                 return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
             return IdPlan(transactional_id, row.owner, check.at(row), row.lost, row=row)
@@ -300,7 +306,7 @@ class Recoverer:
     def _resolve(
         self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None, expected_fence: int | None
     ) -> IdReport:
-        row = self._read(transactional_id)
+        row = existing_row(self._store, transactional_id)
         if not row.generations_to_recover:
             return IdReport(transactional_id, unacknowledged=row.lost)
         found = check.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
@@ -330,12 +336,6 @@ class Recoverer:
             raise _changed(
                 planned, f"{error.facts.get('current_owner') or 'another process'!r} has claimed it since"
             ) from error
-
-    def _read(self, transactional_id: str) -> StateRow:
-        row = self._store.read(transactional_id)
-        if row is None:
-            raise _unknown_id(self._store, transactional_id)
-        return row
 
 
 def _changed(planned: IdPlan, how: str) -> TransactionChangedError:

@@ -159,15 +159,22 @@ def _why_lost(producer: ProducerKind | None) -> str:
 
 
 def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> None:
-    """Raise an error for the first of the lost or unverified transactions, if there are any; the lost ones come first.
+    """Raise the `lost_error`, if there is one."""
+    error = lost_error(unacknowledged)
+    if error is not None:
+        raise error
 
-    Raises:
-        LostTransactionError: Kafka provably aborted what the database committed.
-        UnverifiedTransactionError: Kafka has no evidence of what the database committed.
+
+def lost_error(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> DualWriteError | None:
+    """The error for the first of the lost or unverified transactions, if there are any; the lost ones come first.
+
+    Returns:
+        LostTransactionError: Kafka provably aborted what the database committed. Or UnverifiedTransactionError: Kafka has no
+        evidence of what the database committed.
     """
     found = sorted(unacknowledged, key=lambda entry: entry[1].kind is not LostKind.LOST)
     if not found:
-        return
+        return None
     transactional_id, lost = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
@@ -175,14 +182,14 @@ def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> Non
     command = f"dualwrite recover --id {shell_word(transactional_id)} --acknowledge"
     acknowledge = f"publish its messages again from your data, then `{command}`"
     if lost.kind is LostKind.LOST:
-        raise LostTransactionError(
+        return LostTransactionError(
             f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{text}",
             transactional_id=transactional_id,
             cause=_why_lost(lost.producer),
             next_step=acknowledge,
             **facts,
         )
-    raise UnverifiedTransactionError(
+    return UnverifiedTransactionError(
         f"Transaction {lost.state} was committed by the database; Kafka no longer knows its outcome{more}.{text}",
         transactional_id=transactional_id,
         cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can no longer be "

@@ -142,14 +142,7 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
 
 
 def resolving(coordinator: TransactionCoordinator, claim: Claim, row: StateRow, deadline: Deadline) -> Steps[IdReport]:
-    """The steps of `resolve_id`.
-
-    Args:
-        coordinator: Kafka's side.
-        claim: Our claim.
-        row: The row, as read since our claim. Nobody else can have changed its generations since then.
-        deadline: For Kafka.
-    """
+    """The steps of `resolve_id`; nobody else can have changed the generations in `row` since our claim."""
     if not row.generations_to_recover:
         return IdReport(claim.transactional_id, unacknowledged=row.lost)
     outcomes: list[GenerationOutcome] = []

@@ -8,8 +8,7 @@ rows that are read, one request to each coordinator for all transactions that ar
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, NewProducerId, TransactionCoordinator
@@ -22,35 +21,29 @@ Steps = Generator["Request", Any, T]
 """The steps of one id, which lead to a `T`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Describe:
+class _Describe(NamedTuple):
     kafka_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(NamedTuple):
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(NamedTuple):
     claim: Claim
     resolution: Resolution
 
 
-@dataclass(frozen=True, slots=True)
-class _Acquire:
+class _Acquire(NamedTuple):
     claim: Claim
     acquiring: Acquiring
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     function: Callable[[Deadline], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pause:
+class _Pause(NamedTuple):
     seconds: float
 
 
@@ -104,13 +97,7 @@ def pause(seconds: float) -> Steps[None]:
 
 
 class SideBySide:
-    """Runs the steps of several ids.
-
-    Args:
-        store: The database.
-        coordinator: Kafka's side.
-        deadline: For all requests to Kafka together.
-    """
+    """Runs the steps of several ids; the deadline is that of all requests to Kafka together."""
 
     def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, deadline: Deadline) -> None:
         self._store = store

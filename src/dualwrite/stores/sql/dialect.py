@@ -105,16 +105,15 @@ class QueuedStatements(ABC):
 
 
 class MergedStatements(ABC):
-    """Our statements sent together with BEGIN and COMMIT, in one round trip each, where a database can do that."""
+    """Our statements on one connection, sent together with BEGIN and COMMIT, in one round trip each."""
 
     @abstractmethod
-    def can_begin(self, connection: Connection) -> bool:
+    def can_begin(self) -> bool:
         """Whether SQLAlchemy's transaction has begun, but not the database's: a listener for `begin` may have done that."""
 
     @abstractmethod
     def begin(
         self,
-        connection: Connection,
         transactional_id: str,
         token: str,
         *,
@@ -124,22 +123,17 @@ class MergedStatements(ABC):
     ) -> QueuedStatements:
         """Begin the transaction, mark it with `token`, and read the newest claim; then set the savepoint UNIT, if `with_unit`.
 
-        `begun` is called with the newest claim, or None if the id has no row; it may raise. `translated` gives the error to
-        raise for the driver's if these statements fail in a call of the user's.
+        `token` needs no quoting. `begun` is called with the newest claim, or None if the id has no row; it may raise.
+        `translated` gives the error to raise for the driver's if these statements fail in a call of the user's.
         """
 
     @abstractmethod
-    def may_wait(self, connection: Connection) -> bool:
+    def may_wait(self) -> bool:
         """Whether `begin` may wait for the next statement: it was just shown that the connection works, and this saves time."""
 
     @abstractmethod
     def begin_unit(
-        self,
-        connection: Connection,
-        queued: QueuedStatements | None,
-        translated: Callable[[BaseException], Exception],
-        *,
-        is_first: bool,
+        self, queued: QueuedStatements | None, translated: Callable[[BaseException], Exception], *, is_first: bool
     ) -> QueuedStatements | None:
         """Set the savepoint UNIT, which replaces that of the unit before unless it `is_first`, with the next statement.
 
@@ -148,11 +142,11 @@ class MergedStatements(ABC):
         """
 
     @abstractmethod
-    def can_commit(self, connection: Connection) -> bool:
+    def can_commit(self) -> bool:
         """Whether there is a transaction to commit, and no listener for SQLAlchemy's `commit`, which would run too late."""
 
     @abstractmethod
-    def commit(self, connection: Connection, record: Record) -> None:
+    def commit(self, record: Record) -> None:
         """Write the record if the fence is still the claim's and the transaction is still the marked one, and commit.
 
         Raises:
@@ -160,7 +154,7 @@ class MergedStatements(ABC):
         """
 
     @abstractmethod
-    def was_not_executed(self, connection: Connection) -> bool:
+    def was_not_executed(self) -> bool:
         """After an error of `commit`: whether the database reported that the record failed, so that COMMIT was not executed."""
 
     @abstractmethod
@@ -242,8 +236,8 @@ class StoreDialect(ABC):
         To be called before a long transaction acquires a lock that others wait for. `finish` restores the session's settings.
         """
 
-    def merged_statements(self, engine: Engine) -> MergedStatements | None:
-        """How to send our statements with BEGIN and COMMIT; None if the database or its driver can't."""
+    def merged_statements(self, engine: Engine) -> Callable[[Connection], MergedStatements] | None:
+        """How to send our statements on a connection with BEGIN and COMMIT; None if the database or its driver can't."""
         del engine
         return None
 

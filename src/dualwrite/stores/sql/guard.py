@@ -151,9 +151,7 @@ class Batch(Protocol):
 class Guard:
     """State shared by one transaction's handles: whether the writer or the user is acting, or the transaction has ended.
 
-    Args:
-        transactional_id: For the errors.
-        savepoint: The call that creates a savepoint, for the errors.
+    `savepoint` is the call that creates a savepoint, for the errors.
     """
 
     __slots__ = (
@@ -161,7 +159,7 @@ class Guard:
         "watch",
     )
 
-    def __init__(self, transactional_id: str, savepoint: str = "begin_nested") -> None:
+    def __init__(self, transactional_id: str, savepoint: str) -> None:
         self.transactional_id = transactional_id
         self.savepoint = savepoint
         self.savepoints = 0
@@ -225,7 +223,8 @@ class OwnedTransaction(RootTransaction):
 
     def commit(self) -> None:
         """Only the writer may call this."""
-        self.connection.guard_call("get_transaction().commit()")
+        if not self.connection.guard.lifted:
+            self.connection.guard.refuse("get_transaction().commit()")
         super().commit()
 
     def rollback(self) -> None:
@@ -235,12 +234,14 @@ class OwnedTransaction(RootTransaction):
             # A flush has failed and the session calls our rollback. Raising would hide the user's error. The session is
             # inactive from here on, which `record` checks: the transaction can't be committed any more.
             return
-        self.connection.guard_call("get_transaction().rollback()")
+        if not self.connection.guard.lifted:
+            self.connection.guard.refuse("get_transaction().rollback()")
         super().rollback()
 
     def close(self) -> None:
         """Only the writer may call this."""
-        self.connection.guard_call("get_transaction().close()")
+        if not self.connection.guard.lifted:
+            self.connection.guard.refuse("get_transaction().close()")
         super().close()
 
     def __enter__(self) -> NoReturn:
@@ -248,13 +249,7 @@ class OwnedTransaction(RootTransaction):
 
 
 class GuardedConnection(OwnConnection):
-    """A SQLAlchemy Connection inside the writer's transaction.
-
-    Args:
-        engine: Where it comes from.
-        guard: Shared with the transaction's owner.
-        pooled: A connection from another pool, to be used instead of one from the engine's.
-    """
+    """A SQLAlchemy Connection inside the writer's transaction; `pooled` as for OwnConnection."""
 
     def __init__(self, engine: Engine, guard: Guard, pooled: PoolProxiedConnection | None = None) -> None:
         self.guard = guard  # first: options of the engine, such as postgresql_readonly, use the connection already
@@ -304,11 +299,7 @@ class GuardedConnection(OwnConnection):
             self.restore_guard()
 
     def renew(self, *, keeps_ends: bool) -> None:
-        """Forget the options and the listeners that the user has added, and what he has changed in `info`.
-
-        Args:
-            keeps_ends: Keep the listeners for the end of the transaction.
-        """
+        """Forget the options, `info` and listeners that the user has set; `keeps_ends`: all but listeners for the end."""
         self._execution_options = self._users_options = self._own_options
         if self._users_has_events if self.guard.lifted else self._has_events:
             self._renew_listeners(keeps_ends=keeps_ends)
@@ -334,11 +325,6 @@ class GuardedConnection(OwnConnection):
     def _pooled(self) -> PoolProxiedConnection:
         return super().connection
 
-    def guard_call(self, call: str) -> None:
-        """Refuse unless the writer itself is acting."""
-        if not self.guard.lifted:
-            self.guard.refuse(call)
-
     def _begin_statement(self) -> bool:
         """Called before a statement; returns whether it is the user's, whose text `checked_statements` checks."""
         guard = self.guard
@@ -359,7 +345,8 @@ class GuardedConnection(OwnConnection):
 
     def begin(self) -> RootTransaction:
         """Only the writer may call this."""
-        self.guard_call("begin()")
+        if not self.guard.lifted:
+            self.guard.refuse("begin()")
         self._has_events = self._users_has_events
         begun = OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
         self._has_events = False
@@ -372,25 +359,28 @@ class GuardedConnection(OwnConnection):
 
     def commit(self) -> None:
         """Only the writer may call this."""
-        self.guard_call("commit()")
+        if not self.guard.lifted:
+            self.guard.refuse("commit()")
         self._show_to_users_listeners()
         super().commit()
 
     def rollback(self) -> None:
         """Only the writer may call this."""
-        self.guard_call("rollback()")
+        if not self.guard.lifted:
+            self.guard.refuse("rollback()")
         self._show_to_users_listeners()
         super().rollback()
 
     def close(self) -> None:
         """Only the writer may call this."""
-        self.guard_call("close()")
+        if not self.guard.lifted:
+            self.guard.refuse("close()")
         super().close()
 
     def invalidate(self, exception: BaseException | None = None) -> None:
         """Only the writer may call this, and SQLAlchemy itself, which passes the error that broke the connection."""
-        if exception is None:
-            self.guard_call("invalidate()")
+        if exception is None and not self.guard.lifted:
+            self.guard.refuse("invalidate()")
         super().invalidate(exception)
 
     def detach(self) -> None:
@@ -466,9 +456,6 @@ def _has_listeners_of_all() -> bool:
     return bool(getattr(Connection, "_has_events", False))  # before SQLAlchemy 2.1 the attribute comes with the first one
 
 
-_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
-
-
 def check_statements(engine: Engine) -> None:
     """Check the statements of this engine's guarded connections; a second call for its dialect adds nothing."""
     for name, check in _CHECKS.items():
@@ -488,7 +475,11 @@ def _check(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
         guard.executing = context
         if watch.is_harmless(statement):
             return
-    _refuse_control(guard, statement, connection.dialect.name)
+    control = control_statement(statement)
+    if control is not None:
+        guard.refuse(control)
+    if connection.dialect.name in _COMMITS_BY_ITSELF and (implicit := implicit_commit(statement)) is not None:
+        guard.refuse_implicit_commit(implicit)
     if watch is not None:
         watch.see(statement, parameters)
 
@@ -496,6 +487,8 @@ def _check(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
 def _check_without_parameters(cursor: Any, statement: str, context: Any) -> None:
     _check(cursor, statement, (), context)
 
+
+_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 _CHECKS: Final[dict[str, Callable[..., None]]] = {
     "do_execute": _check,
@@ -507,16 +500,6 @@ _CHECKS: Final[dict[str, Callable[..., None]]] = {
 def _has_run(cursor: Any) -> bool:
     """Whether something was executed with a cursor, of any driver."""
     return cursor.rowcount != -1 or getattr(cursor, "statusmessage", None) is not None
-
-
-def _refuse_control(guard: Guard, statement: str, dialect: str) -> None:
-    control = control_statement(statement)
-    if control is not None:
-        guard.refuse(control)
-    if dialect in _COMMITS_BY_ITSELF:
-        implicit = implicit_commit(statement)
-        if implicit is not None:
-            guard.refuse_implicit_commit(implicit)
 
 
 def refused(call: str, guard: str = "guard") -> Callable[..., NoReturn]:

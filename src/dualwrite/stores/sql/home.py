@@ -124,14 +124,10 @@ class Home:
 
 
 def engine_at_home(engine: Engine, dialect: StoreDialect, schema: str | None, *, is_ours: bool) -> Engine:
-    """An engine over the same pool that knows where our tables are.
+    """An engine over the pool of the user's engine, or of one of ours, that knows where our tables are.
 
-    Args:
-        engine: The user's engine, or one of ours.
-        dialect: Looks the schemas up.
-        schema: The schema that the user has given; by default what the engine's `schema_translate_map` has for tables without
-            one.
-        is_ours: Whether nobody else uses the engine.
+    `schema` is what the user has given; by default what the engine's `schema_translate_map` has for tables without one.
+    `is_ours`: nobody else uses the engine.
     """
     translated = (engine.get_execution_options().get("schema_translate_map") or {}).get(None)
     own = engine.execution_options()
@@ -154,7 +150,7 @@ def home_of(engine: Engine) -> Home | None:
 
 
 def look_up_tables(engine: Engine) -> None:
-    """Look up where our tables are, before a connection is taken from the pool: it may be the only one."""
+    """Look up where our tables are, before a connection is taken from a pool that is not the engine's."""
     home = home_of(engine)
     if home is not None:
         home.look_up()
@@ -181,14 +177,15 @@ def given_schema(engine: Engine) -> str | None:
 class OwnConnection(Connection):
     """A connection for our statements, which reach our tables whatever the session's settings are.
 
-    Args:
-        engine: A store's engine.
-        pooled: A connection from another pool, to be used instead of one from the engine's.
+    Where the tables are is looked up before a connection is taken from the pool: it may be the only one. `pooled` is a
+    connection from another pool, to be used instead of one from the engine's.
     """
 
     def __init__(self, engine: Engine, pooled: PoolProxiedConnection | None = None) -> None:
-        super().__init__(engine, pooled)
         self._home = home_of(engine)
+        if self._home is not None:
+            self._home.look_up()
+        super().__init__(engine, pooled)
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
@@ -201,12 +198,6 @@ class OwnConnection(Connection):
         if self._home is not None:
             statement = self._home.placed(statement)
         return super().scalar(statement, *args, **kwargs)
-
-
-def own_connection(engine: Engine) -> OwnConnection:
-    """A connection for our statements, once it is known where the tables are."""
-    look_up_tables(engine)
-    return OwnConnection(engine)
 
 
 @cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar, Final, cast
+from weakref import WeakKeyDictionary
 
 from psycopg import Connection as PsycopgConnection
 from psycopg import Cursor as PsycopgCursor
@@ -17,7 +19,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam
 
 from dualwrite.errors import StoreError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.home import full_name, own_connection, schema_of
+from dualwrite.stores.sql.home import Home, OwnConnection, full_name, home_of, schema_of
 from dualwrite.stores.sql.postgresql_catalog import routines, schemas_as_connected, schemas_in_search_path
 from dualwrite.stores.sql.postgresql_pipeline import (
     MARKER,
@@ -238,8 +240,9 @@ class PostgresqlDialect(StoreDialect):
             if raw.pgconn.transaction_status == TransactionStatus.IDLE:  # otherwise it is broken, and not used again
                 raw.autocommit = False
 
-    def merged_statements(self, engine: Engine) -> PostgresqlMergedStatements:
-        return PostgresqlMergedStatements(engine)
+    def merged_statements(self, engine: Engine) -> Callable[[Connection], PostgresqlMergedStatements]:
+        used_at: WeakKeyDictionary[PsycopgConnection[Any], float] = WeakKeyDictionary()
+        return partial(PostgresqlMergedStatements, cast("Home", home_of(engine)), used_at)
 
     def marking_column(self) -> ColumnElement[Any] | None:
         return func.pg_catalog.set_config(MARKER, bindparam("token"), True)
@@ -336,7 +339,7 @@ class PostgresqlDialect(StoreDialect):
         return _ERROR_CLASSES.get(error.sqlstate, ErrorClass.OTHER)
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
-        with own_connection(engine) as connection:
+        with OwnConnection(engine) as connection:
             self.begin_short(connection, 1.0)
             pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine)})
             if pid is None:

@@ -12,20 +12,19 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from types import GeneratorType
 from typing import Any, Final, Literal
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators
 from psycopg.errors import error_from_result
 from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
-from dualwrite.stores.sql.dialect import NEXT_UNIT, UNIT, Fence, MergedStatements, QueuedStatements, Record, driver_connection
-from dualwrite.stores.sql.home import full_name
+from dualwrite.stores.sql.dialect import NEXT_UNIT, Fence, MergedStatements, QueuedStatements, Record, driver_connection
+from dualwrite.stores.sql.home import Home
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
 
 MARKER: Final = "dualwrite.transaction"
@@ -65,7 +64,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._is_answered = False
         self.error = None
         self.is_waiting = True
-        self._intercept()
+        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
 
     def add(self, statement: bytes) -> None:
         """Queue another one behind them."""
@@ -87,9 +86,6 @@ class PostgresqlQueuedStatements(QueuedStatements):
         self._raw.__dict__.pop("wait", None)
 
     # --- the next use of the connection -----------------------------------------------------------------------------------
-
-    def _intercept(self) -> None:
-        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
 
     def _wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of the connection's `wait`, which is called with its lock held."""
@@ -120,7 +116,7 @@ class PostgresqlQueuedStatements(QueuedStatements):
             self.error = self._translated(psycopg.OperationalError("interrupted before the database had answered"))
         else:
             self.error = self._translated(error) if isinstance(error, psycopg.Error) else error
-        self._intercept()
+        self._raw.__dict__["wait"] = self._wait
         return self.error
 
     def _send_alone(self) -> None:
@@ -239,20 +235,25 @@ def _leave_pipeline(pgconn: PGconn) -> None:
 
 
 class PostgresqlMergedStatements(MergedStatements):
-    """The statements of one store, over psycopg; its engine knows the schema of the table."""
+    """The statements of one transaction, over psycopg.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._used_at: WeakKeyDictionary[psycopg.Connection[Any], float] = WeakKeyDictionary()  # when one has last committed
+    `home` knows the schema of the table, `used_at` when each of the store's connections has last committed.
+    """
+
+    def __init__(self, home: Home, used_at: MutableMapping[Any, float], connection: Connection) -> None:
+        self._home = home
+        self._used_at = used_at
+        self._connection = connection
+        self._raw = raw = raw_connection(connection)
+        self._original = raw.original if isinstance(raw, RecipeConnection) else raw  # it outlives the views of it
 
     # --- BEGIN with the fence's SELECT ----------------------------------------------------------------------------------------
 
-    def can_begin(self, connection: Connection) -> bool:
-        return is_idle(raw_connection(connection))
+    def can_begin(self) -> bool:
+        return is_idle(self._raw)
 
     def begin(
         self,
-        connection: Connection,
         transactional_id: str,
         token: str,
         *,
@@ -260,76 +261,67 @@ class PostgresqlMergedStatements(MergedStatements):
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
     ) -> PostgresqlQueuedStatements:
-        raw = raw_connection(connection)
-        text = _Text(raw)
+        text = _Text(self._raw)
         check = (
-            f"SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', {text.of(token)}, true) "  # noqa: S608
-            f"FROM {full_name(self._engine)} WHERE transactional_id = {text.of(transactional_id)}"
+            f"SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', '{token}', true) "  # noqa: S608
+            f"FROM {self._home.name()} WHERE transactional_id = {text.of(transactional_id)}"
         )
-        statements = [_begin(raw), check, *([f"SAVEPOINT {UNIT}"] if with_unit else [])]
+        statements = [_begin(self._raw), check.encode(text.encoding), *(_NEXT_UNIT[-1:] if with_unit else ())]
 
         def answered(results: Sequence[PGresult]) -> None:
             found = results[1]
             if not found.ntuples:
                 begun(None)
                 return
-            fence, owner, store_id = (text.decoded(found.get_value(0, column) or b"") for column in range(3))
-            begun(Fence(int(fence), owner, store_id))
+            fence, owner, store_id = [found.get_value(0, column) or b"" for column in range(3)]
+            begun(Fence(int(fence), owner.decode(text.encoding), store_id.decode(text.encoding)))
 
-        encoded = [text.encoded(statement) for statement in statements]
-        return PostgresqlQueuedStatements(raw, encoded, answered=answered, translated=translated)
+        return PostgresqlQueuedStatements(self._raw, statements, answered=answered, translated=translated)
 
-    def may_wait(self, connection: Connection) -> bool:
+    def may_wait(self) -> bool:
         """False behind a pooler, where psycopg prepares no statements: not all of them know pipelines."""
-        raw = raw_connection(connection)
-        used_at = self._used_at.get(_original(raw))
+        used_at = self._used_at.get(self._original)
         is_known = used_at is not None and time.monotonic() - used_at < _KNOWN_TO_WORK
-        return is_known and raw.prepare_threshold is not None and not _has_something_to_read(raw)
+        return is_known and self._raw.prepare_threshold is not None and not _has_something_to_read(self._raw)
 
     def begin_unit(
-        self,
-        connection: Connection,
-        queued: QueuedStatements | None,
-        translated: Callable[[BaseException], Exception],
-        *,
-        is_first: bool,
+        self, queued: QueuedStatements | None, translated: Callable[[BaseException], Exception], *, is_first: bool
     ) -> QueuedStatements | None:
         if isinstance(queued, PostgresqlQueuedStatements) and queued.is_waiting:
             if is_first:
                 queued.add(_NEXT_UNIT[-1])
             return queued
-        raw = raw_connection(connection)
-        if raw.pgconn.pipeline_status != PipelineStatus.OFF:  # it waits for no statement anyway
+        if self._raw.pgconn.pipeline_status != PipelineStatus.OFF:  # it waits for no statement anyway
             return None
         statements = _NEXT_UNIT[-1:] if is_first else _NEXT_UNIT
-        return PostgresqlQueuedStatements(raw, statements, answered=lambda _: None, translated=translated)
+        return PostgresqlQueuedStatements(self._raw, statements, answered=lambda _: None, translated=translated)
 
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
-    def can_commit(self, connection: Connection) -> bool:
+    def can_commit(self) -> bool:
         """Also false in a pipeline, and in a transaction that has failed."""
-        pgconn = raw_connection(connection).pgconn
+        pgconn = self._raw.pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
-        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not has_listeners(connection, "commit")
+        return is_open and pgconn.pipeline_status == PipelineStatus.OFF and not has_listeners(self._connection, "commit")
 
-    def commit(self, connection: Connection, record: Record) -> None:
-        text = _Text(raw_connection(connection))
+    def commit(self, record: Record) -> None:
+        text = _Text(self._raw)
         answers = text.execute(
-            f"WITH recorded AS (UPDATE {full_name(self._engine)} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"WITH recorded AS (UPDATE {self._home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
             f"prepared_generation = {record.generation:d}, transaction_number = {record.number:d}, "
             f"delivery = {'NULL' if record.delivery is None else text.of(record.delivery)}, updated_at = '{record.now}' "
             f"WHERE transactional_id = {text.of(record.transactional_id)} AND fence = {record.fence:d} "
             f"AND store_id = {text.of(record.store_id)} RETURNING 1) "
-            f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = {text.of(record.token)} "
+            f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = '{record.token}' "
             "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
         )
         if answers[-1].command_status != b"COMMIT":
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
-        self._used_at[_original(text.raw)] = time.monotonic()
+        self._used_at[self._original] = time.monotonic()
 
-    def was_not_executed(self, connection: Connection) -> bool:
+    def was_not_executed(self) -> bool:
         """True if the server has responded, and the transaction is still there, in a failed state."""
-        return raw_connection(connection).pgconn.transaction_status == TransactionStatus.INERROR
+        return self._raw.pgconn.transaction_status == TransactionStatus.INERROR
 
     def found_no_row(self, error: BaseException) -> bool:
         return isinstance(error, psycopg.errors.DivisionByZero)
@@ -338,16 +330,8 @@ class PostgresqlMergedStatements(MergedStatements):
         return isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction)
 
 
-def raw_connection(connection: Connection) -> psycopg.Connection[Any]:
-    """The driver's connection under SQLAlchemy's."""
-    raw = driver_connection(connection)
-    assert isinstance(raw, psycopg.Connection)
-    return raw
-
-
-def _original(raw: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    """The connection itself, which outlives the views of it."""
-    return raw.original if isinstance(raw, RecipeConnection) else raw
+raw_connection: Final[Callable[[Connection], psycopg.Connection[Any]]] = driver_connection
+"""The driver's connection under SQLAlchemy's."""
 
 
 def _has_something_to_read(raw: psycopg.Connection[Any]) -> bool:
@@ -372,10 +356,10 @@ def is_idle(raw: psycopg.Connection[Any]) -> bool:
 
 def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
     """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query."""
-    return _Text(raw).execute(f"{_begin(raw)}; {query}")[1]
+    return _Text(raw).execute(f"{_begin(raw).decode()}; {query}")[1]
 
 
-def _begin(raw: psycopg.Connection[Any]) -> str:
+def _begin(raw: psycopg.Connection[Any]) -> bytes:
     """BEGIN as psycopg sends it, with the characteristics that are set on the connection."""
     parts = ["BEGIN"]
     if raw.isolation_level is not None:
@@ -384,40 +368,32 @@ def _begin(raw: psycopg.Connection[Any]) -> str:
         parts.append("READ ONLY" if raw.read_only else "READ WRITE")
     if raw.deferrable is not None:
         parts.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
-    return " ".join(parts)
+    return " ".join(parts).encode()
 
 
 class _Text:
     """Statements with their values as literals, on one connection."""
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
-        self.raw = raw
+        self._raw = raw
         encoding = raw.info.encoding
-        self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
+        self.encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
 
     def of(self, value: str) -> str:
         """The literal of a text; libpq quotes what has to be."""
         if _NEEDS_NO_QUOTING(value):
             return f"'{value}'"
         try:
-            return bytes(Escaping(self.raw.pgconn).escape_literal(value.encode(self._encoding))).decode(self._encoding)
+            return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self.encoding))).decode(self.encoding)
         except UnicodeEncodeError:  # the block has set another client_encoding
             return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
 
-    def decoded(self, answer: bytes) -> str:
-        """The text in a result."""
-        return answer.decode(self._encoding)
-
-    def encoded(self, statement: str) -> bytes:
-        """The statement as it is sent."""
-        return statement.encode(self._encoding)
-
     def execute(self, statements: str) -> Sequence[PGresult]:
         """Execute statements in one round trip, and return the results of all; after an error the rest is not executed."""
-        raw = self.raw
+        raw = self._raw
         with raw.lock:
-            raw.pgconn.send_query(self.encoded(statements))
+            raw.pgconn.send_query(statements.encode(self.encoding))
             answers: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
         if answers[-1].error_message:
-            raise error_from_result(answers[-1], encoding=self._encoding)
+            raise error_from_result(answers[-1], encoding=self.encoding)
         return answers

@@ -55,6 +55,8 @@ class PsycopgAccess(Access):
         connections: How many connections the source has, unless the engine's pool keeps them.
     """
 
+    savepoint = _SAVEPOINT
+
     def __init__(
         self,
         engine: Engine,
@@ -67,9 +69,6 @@ class PsycopgAccess(Access):
         self._connections = connections
         self._transaction_pool = transaction_pool
         self._source = source
-
-    def guard(self, transactional_id: str) -> Guard:
-        return Guard(transactional_id, savepoint=_SAVEPOINT)
 
     def connect(self, guard: Guard) -> GuardedConnection:
         look_up_tables(self._engine)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column, select
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
+from dualwrite.deadline import Deadline
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.row import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
-from dualwrite.stores.sql.home import own_connection
+from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.sql_errors import ErrorMap, InterruptsFirst, locked_too_long
 from dualwrite.stores.sql.tables import identity_or_first, list_ids, lock_rows, write_rows
 from dualwrite.transactional_id import LANE_MARK, further_lanes
@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
 _RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT})
-_WAIT: Final = wait_exponential(multiplier=0.02, max=0.5) + wait_random(0, 0.02)
+_PAUSE: Final = 0.02
+"""Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE: Final = 0.5
+_FOREVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
 class ShortTransactions:
     """Runs short transactions, and repeats them where that is harmless.
 
-    Args:
-        engine: Where connections come from.
-        dialect: The database's dialect.
-        errors: Translates its errors.
+    Attributes:
         lock_timeout: Seconds to wait for a lock if the caller gives no limit.
         driver_errors: What the driver and SQLAlchemy raise.
         work_time: Seconds that a statement may run besides waiting, if the server can enforce it.
@@ -56,7 +56,7 @@ class ShortTransactions:
     @contextmanager
     def begin_long(self) -> Iterator[Connection]:
         """A transaction without limits, for loading rows; committed at the end of the `with` block."""
-        with InterruptsFirst(), self._ended(own_connection(self.engine)) as connection:
+        with InterruptsFirst(), self._ended(OwnConnection(self.engine)) as connection:
             self.dialect.begin(connection)
             yield connection
 
@@ -86,7 +86,7 @@ class ShortTransactions:
             connection.invalidate()
 
     def _begun(self, timeout: float) -> Connection:
-        connection = own_connection(self.engine)
+        connection = OwnConnection(self.engine)
         try:
             self.dialect.begin_short(connection, max(0.001, timeout), work_time=self.work_time)
         except Exception:
@@ -101,15 +101,10 @@ class ShortTransactions:
     def run(
         self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None, *, patience: float | None = None
     ) -> T:
-        """Run `work` in a transaction, up to three times if the connection breaks or there is a conflict.
+        """Run `work` in a transaction, up to three times, or for `patience` seconds, after a broken connection or a conflict.
 
-        `work` must return the same when it runs again after its own commit: the response to COMMIT may have been lost.
-
-        Args:
-            work: What to do.
-            doing: What that is, to complete "… failed while <doing>".
-            transactional_id: The id that it is done for.
-            patience: Seconds to keep trying, instead of three times.
+        `work` must return the same when it runs again after its own commit: the response to COMMIT may have been lost. `doing`
+        says what it does, to complete "… failed while <doing>".
 
         Raises:
             ClaimTimeoutError: The row stayed locked.
@@ -120,20 +115,29 @@ class ShortTransactions:
             with self.begin(self.lock_timeout) as connection:
                 return work(connection)
 
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: isinstance(error, self.driver_errors) and self.errors.classify(error) in _RETRIED
-            ),
-            stop=stop_after_attempt(_ATTEMPTS) if patience is None else stop_after_delay(patience),
-            wait=_WAIT,
-            reraise=True,
-        )
         try:
-            return retrying(once)
+            if patience is None:
+                return self.repeated(once, _RETRIED, Deadline.after(_FOREVER), attempts=_ATTEMPTS)
+            return self.repeated(once, _RETRIED, Deadline.after(patience))
         except self.driver_errors as error:
             if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(self.errors, [transactional_id], self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
+
+    def repeated(
+        self, once: Callable[[], T], retried: Collection[ErrorClass], deadline: Deadline, *, attempts: float = _FOREVER
+    ) -> T:
+        """Call until it raises no driver's error of these classes, at most so often, and not after the deadline."""
+        pause = _PAUSE
+        while True:
+            try:
+                return once()
+            except self.driver_errors as error:
+                attempts -= 1
+                if attempts < 1 or deadline.expired or self.errors.classify(error) not in retried:
+                    raise
+            deadline.sleep(pause + random.uniform(0, _PAUSE))  # noqa: S311  (spreads attempts; no secret)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
         """Whether an error of `run` or `query`, or the driver's error that caused it, is of this class."""
@@ -157,23 +161,16 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), own_connection(self.engine) as connection, self.dialect.reading(connection):
+        with InterruptsFirst(), OwnConnection(self.engine) as connection, self.dialect.reading(connection):
             return work(connection)
 
 
 _RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
-_CLAIM_WAIT: Final = wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.02)
 
 
 @dataclass(frozen=True)
 class WithLanes:
-    """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`.
-
-    Args:
-        cluster_id: The rows must not name another Kafka cluster.
-        acquiring: Acquire generations, if nothing has to be recovered.
-        first: The identity of a database that has none.
-    """
+    """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`."""
 
     cluster_id: str
     acquiring: Acquiring | None
@@ -184,11 +181,7 @@ class WithLanes:
 class ClaimAttempt:
     """One claim of one or several ids in one transaction, with as many attempts as it needs.
 
-    Args:
-        short: Runs the transactions.
-        ids: The ids of the rows.
-        owner: Who claims, as text for people.
-        timeout: Seconds to wait at most.
+    Attributes:
         token: Written with the claim, to recognize it if its COMMIT got no response.
         expected_fence: Claim only if the fence of the first id still is this number.
         condition: Called first in each of the claim's transactions; if it raises, the claim raises that error.
@@ -213,29 +206,21 @@ class ClaimAttempt:
             ClaimTimeoutError: A row stayed locked.
             StoreUnavailableError: The database was unreachable until the timeout.
         """
-        deadline = time.monotonic() + self.timeout
-        errors = self.short.errors
-        retrying = Retrying(
-            retry=retry_if_exception(
-                lambda error: isinstance(error, self.short.driver_errors) and errors.classify(error) in _RETRIED_CLAIMS
-            ),
-            stop=stop_after_delay(self.timeout),
-            wait=_CLAIM_WAIT,
-            reraise=True,
-        )
+        deadline, errors = Deadline.after(self.timeout), self.short.errors
+
+        def once() -> ClaimedLanes:
+            with self.short.begin(deadline.left) as connection:
+                if self.condition is not None:
+                    self.condition(connection)
+                return self._claim(connection)
+
         doing = "claiming the id"
         try:
-            return retrying(self._once, deadline)
+            return self.short.repeated(once, _RETRIED_CLAIMS, deadline)
         except self.short.driver_errors as error:
             if errors.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(errors, self.ids, self.timeout, error, doing) from error
             raise errors.translated(error, doing, self.ids[0]) from error
-
-    def _once(self, deadline: float) -> ClaimedLanes:
-        with self.short.begin(max(0.001, deadline - time.monotonic())) as connection:
-            if self.condition is not None:
-                self.condition(connection)
-            return self._claim(connection)
 
     def _claim(self, connection: Connection) -> ClaimedLanes:
         """Lock the rows, and write them as claimed.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, Select, Update, bindparam, select, update
+from sqlalchemy import Connection, Engine, Select, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from dualwrite.stores.sql.async_handles import AsyncConnection
-from dualwrite.stores.sql.dialect import MergedStatements, Record, StoreDialect
+from dualwrite.stores.sql.dialect import Record, StoreDialect
 from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
-from dualwrite.stores.sql.home import look_up_tables
 from dualwrite.stores.sql.session_text import SessionEffects
 from dualwrite.stores.sql.sql_errors import ErrorMap
 from dualwrite.stores.sql.tables import state_table as t
@@ -24,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Access:
-    """The default: a SQLAlchemy connection of the engine.
-
-    Args:
-        engine: The store's engine.
-    """
+    """How transactions get their connections: by default SQLAlchemy's, from the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,13 +30,11 @@ class Access:
         """Make connections from this engine instead: one with the same pool, which knows where our tables are."""
         self._engine = engine
 
-    def guard(self, transactional_id: str) -> Guard:
-        """The guard that the handles of one transaction share."""
-        return Guard(transactional_id)
+    savepoint: str = "begin_nested"
+    """The handle's method for a savepoint."""
 
     def connect(self, guard: Guard) -> GuardedConnection:
         """A connection for one transaction; `close` returns it to the pool, `invalidate` closes it for good."""
-        look_up_tables(self._engine)
         return GuardedConnection(self._engine, guard)
 
     def handle(self, connection: GuardedConnection) -> Any:
@@ -60,6 +51,8 @@ class Access:
 
     def async_handle(self, connection: GuardedConnection, thread: TransactionThread) -> Any:
         """What a coroutine writes with on that connection; see StoreTransaction."""
+        from dualwrite.stores.sql.async_handles import AsyncConnection  # noqa: PLC0415  (the ORM, only when it is used)
+
         return AsyncConnection(connection, thread)
 
     @property
@@ -80,32 +73,21 @@ class Access:
 NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
 
 
-@dataclass(frozen=True)
 class StoreContext:
-    """Built once for a store, so that SQLAlchemy can cache the SQL of the statements.
+    """Built once for a store, so that SQLAlchemy can cache the SQL of the statements."""
 
-    Args:
-        engine: Where connections come from.
-        dialect: The database's dialect.
-        errors: Translates its errors.
-        access: Gives transactions their connections.
-        session: What the user creates ORM sessions from, or None.
-    """
-
-    engine: Engine
-    dialect: StoreDialect
-    errors: ErrorMap
-    access: Access
-    session: SessionSource | None = None
-    effects: SessionEffects = field(init=False)
-    merged: MergedStatements | None = field(init=False)
-    check_fence: Select[Any] = field(init=False)
-    record: Update = field(init=False)
-    driver_errors: tuple[type[BaseException], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        mark = self.dialect.marking_column()
-        check = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
+    def __init__(self, engine: Engine, dialect: StoreDialect, errors: ErrorMap, session: SessionSource | None) -> None:
+        self.engine = engine
+        self.dialect = dialect
+        self.errors = errors
+        self.access = Access(engine)
+        self.session = session
+        self.effects = SessionEffects(dialect.family)
+        self.merged = dialect.merged_statements(engine)
+        dbapi = engine.dialect.dbapi
+        self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
+        mark, marked = dialect.marking_column(), dialect.marked_condition()
+        self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
         record = (
             update(t)
             .where(
@@ -121,13 +103,7 @@ class StoreContext:
                 updated_at=bindparam("now"),
             )
         )
-        marked = self.dialect.marked_condition()
-        object.__setattr__(self, "effects", SessionEffects(self.dialect.family))
-        object.__setattr__(self, "merged", self.dialect.merged_statements(self.engine))
-        object.__setattr__(self, "check_fence", check)
-        object.__setattr__(self, "record", record if marked is None else record.where(marked))
-        dbapi = self.engine.dialect.dbapi
-        object.__setattr__(self, "driver_errors", (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else [])))
+        self.record = record if marked is None else record.where(marked)
 
     @functools.cached_property
     def sessions(self) -> SessionFactory:

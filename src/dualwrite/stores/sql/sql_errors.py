@@ -108,12 +108,7 @@ def _without_query_secrets(url: URL) -> URL:
 
 @dataclass(frozen=True, slots=True)
 class ErrorMap:
-    """Translates the errors of one engine's database.
-
-    Args:
-        engine: For the address.
-        dialect: Classifies the driver's errors.
-    """
+    """Translates the errors of one engine's database."""
 
     engine: Engine
     dialect: StoreDialect
@@ -130,13 +125,7 @@ class ErrorMap:
         return self.classify(error) in _OUTAGES and not _took_too_long(driver)
 
     def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
-        """Our error for the driver's, except during COMMIT.
-
-        Args:
-            error: SQLAlchemy's or the driver's error.
-            doing: What was tried, to complete "… failed while <doing>".
-            transactional_id: The id it was tried for.
-        """
+        """Our error for the driver's, except during COMMIT; `doing` completes "… failed while <doing>"."""
         error_class = self.classify(error)
         kind, what, next_step = _TOO_SLOW if _took_too_long(driver_error(error)) else _TEXTS[error_class]
         if error_class is ErrorClass.LOCKED:
@@ -164,9 +153,7 @@ class ErrorMap:
 def error_and_causes(error: BaseException, *, before: BaseException | None = None) -> Iterator[BaseException]:
     """The error, what it was raised from, and what was being handled when it was raised, the newest first.
 
-    Args:
-        error: The error.
-        before: What was being handled before: neither this error nor its causes are returned.
+    Without `before`, which was being handled before, and its causes.
     """
     seen = {id(before)}
     rest: list[BaseException | None] = [error]
@@ -225,12 +212,7 @@ def locked_too_long(
 
 
 class TransactionErrors:
-    """Makes the errors of one transaction.
-
-    Args:
-        errors: Translates the errors of the store's database.
-        claim: The claim that the transaction runs under.
-    """
+    """Makes the errors of one transaction, under its claim."""
 
     def __init__(self, errors: ErrorMap, claim: Claim) -> None:
         self._errors = errors
@@ -241,20 +223,11 @@ class TransactionErrors:
         return self._errors.translated(error, doing, self._claim.transactional_id)
 
     def fenced(self, current: Any) -> FencedError:
-        """The error for a row with another fence.
-
-        Args:
-            current: A row with `fence` and `owner` of the newest claim; None if the id has no row.
-        """
+        """The error for a row with another fence: `fence` and `owner` of the newest claim; None if the id has no row."""
         return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
 
     def row_not_found(self, current: Any, store_id: str) -> DualWriteError:
-        """The error for a record that changed no row, although the transaction is still the marked one.
-
-        Args:
-            current: As for `fenced`.
-            store_id: The store that the row belonged to when the transaction began.
-        """
+        """The error for a record that changed no row of this store, although the transaction is still the marked one."""
         if current is None or current.fence != self._claim.fence:
             return self.fenced(current)
         table = full_name(self._errors.engine)

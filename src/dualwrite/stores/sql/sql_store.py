@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -35,7 +34,7 @@ from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, di
 from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
 from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
-from dualwrite.stores.sql.sql_context import Access, StoreContext
+from dualwrite.stores.sql.sql_context import StoreContext
 from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
 from dualwrite.stores.sql.sql_keeping import SqlLeases, SqlPositions
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
@@ -111,7 +110,7 @@ class SqlStateStore(TxnStateStore):
         self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
         self._owns_engine = owns_engine
         errors = ErrorMap(engine, self._dialect)
-        self._context = StoreContext(engine, self._dialect, errors, Access(engine), session)
+        self._context = StoreContext(engine, self._dialect, errors, session)
         if session is not None:
             _ = self._context.sessions  # refuse an unusable one now
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._context.driver_errors)
@@ -198,7 +197,7 @@ class SqlStateStore(TxnStateStore):
         engine, access = psycopg_access(source, options["connect_args"])
         store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
         access.use(store.engine)
-        store._context = replace(store._context, access=access)
+        store._context.access = access
         return store
 
     @property

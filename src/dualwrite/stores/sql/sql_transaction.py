@@ -22,13 +22,12 @@ from dualwrite.logs import SubjectLogger
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.row import Claim
 from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
-from dualwrite.stores.sql.guard import GuardedConnection, Watch
-from dualwrite.stores.sql.home import own_connection
-from dualwrite.stores.sql.orm import TransactionSessions, close_ended
+from dualwrite.stores.sql.guard import Guard, GuardedConnection, Watch
+from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.session_text import Routine
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, StoreContext, parameters_of
 from dualwrite.stores.sql.sql_errors import InterruptsFirst, TransactionErrors, quietly
-from dualwrite.stores.sql.units import UnitSavepoints
+from dualwrite.stores.sql.units import TransactionSessions, UnitSavepoints, close_ended
 from dualwrite.stores.store_transaction import RunAloneError, StoreTransaction, TransactionThread
 
 if TYPE_CHECKING:
@@ -43,18 +42,16 @@ _tokens: Final = itertools.count(1)
 
 
 class SqlStoreTransaction(StoreTransaction):
-    """See StoreTransaction; `begin` opens one.
+    """One transaction of a SQL store; `begin` opens it.
 
-    Args:
-        context: What it shares with the store's other transactions.
-        claim: The claim that it runs under.
-        is_group: Whether units follow, so that the savepoint of the first can be set with BEGIN.
+    `is_group`: units follow, so that the savepoint of the first can be set with BEGIN.
     """
 
     def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False) -> None:
         self._context = context
         self._claim = claim
-        self._guard = context.access.guard(claim.transactional_id)
+        self._guard: Guard
+        self._merged: MergedStatements | None = None
         self._token = f"{os.getpid()}.{next(_tokens)}"
         self._connection: GuardedConnection | None = None
         self._handle: Any = None
@@ -74,53 +71,44 @@ class SqlStoreTransaction(StoreTransaction):
         """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
 
         This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
-        connection of its pool when one is dead.
-
-        Args:
-            may_wait: Whether BEGIN and the check may be sent with the first statement; see `check_fence`.
+        connection of its pool when one is dead. `may_wait`: BEGIN and the check may be sent with the first statement.
         """
-        attempts = (None, None) if self._context.merged is None else (self._context.merged, None, None)
-        for merged in attempts[:-1]:
+        attempts = [False, False] if self._context.merged is None else [True, False, False]  # whether BEGIN is merged
+        while True:
             try:
-                return self._begin_once(merged, may_wait=may_wait)
+                return self._begin_once(is_merged=attempts.pop(0), may_wait=may_wait)
             except self._context.driver_errors as error:
-                if self._context.errors.classify(error) is not ErrorClass.CONNECTION:
+                if not attempts or self._context.errors.classify(error) is not ErrorClass.CONNECTION:
                     raise self._begin_failed(error) from error
-        try:
-            return self._begin_once(attempts[-1], may_wait=False)
-        except self._context.driver_errors as error:
-            raise self._begin_failed(error) from error
 
-    def _begin_once(self, merged: MergedStatements | None, *, may_wait: bool) -> None:
-        guard = self._guard = self._context.access.guard(self._claim.transactional_id)
+    def _begin_once(self, *, is_merged: bool, may_wait: bool) -> None:
+        guard = self._guard = Guard(self._claim.transactional_id, self._context.access.savepoint)
         self._beginning = self._queued = None
+        self._units.came_with_begin = False
         try:
             with InterruptsFirst():
                 connection = self._connection = self._context.access.connect(guard)
                 self._context.dialect.begin(connection)
-                if merged is not None and merged.can_begin(connection):
-                    self._begin_merged(connection, merged, may_wait=may_wait)
+                self._merged = None if self._context.merged is None else self._context.merged(connection)
+                if is_merged and self._merged is not None and self._merged.can_begin():
+                    self._begin_merged(connection, self._merged, may_wait=may_wait)
                 else:
                     self._check_fence(self._newest_claim(connection))
-        except Exception:
-            self._release(discard=False)
-            raise
-        except BaseException:  # KeyboardInterrupt, at any point in the driver
-            self._release(discard=True)
+        except BaseException as error:
+            self._release(discard=not isinstance(error, Exception))  # KeyboardInterrupt: it may come at any point in the driver
             raise
         connection.restore_guard()
 
     def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements, *, may_wait: bool) -> None:
         self._units.came_with_begin = self._is_group
         self._beginning = self._queued = merged.begin(
-            connection,
             self._claim.transactional_id,
             self._token,
             begun=self._check_fence,
             translated=self._begin_failed,
             with_unit=self._is_group,
         )
-        if may_wait and merged.may_wait(connection):
+        if may_wait and merged.may_wait():
             return
         try:
             self._queued.send()
@@ -181,7 +169,7 @@ class SqlStoreTransaction(StoreTransaction):
     @property
     def session(self) -> Session:
         self._end_batch()  # SQLAlchemy reads each response
-        return self._sessions.current(self._open_connection())
+        return self._sessions.get(self._open_connection())
 
     def own_statements(self) -> AbstractContextManager[Connection]:
         """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
@@ -200,7 +188,7 @@ class SqlStoreTransaction(StoreTransaction):
 
         self._guard.thread = thread.ident
         connection = self._open_connection()
-        return AsyncSession(self._sessions.current(connection), connection, thread)
+        return AsyncSession(self._sessions.get(connection), connection, thread)
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:
@@ -290,7 +278,7 @@ class SqlStoreTransaction(StoreTransaction):
 
     def begin_unit(self) -> None:
         """A savepoint, which replaces that of the unit before."""
-        self._queued = self._units.begin(self._open_connection(), self._queued)
+        self._queued = self._units.begin(self._open_connection(), self._merged, self._queued)
         self.watch(shares=True)
 
     def end_unit(self) -> None:
@@ -314,10 +302,10 @@ class SqlStoreTransaction(StoreTransaction):
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
     def before_commit(self) -> None:
-        if self._sessions.is_used:
+        if self._sessions.current is not None:
             self._end_batch()  # a coroutine may have added objects without a call in the thread
             self._sessions.dispatch_before_commit()
-        self._sessions.flush()
+            self._sessions.flush()
 
     def record(
         self,
@@ -332,7 +320,8 @@ class SqlStoreTransaction(StoreTransaction):
         self._send_queued(at_end=True)
         connection.lift_guard()
         try:
-            self._check_marked(connection)
+            if not self._context.dialect.still_marked(connection):
+                raise self._errors.ended_by_block()
             record = self._record_of(state, generation, transaction_number, delivery)
             if connection.execute(self._context.record, parameters_of(record)).rowcount != 1:
                 raise self._why_nothing_changed(connection)
@@ -349,18 +338,13 @@ class SqlStoreTransaction(StoreTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
-        connection, merged = self._open_connection(), self._context.merged
+        self._open_connection()
         self._sessions.flush()
         self._send_queued(at_end=True)
-        if merged is None or not merged.can_commit(connection):
+        if self._merged is None or not self._merged.can_commit():
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
             return
-        self._check_marked(connection)
         self._recorded_at_commit = self._record_of(state, generation, transaction_number, delivery)
-
-    def _check_marked(self, connection: Connection) -> None:
-        if not self._context.dialect.still_marked(connection):
-            raise self._errors.ended_by_block()
 
     def _record_of(self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None) -> Record:
         return Record(
@@ -401,7 +385,7 @@ class SqlStoreTransaction(StoreTransaction):
     def _claim_after_rollback(self) -> Any:
         """Roll back, and read the newest claim in a new transaction."""
         self.rollback()
-        with own_connection(self._context.engine) as connection:
+        with OwnConnection(self._context.engine) as connection:
             return connection.execute(NEWEST_CLAIM, {"id": self._claim.transactional_id}).first()
 
     def commit(self) -> None:
@@ -420,12 +404,13 @@ class SqlStoreTransaction(StoreTransaction):
         self._release(discard=False)
 
     def _send_commit(self, connection: GuardedConnection) -> None:
-        dialect = self._context.dialect
-        self._check_can_commit(connection)
+        dialect, merged, record = self._context.dialect, self._merged, self._recorded_at_commit
+        if record is None:  # otherwise `can_commit` has checked that
+            self._check_can_commit(connection)
         try:
             with InterruptsFirst():
-                if self._recorded_at_commit is not None:
-                    self._commit_merged(connection, self._recorded_at_commit)
+                if merged is not None and record is not None:
+                    self._commit_merged(merged, record)
                 connection.commit()
                 dialect.finish(connection, "COMMIT")
         except self._context.driver_errors as error:
@@ -433,14 +418,12 @@ class SqlStoreTransaction(StoreTransaction):
                 raise self._errors.commit_failed(str(driver_error(error)).strip()) from error
             raise self._errors.commit_unknown(error) from error
 
-    def _commit_merged(self, connection: GuardedConnection, record: Record) -> None:
+    def _commit_merged(self, merged: MergedStatements, record: Record) -> None:
         """Write the record and commit; the COMMIT that SQLAlchemy requests afterwards has no effect any more."""
-        merged = self._context.merged
-        assert merged is not None
         try:
-            merged.commit(connection, record)
+            merged.commit(record)
         except self._context.driver_errors as error:
-            if not merged.was_not_executed(connection):
+            if not merged.was_not_executed():
                 raise
             self.is_surely_rolled_back = True
             if merged.found_no_mark(error):

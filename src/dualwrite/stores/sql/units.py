@@ -1,25 +1,112 @@
-"""Units of a group: each has a savepoint in the transaction that they share, which undoes that unit alone."""
+"""A transaction's ORM sessions, and the units of a group, each with a savepoint in it, which undoes that unit alone."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from dualwrite.errors import DualWriteError
-from dualwrite.stores.sql.dialect import UNIT, ErrorClass, QueuedStatements
+from dualwrite.stores.sql.dialect import UNIT, ErrorClass, MergedStatements, QueuedStatements
 from dualwrite.stores.sql.guard import GuardedConnection
-from dualwrite.stores.sql.orm import TransactionSessions, close_rolled_back
 from dualwrite.stores.sql.sql_context import StoreContext
-from dualwrite.stores.sql.sql_errors import TransactionErrors, error_and_causes
+from dualwrite.stores.sql.sql_errors import TransactionErrors, error_and_causes, quietly
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.orm import GuardedSession
+
+
+class TransactionSessions:
+    """The current unit's session, if it was used, and those of the units before.
+
+    Args:
+        context: Of the store; creates the sessions.
+        errors: Of the transaction.
+    """
+
+    def __init__(self, context: StoreContext, errors: TransactionErrors) -> None:
+        self._context = context
+        self._errors = errors
+        self.current: GuardedSession | None = None
+        self._of_ended_units: list[GuardedSession] = []
+
+    def get(self, connection: GuardedConnection) -> GuardedSession:
+        """The current session, created at the first use."""
+        if self.current is None:
+            self.current = self._context.sessions(connection)
+        return self.current
+
+    def dispatch_before_commit(self) -> None:
+        """Run the session's `before_commit` event, unless a flush has failed before."""
+        if self.current is not None and self.current.is_active:
+            self.current.dispatch_before_commit()
+
+    def flush(self) -> None:
+        """Flush what is pending.
+
+        Raises:
+            StoreError: An earlier flush failed, and the block ignored its error.
+            Exception: What the flush raises.
+        """
+        session = self.current
+        if session is None:
+            return
+        if not session.is_active:
+            raise self._errors.flush_failed()
+        session.flush()
+        session.flush()  # again, for changes that a listener made during the first
+
+    def end_unit(self, connection: GuardedConnection) -> None:
+        """The next unit gets a session of its own; this one is notified when the transaction ends."""
+        if self.current is not None:
+            self._of_ended_units.append(self.current)
+            self.current = connection.guard.session = None
+
+    def remove_current(self, connection: GuardedConnection) -> GuardedSession | None:
+        """Forget the current session and return it, to be closed by the caller."""
+        session, self.current = self.current, None
+        connection.guard.session = None
+        return session
+
+    def remove_of_ended_units(self) -> list[GuardedSession]:
+        """Forget the sessions of the ended units and return them, to be closed by the caller."""
+        sessions, self._of_ended_units = self._of_ended_units, []
+        return sessions
+
+    def remove_all(self) -> list[GuardedSession]:
+        """Forget all sessions and return them, to be closed by the caller."""
+        sessions = [*self._of_ended_units, *([] if self.current is None else [self.current])]
+        self.current = None
+        self._of_ended_units = []
+        return sessions
+
+
+def close_rolled_back(session: GuardedSession) -> None:
+    """Notify the session's listeners of the rollback, and close it. The guard must be lifted."""
+    quietly(session.dispatch_after_rollback)
+    quietly(session.close_undone)
+
+
+def close_ended(session: GuardedSession, *, is_committed: bool, is_known: bool) -> Exception | None:
+    """Notify the session's listeners how the transaction ended, if that is known, and close it.
+
+    Returns:
+        What a listener of the commit has raised.
+    """
+    if is_known and not is_committed:
+        close_rolled_back(session)
+        return None
+    try:
+        if is_committed:
+            session.dispatch_after_commit()
+    except Exception as error:  # noqa: BLE001  (it must not look like an error of the commit)
+        return error
+    finally:
+        quietly(session.close)
+    return None
 
 
 class UnitSavepoints:
-    """The savepoint of the current unit of one transaction.
-
-    Args:
-        context: Of the store.
-        errors: Of the transaction.
-        sessions: Of the transaction.
-    """
+    """The savepoint of the current unit of one transaction."""
 
     def __init__(self, context: StoreContext, errors: TransactionErrors, sessions: TransactionSessions) -> None:
         self._context = context
@@ -30,24 +117,20 @@ class UnitSavepoints:
         self.came_with_begin = False
         """Whether BEGIN sets the savepoint of the first unit."""
 
-    def begin(self, connection: GuardedConnection, queued: QueuedStatements | None) -> QueuedStatements | None:
+    def begin(
+        self, connection: GuardedConnection, merged: MergedStatements | None, queued: QueuedStatements | None
+    ) -> QueuedStatements | None:
         """Set the savepoint, which replaces that of the unit before: now, or with the unit's first statement.
 
-        Args:
-            connection: The transaction's.
-            queued: What was queued on it last.
-
-        Returns:
-            What is queued now.
+        `queued` is what was queued on the connection last; returns what is queued now.
         """
         self._handled = sys.exception()
         is_first, self._has_unit = not self._has_unit, True
         if self.came_with_begin:
             self.came_with_begin = False
             return queued
-        merged = self._context.merged
         if merged is not None:
-            waiting = merged.begin_unit(connection, queued, lambda error: self._failed(error, None), is_first=is_first)
+            waiting = merged.begin_unit(queued, lambda error: self._failed(error, None), is_first=is_first)
             if waiting is not None:
                 return waiting
         self._execute(connection, *((f"SAVEPOINT {UNIT}",) if is_first else self._context.dialect.next_unit))
