@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dualwrite.testing import limits
+from dualwrite import testing
 from fixtures import pace
 from fixtures.reruns import PROPERTY, is_time_limit
 from fixtures.tables import table
@@ -24,16 +24,16 @@ pytest_plugins = ["pytester"]
 
 def test_the_conformance_suites_follow_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shipped, and know the setting only."""
-    assert limits.PACE_VARIABLE == pace.VARIABLE
+    assert testing.PACE_VARIABLE == pace.VARIABLE
     try:
         found = []
         for text in ("", "1", "2.5"):
             monkeypatch.setenv(pace.VARIABLE, text)
-            found.append(importlib.reload(limits).TIMEOUT)
+            found.append(importlib.reload(testing).TIMEOUT)
         assert found == [30, 30, 75]
     finally:
         monkeypatch.undo()
-        importlib.reload(limits)
+        importlib.reload(testing)
 
 
 def test_until_raises_a_time_limit_error() -> None:

@@ -16,8 +16,7 @@ from enum import Enum
 from typing import Final
 
 from dualwrite.admin.facts import BrokerProblem, DescribedTransaction, OpenTransaction, PartitionProducers, TransactionListing
-from dualwrite.admin.hidden import note_hidden_topics, sees_every_id
-from dualwrite.admin.listing import Filter, describe_transactions, list_transactions
+from dualwrite.admin.listing import Filter, describe_transactions, list_transactions, note_hidden_topics, sees_every_id
 from dualwrite.admin.partitions import describe_producers, producers_of
 from dualwrite.admin.requests import Brokers, batches
 from dualwrite.errors import DualWriteError

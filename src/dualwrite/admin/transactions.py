@@ -11,8 +11,7 @@ from typing import Any, Self
 from dualwrite.admin.ending import Examined, abort, examine, force_terminate
 from dualwrite.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
 from dualwrite.admin.hanging import HangingSearch, find_hanging
-from dualwrite.admin.hidden import sees_every_id
-from dualwrite.admin.listing import Filter, describe_transactions, find_transactions
+from dualwrite.admin.listing import Filter, describe_transactions, find_transactions, sees_every_id
 from dualwrite.admin.log_records import RecordTransaction, transaction_of
 from dualwrite.admin.partitions import PartitionEnd, describe_producers, first_offsets, partition_ends
 from dualwrite.admin.requests import Brokers

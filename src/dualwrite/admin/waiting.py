@@ -20,7 +20,7 @@ from dualwrite.admin.groups import (
     partition_of_group,
 )
 from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Reason, coordinator_side, hanging
-from dualwrite.admin.hidden import note_hidden_groups, note_hidden_topics
+from dualwrite.admin.listing import note_hidden_groups, note_hidden_topics
 from dualwrite.admin.partitions import PartitionEnd, partition_ends, producers_of
 from dualwrite.admin.requests import DENIED, Brokers, Key, denied
 from dualwrite.errors import DualWriteError, UnknownGroupError, UnknownTopicError

@@ -11,7 +11,7 @@ import pytest
 
 from dualwrite.errors import InvalidMessageError, ProducerFencedError, UnknownTopicError
 from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, SeenMessage, prepare_and_commit
 
 _SENT_AT: Final = 1_700_000_000_000

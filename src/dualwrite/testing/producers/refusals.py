@@ -17,7 +17,7 @@ from dualwrite.errors import (
     UnknownTopicError,
 )
 from dualwrite.state import TransactionStatus
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 
 WRONG_MESSAGES: Final[tuple[dict[str, Any], ...]] = (

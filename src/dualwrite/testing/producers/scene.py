@@ -14,7 +14,7 @@ from uuid import uuid4
 from dualwrite.errors import BrokerError
 from dualwrite.kafka.base import TransactionalProducer, TransactionCoordinator
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 
 _PAUSE: Final = 0.005
 _MORE_THAN_HALF_A_BATCH: Final = bytes(600_000)

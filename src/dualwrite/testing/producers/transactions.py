@@ -15,7 +15,7 @@ import pytest
 from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
 from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, TransactionalProducer
 from dualwrite.state import Place, PreparedTxnState, TransactionStatus
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 
 _GROUP: Final = GroupMetadata("any group")

@@ -11,7 +11,7 @@ from dualwrite.errors import FencedError, NotResolvedError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import MAX_OWNER_LENGTH, Claim, Resolution
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST, full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.testing.stores.steps import (

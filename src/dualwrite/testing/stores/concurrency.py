@@ -15,7 +15,7 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedEr
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, LostKind, LostTransaction, Resolution, StateRow
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST, UNVERIFIED
 from dualwrite.testing.stores.scene import STATE, ClaimsWait, StoreScene
 from dualwrite.testing.stores.steps import (

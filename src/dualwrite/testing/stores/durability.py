@@ -19,7 +19,7 @@ from dualwrite.errors import (
 )
 from dualwrite.state import ProducerKind
 from dualwrite.stores.row import Resolution
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene
 from dualwrite.testing.stores.steps import at, expect_error, expect_row, finish, outcome_of

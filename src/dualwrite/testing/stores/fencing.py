@@ -18,7 +18,7 @@ from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, StoreScene
 from dualwrite.testing.stores.steps import (
     MOMENTS,

@@ -14,7 +14,7 @@ from dualwrite.errors import DualWriteError, PositionMovedError, StoreCommitFail
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import StoreScene
 from dualwrite.testing.stores.steps import expect_error, record_and_commit
 

@@ -18,7 +18,7 @@ from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 
 SHORT_TIME: Final = 0.3
 """Seconds: the timeout of a claim that has to wait, and the length of a lease that should end."""

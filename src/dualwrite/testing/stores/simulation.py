@@ -16,7 +16,7 @@ from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
 from dualwrite.testing.stores.steps import expect_error
 

@@ -17,7 +17,7 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.row import Claim, Resolution, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.testing.limits import TIMEOUT
+from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, StoreScene
 
 E = TypeVar("E", bound=BaseException)
