@@ -73,6 +73,8 @@ __all__ = [
     "WriterClosedError",
 ]
 
+_NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
+
 
 class DualWriteError(Exception):
     """Base class of every error that dualwrite raises deliberately.
@@ -613,9 +615,6 @@ def causes_of(error: BaseException, *, before: BaseException | None = None) -> I
         seen.add(id(found))
         yield found
         error = found
-
-
-_NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
 
 
 def shell_word(text: str) -> str:

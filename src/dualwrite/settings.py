@@ -27,6 +27,20 @@ from dualwrite.errors import ConfigurationError
 MOST_SECONDS: Final = 1_000_000
 """Eleven days. In milliseconds it fits into 32 bits: more would be too large for poll, librdkafka, PostgreSQL or SQLite."""
 
+_DELIVERY: Final = 60.0
+
+_DELIVERY_IN_POOL: Final = 20.0
+"""Longer than a cluster needs to replace a leader that has died: its session ends after 9 s (`broker.session.timeout.ms`)."""
+
+PREFIX: Final = "DUALWRITE_"
+_KAFKA: Final = PREFIX + "KAFKA_"
+_TIMEOUT: Final = PREFIX + "TIMEOUT_"
+MAX_LANES: Final = 100
+
+ProducerName = Literal["auto", "native", "librdkafka"]
+OnLost = Literal["raise", "report"]
+Acknowledge = Literal["visible", "decided"]
+
 
 def check_count(name: str, number: Any, *, most: int | None = None, next_step: str | None = None) -> None:
     """Check that an option is an integer from 1 to `most`.
@@ -49,12 +63,6 @@ def check_seconds(name: str, seconds: Any, *, may_be_zero: bool = False) -> None
     if not is_number or not (0 < seconds <= MOST_SECONDS or (may_be_zero and seconds == 0)):
         least = "from 0" if may_be_zero else "above 0 and"
         raise ConfigurationError(f"{name} must be a number of seconds {least} up to {MOST_SECONDS}, not {seconds!r}.")
-
-
-_DELIVERY: Final = 60.0
-
-_DELIVERY_IN_POOL: Final = 20.0
-"""Longer than a cluster needs to replace a leader that has died: its session ends after 9 s (`broker.session.timeout.ms`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +100,6 @@ class Timeouts:
     def in_pool(self) -> Self:
         """These limits with the defaults of a pool."""
         return replace(self, delivery=_DELIVERY_IN_POOL) if self.delivery is None else self
-
-
-PREFIX: Final = "DUALWRITE_"
-_KAFKA: Final = PREFIX + "KAFKA_"
-_TIMEOUT: Final = PREFIX + "TIMEOUT_"
-MAX_LANES: Final = 100
-
-ProducerName = Literal["auto", "native", "librdkafka"]
-OnLost = Literal["raise", "report"]
-Acknowledge = Literal["visible", "decided"]
 
 
 @dataclass(frozen=True, slots=True)

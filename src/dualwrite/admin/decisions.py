@@ -25,6 +25,7 @@ OTHER_DATABASE: Final = "the id belongs to another database"
 NOT_READ: Final = "the database can't be read"
 RESOLVED: Final = "the generation is resolved: its transactions have all been resolved"
 NEWER: Final = "the database does not know this generation: it may have been restored from a backup"
+_WAIVE: Final = "add --without-database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +206,6 @@ def _decided(row: StateRow, generation: int, found: IdPlan) -> Decided:
     plan = next((one for one in found.generations if one.generation == generation), None)
     why = plan.why if plan is not None else NEWER if generation > row.generation else RESOLVED
     return Decided(row, generation, plan, why, row_plan=found)
-
-
-_WAIVE: Final = "add --without-database"
 
 
 def is_made_by_dualwrite(transactional_id: str) -> bool:

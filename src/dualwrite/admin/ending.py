@@ -28,6 +28,8 @@ _RETRY: Final = "retry once every broker responds and you may describe all trans
 _OUT_OF_DATE: Final = (
     f"retry once all brokers are connected to each other; if the topic {TRANSACTION_STATE_TOPIC!r} has lost data, {_READ_FIRST}"
 )
+_RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # another client has raised the epoch
+_PAUSE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +205,6 @@ def _open_in(brokers: Brokers, key: Key) -> list[OpenTransaction]:
 
 
 # --- the transaction of an id -----------------------------------------------------------------------------------------
-
-_RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # another client has raised the epoch
-_PAUSE: Final = 0.01
 
 
 def force_terminate(

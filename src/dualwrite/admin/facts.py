@@ -14,6 +14,9 @@ T = TypeVar("T")
 RUNNING: Final = frozenset(status for status in TransactionStatus if status is TransactionStatus.ONGOING or status.is_ending)
 """The states of a transactional id with a transaction that has not ended."""
 
+Name = tuple[str, int, int, int, int | None]
+"""What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerProblem:
@@ -170,10 +173,6 @@ class PartitionProducers:
             for producer in self.producers
             if producer.transaction_start_offset is not None
         ]
-
-
-Name = tuple[str, int, int, int, int | None]
-"""What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,13 @@ CONSUMER: Final = "consumer"
 STREAMS: Final = "streams"
 _PROTOCOLS: Final = (CONSUMER, STREAMS, "")
 
+Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
+"""The same partitions for every group, or partitions by group id; None for all in which a group has a position."""
+
+_VERSION_BYTES: Final = 2
+_ASSIGNMENT_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
+_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupListing:
@@ -59,10 +66,6 @@ class CommittedOffset:
     key: Key
     offset: int | None
     """The next offset to read; None if it is pending in an open transaction (KIP-447)."""
-
-
-Keys = Collection[Key] | Mapping[str, Collection[Key]] | None
-"""The same partitions for every group, or partitions by group id; None for all in which a group has a position."""
 
 
 def list_groups(brokers: Brokers) -> list[GroupListing]:
@@ -174,11 +177,6 @@ def _note_refused(brokers: Brokers, request: str, group_id: str, code: int) -> N
     brokers.hide(request, BrokerError(what, code=code, name=error_name(code)))
 
 
-_VERSION_BYTES: Final = 2
-_VERSION: Final = 3  # equal to the older ones; newer ones must begin with the same fields
-_CLASSIC: Final = "consumer"  # the protocol type of classic groups whose members are consumers
-
-
 def _keys(
     brokers: Brokers, group: ConsumerGroupDescribeResponse.DescribedGroup | DescribeGroupsResponse.DescribedGroup
 ) -> Iterator[Key]:
@@ -189,7 +187,7 @@ def _keys(
     for member in group.members:
         if group.protocol_type == _CLASSIC and member.member_assignment:
             try:  # a client has written it
-                found = ConsumerProtocolAssignment.read(Fields(member.member_assignment, _VERSION_BYTES), _VERSION)
+                found = ConsumerProtocolAssignment.read(Fields(member.member_assignment, _VERSION_BYTES), _ASSIGNMENT_VERSION)
             except KafkaProtocolError:
                 _note_unreadable(brokers, group.group_id)
             else:

@@ -28,6 +28,9 @@ PADDING_MS: Final = 300_000
 DEFAULT_MAX_TIMEOUT_MS: Final = 900_000
 """Kafka's default for `transaction.max.timeout.ms`, for a principal that may not read the setting."""
 
+_RECHECK_PAUSE: Final = 1.0
+"""Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
+
 
 class Reason(Enum):
     """How the coordinator contradicts the open transaction, or why this is not known."""
@@ -202,9 +205,6 @@ def confirmed(
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
-
-_RECHECK_PAUSE: Final = 1.0
-"""Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
 
 
 def coordinator_side(brokers: Brokers, opened: Sequence[OpenTransaction]) -> CoordinatorSide:

@@ -35,6 +35,14 @@ from dualwrite.kafka.client.messages_generated import (
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from dualwrite.state import TransactionStatus
 
+_BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
+_BY_PATTERN: Final = 2  # Apache Kafka 4.1
+_SAME_IN_RE2: Final = re.compile(r"(?:[^\\{(\[]|\\[^\w\s]|\{(?=\d)|\((?!\?)|\(\?:|\[(?![\[:]|\^\[))*", re.ASCII)
+"""A pattern that means the same in RE2J, which brokers use: without classes such as `\\w` (ASCII there), and without `{,3}`."""
+
+_DESCRIBE: Final = 1 << 8  # of the operations in Kafka's protocol
+_NOT_REPORTED: Final = -(2**31)
+
 
 def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
     """Describe ids, as Kafka sees them, in their order, with at most one batch of results in memory.
@@ -94,11 +102,6 @@ def _place(
 
 
 # --- the ids of a cluster ---------------------------------------------------------------------------------------------
-
-_BY_DURATION: Final = 1  # from this version of ListTransactions on: Apache Kafka 3.8
-_BY_PATTERN: Final = 2  # Apache Kafka 4.1
-_SAME_IN_RE2: Final = re.compile(r"(?:[^\\{(\[]|\\[^\w\s]|\{(?=\d)|\((?!\?)|\(\?:|\[(?![\[:]|\^\[))*", re.ASCII)
-"""A pattern that means the same in RE2J, which brokers use: without classes such as `\\w` (ASCII there), and without `{,3}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +262,6 @@ def _request(connection: Connection, wanted: Filter, *, with_pattern: bool) -> L
         producer_id_filters=sorted(wanted.producer_ids),
         **more,
     )
-
-
-_DESCRIBE: Final = 1 << 8  # of the operations in Kafka's protocol
-_NOT_REPORTED: Final = -(2**31)
 
 
 def sees_every_id(brokers: Brokers) -> bool:

@@ -28,6 +28,16 @@ from dualwrite.kafka.client.messages_generated import (
     WriteTxnMarkersRequest,
 )
 
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_CLIENT: Final = -1  # the replica id of clients
+_READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
+
+_MARKERS: Final = "WriteTxnMarkers"
+_OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
+_FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
 
 def chosen_partitions(seen: ClusterView, partitions: Collection[int]) -> tuple[list[PartitionView], dict[Key, DualWriteError]]:
     """The chosen partitions of the topics, or all; and an error for each that does not exist or can't be described.
@@ -212,12 +222,6 @@ def _no_replica(found: PartitionView, broker: int) -> PartitionProducers:
 
 # --- offsets ----------------------------------------------------------------------------------------------------------
 
-_LATEST: Final = -1
-_EARLIEST: Final = -2
-_CLIENT: Final = -1
-_READ_UNCOMMITTED: Final = 0
-_READ_COMMITTED: Final = 1
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionEnd:
@@ -316,10 +320,6 @@ class _Offsets(PartitionBatch):
 
 # --- the marker of a transaction --------------------------------------------------------------------------------------
 
-_NAME: Final = "WriteTxnMarkers"
-_OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
-_FENCED: Final = ErrorCode.TRANSACTION_COORDINATOR_FENCED
-
 
 def write_abort_marker(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> str | None:
     """Write an abort marker to the leader of a partition; the only way to end a transaction that no coordinator will end.
@@ -357,8 +357,8 @@ def write_abort_marker(brokers: Brokers, opened: OpenTransaction, coordinator_ep
     if not code:
         return None
     if code in TRANSIENT:
-        return f"{_NAME} returned {error_name(code)}"
-    problem = refused_partition(_NAME, key, code)
+        return f"{_MARKERS} returned {error_name(code)}"
+    problem = refused_partition(_MARKERS, key, code)
     if code != _FENCED and code not in _OTHER_EPOCH:
         raise problem
     newer = "coordinator epoch" if code == _FENCED else "producer epoch"

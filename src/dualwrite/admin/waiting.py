@@ -29,6 +29,9 @@ from dualwrite.state import TransactionDescription
 StoredPositions = Callable[[str], Mapping[Key, int]]
 """Returns the next offset in each partition for a group that does not keep its positions at Kafka; empty for other groups."""
 
+_UNRELIABLE: Final = (Reason.NOT_DESCRIBED, Reason.SEVERAL_COORDINATORS, Reason.OLDER_EPOCH)
+"""About a transaction that an earlier look has cleared; one that is no longer listed has probably ended."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class WaitingGroup:
@@ -305,10 +308,6 @@ def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, 
         found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason in _UNRELIABLE}
         found |= _healthy(side, cleared)
     return found
-
-
-_UNRELIABLE: Final = (Reason.NOT_DESCRIBED, Reason.SEVERAL_COORDINATORS, Reason.OLDER_EPOCH)
-"""About a transaction that an earlier look has cleared; one that is no longer listed has probably ended."""
 
 
 def _hanging(found: HangingTransaction) -> Holder:

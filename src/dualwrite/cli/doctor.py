@@ -30,6 +30,16 @@ _UNSEEN: Final = "not visible"
 _INDENTED: Final = (0, 0, 1, 2)
 _FILE_WIDTH: Final = 80
 
+_TOPICS: Final[Mapping[str, str]] = {
+    "": "name",
+    "partitions": "partitions",
+    "replicas": "replicas",
+    "in sync": "in_sync",
+    "min.insync.replicas": "min_insync_replicas",
+    "max.message.bytes": "max_message_bytes",
+    "unclean election": "unclean_leader_election",
+}
+
 app = typer.Typer(cls=JsonGroup)
 
 
@@ -122,17 +132,6 @@ def _kafka_facts(found: BrokerCapabilities) -> dict[str, Any]:
         "keepPreparedTxn": found.keep_prepared_txn,
         "transaction.max.timeout.ms": found.transaction_max_timeout_ms,
     }
-
-
-_TOPICS: Final[Mapping[str, str]] = {
-    "": "name",
-    "partitions": "partitions",
-    "replicas": "replicas",
-    "in sync": "in_sync",
-    "min.insync.replicas": "min_insync_replicas",
-    "max.message.bytes": "max_message_bytes",
-    "unclean election": "unclean_leader_election",
-}
 
 
 def _topic_row(topic: TopicFacts) -> list[str | None]:

@@ -24,6 +24,13 @@ from dualwrite.stores.positions import Move, Partition, Position, Positions
 TIMEOUT: Final = 30.0
 """Seconds to wait for Kafka."""
 
+_EDGES: Final = ("earliest", "latest")
+_ATTEMPTS: Final = 20
+
+app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
+
+Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -177,13 +184,6 @@ def _updated(found: Iterable[Shown]) -> datetime | None:
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
-
-_EDGES: Final = ("earliest", "latest")
-_ATTEMPTS: Final = 20
-
-app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
-
-Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
 
 @app.command("list")

@@ -26,6 +26,8 @@ from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import URL_EXAMPLES, store_from_url
 
+JSON: Final = "--json"
+
 
 def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
     """Refuse an empty prefix on the command line, perhaps an unset variable of a shell: it would mean everything."""
@@ -218,9 +220,6 @@ def refuse(reason: str) -> NoReturn:
     say(f"Error: {reason}", err=True)
     print_error_document(usage_error(reason))
     raise typer.Exit(USAGE_ERROR)
-
-
-JSON: Final = "--json"
 
 
 class JsonGroup(TyperGroup):

@@ -34,6 +34,16 @@ Record = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Any], Any]]
 """By heading: a field of the record, with dots for one of a nested record; or a function of the record."""
 
+VERSION: Final = 1
+"""Version of the schema of all commands."""
+
+_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
+_is_due: ContextVar[bool] = ContextVar("is_due", default=False)
+"""Whether a document must still be printed if the command fails."""
+
 
 def show_records(columns: Columns, records: Iterable[Record]) -> None:
     """Print a table of records."""
@@ -128,17 +138,6 @@ def folded(text: str, width: int) -> list[str]:
                 space = ""
             lines[-1] += piece
     return lines
-
-
-VERSION: Final = 1
-"""Version of the schema of all commands."""
-
-_USAGE: Final[type[typer.BadParameter]] = next(  # the base class of usage errors, which typer does not export
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)
-
-_is_due: ContextVar[bool] = ContextVar("is_due", default=False)
-"""Whether a document must still be printed if the command fails."""
 
 
 def versioned(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from dualwrite.stores.base import LostTransaction
 
 Entries = list[tuple[str, LostTransaction]]
 
+WOULD_FAIL: Final = 1
+WOULD_LOSE: Final = 3
+
 
 def outcome_record(transactional_id: str, **known: Any) -> Record:
     """The result for one generation of an id, or for an id that is not in the database."""
@@ -111,9 +114,6 @@ def show_lost(entries: Entries) -> None:
 
 
 # --- what recovery would do -------------------------------------------------------------------------------------------
-
-WOULD_FAIL: Final = 1
-WOULD_LOSE: Final = 3
 
 
 def show_plan(

@@ -38,6 +38,8 @@ UNREAD: Final = "The positions of groups in the database are missing"
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
 
+_FEW: Final = 3  # groups in a row
+
 app = typer.Typer(cls=ToolGroup)
 
 
@@ -159,8 +161,6 @@ def look(admin: TransactionAdmin, decisions: Callable[[], Decisions] | None, whe
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
-
-_FEW: Final = 3
 
 
 def _state(record: Record) -> Any:

@@ -10,6 +10,8 @@ from typing import Final
 from dualwrite.errors import DualWriteError
 from dualwrite.state import PreparedTxnState, TransactionDescription
 
+_NUMBER: Final = re.compile(r"([0-9]+)")
+
 
 def now_ms() -> int:
     """Milliseconds since 1970."""
@@ -57,9 +59,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same for a text that may have several lines, such as a database's error message."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
-
-
-_NUMBER: Final = re.compile(r"([0-9]+)")
 
 
 def in_natural_order(text: str) -> tuple[tuple[str | int, ...], str]:

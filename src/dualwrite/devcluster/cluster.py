@@ -23,6 +23,11 @@ from dualwrite.devcluster.progress import Progress, SilentProgress
 from dualwrite.devcluster.registry import PLAINTEXT, ClusterRecord, NodeRecord
 from dualwrite.devcluster.security import Security
 
+DEFAULT_TIMEOUT = 60.0
+"""Seconds for a cluster to become ready, after all downloads."""
+
+_GRACE = 10.0
+
 
 @dataclass(frozen=True)
 class NodeStatus:
@@ -62,12 +67,6 @@ class ClusterStatus:
         data = asdict(self) | {"data_dir": str(self.data_dir), "running": self.running}
         data["nodes"] = [asdict(node) | {"log_file": str(node.log_file)} for node in self.nodes]
         return data
-
-
-DEFAULT_TIMEOUT = 60.0
-"""Seconds for a cluster to become ready, after all downloads."""
-
-_GRACE = 10.0
 
 
 class DevCluster:

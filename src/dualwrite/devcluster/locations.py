@@ -9,6 +9,9 @@ import platformdirs
 
 from dualwrite.errors import DualWriteError
 
+STATE_DIR_VARIABLE = "DUALWRITE_STATE_DIR"
+"""Environment variable with another directory for clusters (records, logs, data); the tests use it."""
+
 
 class DevClusterError(DualWriteError):
     """A cluster could not be prepared, started, reached or stopped.
@@ -26,10 +29,6 @@ class BrokerExitedError(DevClusterError):
 
 class SettingsDifferError(DevClusterError):
     """A cluster of this name exists with other settings. Attributes: `cluster`, `differences` (list of sentences)."""
-
-
-STATE_DIR_VARIABLE = "DUALWRITE_STATE_DIR"
-"""Environment variable with another directory for clusters (records, logs, data); the tests use it."""
 
 
 def state_dir() -> Path:

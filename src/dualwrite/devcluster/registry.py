@@ -30,6 +30,9 @@ _PARTIAL = f"{_FILE}.partial"
 
 _LAYOUT = 1
 
+_ELSEWHERE = "data-dir"
+"""File in a cluster's directory that names its data directory, if the user chose one."""
+
 
 @dataclass
 class NodeRecord:
@@ -200,10 +203,6 @@ def new_id() -> str:
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
-
-
-_ELSEWHERE = "data-dir"
-"""File in a cluster's directory that names its data directory, if the user chose one."""
 
 
 def directory(name: str) -> Path:

@@ -14,6 +14,23 @@ _weak = partial(Finding, Severity.WEAK, "database")
 _unknown = partial(Finding, Severity.UNKNOWN, "database")
 _note = partial(Finding, Severity.NOTE, "database")
 
+_NAMED: Final = 5
+
+_READ_ONLY: Final = ("super_read_only", "read_only", "tx_read_only", "transaction_read_only", "innodb_read_only")
+_ON: Final = ("ON", "1")
+_DURABLE: Final = ("1", "3")  # 3 is MariaDB's, with one sync more
+_DOUBLEWRITE: Final = ("ON", "1", "DETECT_AND_RECOVER")
+_NO_DOUBLEWRITE: Final = ("OFF", "0", "DETECT_ONLY")
+_NO_FLUSH: Final = ("nosync", "littlesync")
+_FOREVER: Final = 4_294_967_295  # milliseconds; MySQL's greatest timeout
+_ROLES: Final = (("master", "slave"), ("source", "replica"))
+_SAFE_CONSISTENCY: Final = ("BEFORE_ON_PRIMARY_FAILOVER", "BEFORE", "AFTER", "BEFORE_AND_AFTER")
+
+_SQLITE_LEVELS: Final = ("off", "normal", "full", "extra")
+_SQLITE_MODES: Final = ("delete", "truncate", "persist", "memory", "wal", "off")
+
+_TOLERANT: Final = {"kSkipAnyCorruptedRecords", "3"}
+
 
 def judge_database(database: DatabaseFacts) -> list[Finding]:
     """The findings about the database: its table, and the durability of acknowledged commits."""
@@ -58,9 +75,6 @@ def _durability(settings: Mapping[str, str]) -> list[Finding]:
     return [_unknown(what, "how it writes and replicates a commit before it acknowledges it")]
 
 
-_NAMED: Final = 5
-
-
 def _on_other_clusters(ids: tuple[str, ...]) -> Finding:
     named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
     what = f"Transactional ids of another Kafka cluster, which can't be used with this one: {named}."
@@ -74,16 +88,6 @@ def _managed(product: str, server: str) -> Finding:
 
 
 # --- MySQL and MariaDB ------------------------------------------------------------------------------------------------
-
-_READ_ONLY: Final = ("super_read_only", "read_only", "tx_read_only", "transaction_read_only", "innodb_read_only")
-_ON: Final = ("ON", "1")
-_DURABLE: Final = ("1", "3")  # 3 is MariaDB's, with one sync more
-_DOUBLEWRITE: Final = ("ON", "1", "DETECT_AND_RECOVER")
-_NO_DOUBLEWRITE: Final = ("OFF", "0", "DETECT_ONLY")
-_NO_FLUSH: Final = ("nosync", "littlesync")
-_FOREVER: Final = 4_294_967_295  # milliseconds; MySQL's greatest timeout
-_ROLES: Final = (("master", "slave"), ("source", "replica"))
-_SAFE_CONSISTENCY: Final = ("BEFORE_ON_PRIMARY_FAILOVER", "BEFORE", "AFTER", "BEFORE_AND_AFTER")
 
 
 def _mysql(settings: Mapping[str, str]) -> list[Finding]:
@@ -279,9 +283,6 @@ def _synchronous(settings: Mapping[str, str], names: str, attached: int | None) 
 
 # --- SQLite, RocksDB, ZooKeeper ---------------------------------------------------------------------------------------
 
-_SQLITE_LEVELS: Final = ("off", "normal", "full", "extra")
-_SQLITE_MODES: Final = ("delete", "truncate", "persist", "memory", "wal", "off")
-
 
 def _sqlite(settings: Mapping[str, str]) -> list[Finding]:
     mode, level = settings["journal_mode"], settings.get("synchronous")
@@ -313,9 +314,6 @@ def _sqlite_weakness(mode: str, level: str) -> tuple[str, str] | None:
         what = "journal_mode is delete: a power failure right after a commit may roll it back."
         return what, "journal_mode = WAL, or PRAGMA synchronous = EXTRA"
     return None
-
-
-_TOLERANT: Final = {"kSkipAnyCorruptedRecords", "3"}
 
 
 def _rocksdb(settings: Mapping[str, str]) -> list[Finding]:

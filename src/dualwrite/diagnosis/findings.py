@@ -11,6 +11,8 @@ from dualwrite.kafka.inspect import BrokerCapabilities
 
 CRASH: Final = "a crash of the server or its machine"
 LOST_COMMIT: Final = "may lose acknowledged commits: their messages are then visible without their rows"
+NATIVE: Final = "native"
+LIBRDKAFKA: Final = "librdkafka"
 
 
 class Severity(Enum):
@@ -69,10 +71,6 @@ class DatabaseFacts:
     copied: tuple[str, bool] | None = None
     why_no_marks: str | None = None
     elsewhere: tuple[str, ...] = ()
-
-
-NATIVE: Final = "native"
-LIBRDKAFKA: Final = "librdkafka"
 
 
 class Guarantee(Enum):

@@ -9,6 +9,9 @@ from dualwrite.diagnosis.findings import LIBRDKAFKA, NATIVE, Finding, Guarantee,
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, BrokerCapabilities, TopicFacts, TwoPhaseObstacle
 
 _SHORT_BUDGET_MS: Final = 60_000
+_DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes
+
+_GRANT_CONFIGS: Final = "or grant the principal DescribeConfigs on the topic"
 
 
 def judge_kafka(
@@ -129,9 +132,6 @@ def _kafka(severity: Severity, what: str, change: str | None) -> Finding:
     return Finding(severity, "kafka", what, change)
 
 
-_DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes
-
-
 def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_MAX_BYTES) -> list[Finding]:
     """The findings about a topic that a writer sends to, or about the topic in which Kafka stores its transactions.
 
@@ -155,9 +155,6 @@ def judge_topic(topic: TopicFacts, *, message_max_bytes: int = _DEFAULT_MESSAGE_
         what = f"{' and '.join(hidden)} can't be read: whether {_what_is_lost(topic)} may be lost is not known."
         found.append(_topic(topic, Severity.UNKNOWN, what, f"both settings, as an administrator; {_GRANT_CONFIGS}"))
     return found
-
-
-_GRANT_CONFIGS: Final = "or grant the principal DescribeConfigs on the topic"
 
 
 def _durability(topic: TopicFacts) -> tuple[tuple[str, object], ...]:

@@ -108,6 +108,11 @@ _MARKER: Final = select(batch_table).where(
     batch_table.c.job_id == bindparam("job"), batch_table.c.batch_id == bindparam("batch")
 )
 
+ID_COLUMN: Final = "dualwrite_id"
+FENCE_COLUMN: Final = "dualwrite_fence"
+_KEYS_PER_STATEMENT: Final = 100
+_PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`()]+))\s*(\.|$)')
+
 
 class Winner(NamedTuple):
     """One Kafka transaction of a committed batch."""
@@ -215,12 +220,6 @@ def fence_attempts(connection: Connection, prefix: str, token: str, owner: str, 
     connection.execute(
         losers.values(fence=t.c.fence + 1, owner=owner[:MAX_OWNER_LENGTH], claim_token="", updated_at=datetime.now(UTC))
     )
-
-
-ID_COLUMN: Final = "dualwrite_id"
-FENCE_COLUMN: Final = "dualwrite_fence"
-_KEYS_PER_STATEMENT: Final = 100
-_PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`()]+))\s*(\.|$)')
 
 
 class StagedRows:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _LIBRDKAFKA_MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
 
+Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumedOffset:
@@ -107,9 +109,6 @@ def progress_of(
         if p.offset >= 0
     ]
     return found, group
-
-
-Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
 
 class Message(NamedTuple):

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 OWN_SERIALIZERS: Final = "give Topic a serializer and a deserializer of your own"
 
+_MISSING: Final = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "nothing"})()
+_TRUSTED: Final = frozenset({str, bytes, int, bool, float, Decimal, type(None), UUID, date, datetime, time, timedelta})
+"""Two values of the same one of these types are the same if `==` says so. (If it does not, they may be, too: NaN.)"""
+
 
 def check_model(model: Any) -> None:
     """Check that what a model writes as JSON can be read back, as far as its classes show it.
@@ -187,11 +191,6 @@ def _config_of(model: Any) -> Mapping[str, Any]:
         if isinstance(found := getattr(model, name, None), Mapping):
             return found
     return {}
-
-
-_MISSING: Final = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "nothing"})()
-_TRUSTED: Final = frozenset({str, bytes, int, bool, float, Decimal, type(None), UUID, date, datetime, time, timedelta})
-"""Two values of the same one of these types are the same if `==` says so. (If it does not, they may be, too: NaN.)"""
 
 
 class Difference(NamedTuple):

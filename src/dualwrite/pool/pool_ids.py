@@ -35,6 +35,8 @@ _FIRST_RETRY: Final = 0.1
 _JOIN: Final = 10.0
 """Seconds that `close` waits for a renewal in progress."""
 
+_Seen = tuple[tuple[str, int, int], ...]
+
 
 class Ids(ABC):
     """The ids that a pool uses. Thread-safe."""
@@ -198,9 +200,6 @@ class LeasedIds(Ids):
             self.on_lost(lost)  # before the ids can be acquired again: it must concern the writers that use them now
             with self._lock:
                 self._held -= lost
-
-
-_Seen = tuple[tuple[str, int, int], ...]
 
 
 class Adoption:

@@ -26,6 +26,59 @@ log = SubjectLogger(__name__)
 MOST_UNITS: Final = 64
 """PostgreSQL caches 64 subtransactions per transaction; with more, reading the transaction's rows becomes slower."""
 
+SERIAL: Final = 1
+"""One group after another runs its SQL; only the commits of groups overlap."""
+
+_LEVELS: Final = (SERIAL, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+"""The numbers of groups that are tried."""
+
+_IDLE_CPU: Final = 0.8
+_IDLE_CPU_IN_TURN: Final = 0.5
+"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time.
+
+The second is for groups that run one after another: as their commits overlap, it is never much higher.
+"""
+
+_GAIN: Final = 0.95
+"""More groups are kept if calls take at most this share of the time that they took before."""
+
+_LOSS: Final = 1.02
+"""Fewer groups are kept if calls take at most this much of the time that they took before."""
+
+_LARGEST_STEP: Final = 2.0
+"""By how much the number of groups is multiplied at once, at most."""
+
+_FEWER: Final = 0.6
+"""By how much it is multiplied if fewer are tried."""
+
+_FIRST_PAUSE: Final = 2.0
+_LONGEST_PAUSE: Final = 60.0
+"""Seconds without a trial, after one that was in vain; doubled each time."""
+
+_SHARED: Final = 1.5
+"""Units of an average group from which on callers wait for each other."""
+
+_FIRST_SERIAL: Final = 1.0
+_LONGEST_SERIAL: Final = 300.0
+"""Seconds for which groups run one after another because of a conflict; doubled if the next one comes soon after."""
+
+_SOON: Final = 10.0
+
+_SETTLING: Final = 0.1
+"""Seconds after a change in which nothing is measured: calls from before it are still running."""
+
+_LEAST_SECONDS: Final = 0.25
+_MOST_SECONDS: Final = 2.0
+_LEAST_GROUPS: Final = 8
+_LEAST_TURNS: Final = 3
+"""A measurement lasts for this long, and for this many groups, and for so many of each thread."""
+
+LEAST: Final = 2
+"""Writers of a pool without load: while one commits its group, the other runs the next."""
+
+_QUIET: Final = 30.0
+"""Seconds after which writers that were not needed are closed, or that could not be opened are tried again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
@@ -72,45 +125,6 @@ class PoolOptions:
         """
         limit = "each writer has a connection to the database and producers; PoolOptions(max_size=…) sets the limit"
         check_count("size", size, most=self.max_size, next_step=limit)
-
-
-SERIAL: Final = 1
-"""One group after another runs its SQL; only the commits of groups overlap."""
-
-_LEVELS: Final = (SERIAL, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-"""The numbers of groups that are tried."""
-
-_IDLE_CPU: Final = 0.8
-_IDLE_CPU_IN_TURN: Final = 0.5
-"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time.
-
-The second is for groups that run one after another: as their commits overlap, it is never much higher.
-"""
-
-_GAIN: Final = 0.95
-"""More groups are kept if calls take at most this share of the time that they took before."""
-
-_LOSS: Final = 1.02
-"""Fewer groups are kept if calls take at most this much of the time that they took before."""
-
-_LARGEST_STEP: Final = 2.0
-"""By how much the number of groups is multiplied at once, at most."""
-
-_FEWER: Final = 0.6
-"""By how much it is multiplied if fewer are tried."""
-
-_FIRST_PAUSE: Final = 2.0
-_LONGEST_PAUSE: Final = 60.0
-"""Seconds without a trial, after one that was in vain; doubled each time."""
-
-_SHARED: Final = 1.5
-"""Units of an average group from which on callers wait for each other."""
-
-_FIRST_SERIAL: Final = 1.0
-_LONGEST_SERIAL: Final = 300.0
-"""Seconds for which groups run one after another because of a conflict; doubled if the next one comes soon after."""
-
-_SOON: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,16 +240,6 @@ class Scaling:
         self._serial_until = now + self._serial
 
 
-_SETTLING: Final = 0.1
-"""Seconds after a change in which nothing is measured: calls from before it are still running."""
-
-_LEAST_SECONDS: Final = 0.25
-_MOST_SECONDS: Final = 2.0
-_LEAST_GROUPS: Final = 8
-_LEAST_TURNS: Final = 3
-"""A measurement lasts for this long, and for this many groups, and for so many of each thread."""
-
-
 class Window:
     """Adds up the calls of groups, from a moment after it was made on."""
 
@@ -272,13 +276,6 @@ class Window:
             cpu=(time.process_time() - self._cpu) / (now - self._begins),
             waited=self._waited / self._groups,
         )
-
-
-LEAST: Final = 2
-"""Writers of a pool without load: while one commits its group, the other runs the next."""
-
-_QUIET: Final = 30.0
-"""Seconds after which writers that were not needed are closed, or that could not be opened are tried again."""
 
 
 class Scaler:

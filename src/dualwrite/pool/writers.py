@@ -25,6 +25,14 @@ _PAUSE: Final = 0.01
 _RECOVERER: Final = "recoverer "
 """The prefix of the owner in a recoverer's claim (`recovery.recoverer`)."""
 
+_BEFORE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED, Phase.ABORTING)
+_LEFT: Final = {
+    **dict.fromkeys(_BEFORE, "neither side has committed"),
+    Phase.COMMITTING_DATABASE: "the database has been asked to commit, and has not answered",
+    Phase.COMMITTING_KAFKA: "the database has committed, Kafka's side is still prepared",
+    Phase.IN_DOUBT: "its outcome is not known yet",
+}
+
 
 class Writers:
     """The open writers of a pool, and which of them are free.
@@ -282,15 +290,6 @@ class Writers:
 def _what(doing: tuple[str, float]) -> str:
     what, since = doing
     return f"{what} (for {time.monotonic() - since:.1f} s)"
-
-
-_BEFORE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED, Phase.ABORTING)
-_LEFT: Final = {
-    **dict.fromkeys(_BEFORE, "neither side has committed"),
-    Phase.COMMITTING_DATABASE: "the database has been asked to commit, and has not answered",
-    Phase.COMMITTING_KAFKA: "the database has committed, Kafka's side is still prepared",
-    Phase.IN_DOUBT: "its outcome is not known yet",
-}
 
 
 def _not_ended(prefix: str, seconds: float, busy: Mapping[DualWriter[Any], tuple[str, float]]) -> ConcurrentUseError:

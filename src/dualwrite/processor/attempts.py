@@ -49,6 +49,29 @@ log = SubjectLogger(__name__)
 Content = Callable[[], list[Any]]
 """Returns the messages for a handler: with each call a list of its own, with new objects if they were deserialized."""
 
+IsPassing = Callable[[BaseException], bool]
+"""Whether an error, the driver's or our own, says that the same transaction may succeed later."""
+
+_ABOUT_MESSAGES: Final = (
+    DeserializationError,
+    InvalidMessageError,
+    MessageRefusedError,
+    MessageTooLargeError,
+    TransactionTimeoutError,
+)
+"""Regardless of their `retriable`: the same batch or message would fail again."""
+
+_OFTEN_ABOUT_MESSAGES: Final = (
+    AfterCommitError,  # of another transaction, which the handler has run
+    StoreCommitFailedError,
+)
+"""Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
+
+_STEP: Final = 0.1  # seconds between two looks at a StopFlag
+
+_LONGEST_INTERVAL_MS: Final = 300_000
+"""librdkafka's default of `max.poll.interval.ms`."""
+
 
 class Runner(ABC):
     """Runs transactions, one at a time: on a writer, as a unit of a pool, or as a separate transaction of a pool."""
@@ -73,10 +96,6 @@ class Runner(ABC):
         """Whether a retry may succeed after an error, or the cause of one, even if the error is not `retriable`."""
 
 
-IsPassing = Callable[[BaseException], bool]
-"""Whether an error, the driver's or our own, says that the same transaction may succeed later."""
-
-
 class Verdict(Enum):
     """What an error means for the processor."""
 
@@ -84,23 +103,6 @@ class Verdict(Enum):
     LATER = "the same transaction may succeed later"
     MESSAGE = "one of the messages may have caused it"
     STOP = "the processor can't continue"
-
-
-_ABOUT_MESSAGES: Final = (
-    DeserializationError,
-    InvalidMessageError,
-    MessageRefusedError,
-    MessageTooLargeError,
-    TransactionTimeoutError,
-)
-"""Regardless of their `retriable`: the same batch or message would fail again."""
-
-
-_OFTEN_ABOUT_MESSAGES: Final = (
-    AfterCommitError,  # of another transaction, which the handler has run
-    StoreCommitFailedError,
-)
-"""Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
 
 
 def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseException | None = None) -> Verdict:
@@ -121,9 +123,6 @@ def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseExcepti
                 return Verdict.LATER
         return Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
-
-
-_STEP: Final = 0.1
 
 
 class StopFlag:
@@ -165,10 +164,6 @@ class UnprocessableError(Exception):
     def __init__(self, reason: Exception) -> None:
         super().__init__(f"{type(reason).__qualname__}: {reason}")
         self.reason = reason
-
-
-_LONGEST_INTERVAL_MS: Final = 300_000
-"""librdkafka's default of `max.poll.interval.ms`."""
 
 
 @dataclass

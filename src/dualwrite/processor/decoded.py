@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_WITHOUT_TIME: Final = 0
+"""confluent-kafka's TIMESTAMP_NOT_AVAILABLE."""
+
 
 class Received(Protocol[V_co, K_co]):
     """A message in a handler: what it has of confluent-kafka's Message, with the types of its topic.
@@ -85,10 +88,6 @@ def _decoded(message: Any, topic: Topic[Any, Any] | None) -> Any:
     headers = message.headers()
     key = topic.deserialized("key", message.key(), headers)
     return DecodedMessage(message, key, topic.deserialized("value", message.value(), headers))
-
-
-_WITHOUT_TIME: Final = 0
-"""confluent-kafka's TIMESTAMP_NOT_AVAILABLE."""
 
 
 def to_arrow(messages: Sequence[Any]) -> pa.Table:

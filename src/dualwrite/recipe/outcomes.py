@@ -20,6 +20,38 @@ from dualwrite.state import PreparedTxnState, state_text
 
 log = SubjectLogger(__name__)
 
+_DOUBTS: Final = {
+    # key: the database is known to have committed; another writer or recoverer has claimed the id
+    (True, True): (
+        (
+            "The database committed the transaction, but another writer or recoverer has claimed the id since. It commits "
+            "Kafka's side before anything else, or has already done so; this writer can't see it any more."
+        ),
+        (
+            "don't repeat the transaction: its messages are visible, or will be; if Kafka has aborted them, "
+            "`dualwrite status` shows the transaction as lost"
+        ),
+    ),
+    (True, False): (
+        "The database committed the transaction; the outcome on Kafka's side is unknown. The transaction stays prepared.",
+        "don't repeat the transaction: as soon as Kafka can be reached, this writer, or recovery, commits Kafka's side",
+    ),
+    (False, True): (
+        (
+            "It is unknown whether the transaction committed: another writer or recoverer has claimed the id since. It ends "
+            "Kafka's side with the database's outcome, or has already done so."
+        ),
+        "check in your data whether it committed before you repeat it",
+    ),
+    (False, False): (
+        "It is unknown whether the transaction committed. The transaction stays prepared.",
+        (
+            "this writer, or recovery, resolves it as soon as the database and Kafka can be reached; check in your data "
+            "whether it committed before you repeat it"
+        ),
+    ),
+}
+
 
 def raise_outcome(error: BaseException, outcome: DualWriteError) -> NoReturn:
     """Raise the transaction's outcome; KeyboardInterrupt and bugs are raised themselves, with the outcome as a note."""
@@ -56,39 +88,6 @@ def rolled_back(transactional_id: str, why: BaseException) -> StoreCommitFailedE
         cause=(why.cause if isinstance(why, DualWriteError) else None) or f"{type(why).__name__}: {why}".rstrip(": "),
         next_step="after fixing the cause, run the whole transaction again",
     )
-
-
-_DOUBTS: Final = {
-    # key: the database is known to have committed; another writer or recoverer has claimed the id
-    (True, True): (
-        (
-            "The database committed the transaction, but another writer or recoverer has claimed the id since. It commits "
-            "Kafka's side before anything else, or has already done so; this writer can't see it any more."
-        ),
-        (
-            "don't repeat the transaction: its messages are visible, or will be; if Kafka has aborted them, "
-            "`dualwrite status` shows the transaction as lost"
-        ),
-    ),
-    (True, False): (
-        "The database committed the transaction; the outcome on Kafka's side is unknown. The transaction stays prepared.",
-        "don't repeat the transaction: as soon as Kafka can be reached, this writer, or recovery, commits Kafka's side",
-    ),
-    (False, True): (
-        (
-            "It is unknown whether the transaction committed: another writer or recoverer has claimed the id since. It ends "
-            "Kafka's side with the database's outcome, or has already done so."
-        ),
-        "check in your data whether it committed before you repeat it",
-    ),
-    (False, False): (
-        "It is unknown whether the transaction committed. The transaction stays prepared.",
-        (
-            "this writer, or recovery, resolves it as soon as the database and Kafka can be reached; check in your data "
-            "whether it committed before you repeat it"
-        ),
-    ),
-}
 
 
 def explain_fencing(error: ProducerFencedError) -> None:

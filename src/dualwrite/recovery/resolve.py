@@ -53,6 +53,15 @@ _AGAIN: Final = 2.0
 _LEAST: Final = 0.5
 """The least seconds for one entry, however many there are: more than a new connection takes."""
 
+_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
+_OUTCOMES: Final = {
+    Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
+    Decision.LOST: Outcome.LOST,
+    Decision.UNVERIFIED: Outcome.UNVERIFIED,
+    Decision.NOTHING: Outcome.NOTHING,
+}
+
 
 def decision_by_log(
     coordinator: TransactionCoordinator, stored: PreparedTxnState, delivery: Delivery | None, limit: Limit | None = None
@@ -106,16 +115,6 @@ def proven_by_log(
             continue
         if decision is not Decision.UNVERIFIED:
             yield entry, decision
-
-
-_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.5
-_OUTCOMES: Final = {
-    Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
-    Decision.LOST: Outcome.LOST,
-    Decision.UNVERIFIED: Outcome.UNVERIFIED,
-    Decision.NOTHING: Outcome.NOTHING,
-}
 
 
 def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim: Claim, *, timeout: float) -> IdReport:

@@ -34,6 +34,10 @@ STRICT: Final = "STRICT_ALL_TABLES"
 ZEROS_KEPT: Final = "NO_AUTO_VALUE_ON_ZERO"
 """Keep a 0 in an AUTO_INCREMENT column: by default it is replaced by the next number."""
 
+_DIGEST_SIZE: Final = 16
+_MODULUS: Final = 1 << (8 * _DIGEST_SIZE)
+_BYTES: Final = pa.large_binary()
+
 
 class StagingWriter(ABC):
     """Loads the rows of one task into a staging table, in the given connection's transaction, which the caller ends.
@@ -252,11 +256,6 @@ def _setting(connection: Connection, name: str, wanted: Callable[[str], str]) ->
             connection.exec_driver_sql(f"SET SESSION {name} = %s", (before,))
 
 
-_SIZE: Final = 16
-_MODULUS: Final = 1 << (8 * _SIZE)
-_BYTES: Final = pa.large_binary()
-
-
 def table_digest(table: pa.Table) -> str:
     """The digest of a table's rows and column names, as 32 hexadecimal digits.
 
@@ -266,11 +265,11 @@ def table_digest(table: pa.Table) -> str:
     for batch in table.to_batches():
         for row in _row_texts(batch):
             total += _hash(row)
-    return f"{total % _MODULUS:0{2 * _SIZE}x}"
+    return f"{total % _MODULUS:0{2 * _DIGEST_SIZE}x}"
 
 
 def _hash(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=_SIZE).digest())
+    return int.from_bytes(blake2b(data, digest_size=_DIGEST_SIZE).digest())
 
 
 def _row_texts(batch: pa.RecordBatch) -> list[bytes]:

@@ -21,6 +21,8 @@ _MOST_ITERATIONS: Final = 1_000_000  # a second of CPU time: a server must not b
 _NO_BINDING: Final = "n,,"
 _NONCE_BYTES: Final = 24
 
+_Response = TypeVar("_Response")
+
 
 class ScramError(Exception):
     """The server has not shown that it knows the password, or does not follow the protocol."""
@@ -84,9 +86,6 @@ def _iterations(attributes: dict[str, str]) -> int:
     if not _LEAST_ITERATIONS <= number <= _MOST_ITERATIONS:
         raise ScramError(f"the server asks for {text!r} iterations; {_LEAST_ITERATIONS} to {_MOST_ITERATIONS} are allowed")
     return number
-
-
-_Response = TypeVar("_Response")
 
 
 class Call(Protocol):

@@ -16,6 +16,13 @@ from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import error_name
 from dualwrite.kafka.client.messages_generated import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 
+_LOOK_AT_OPENINGS: Final = 0.01
+
+K = TypeVar("K", bound=Hashable)
+
+MakeRequest = Callable[[Connection], Request[Any]]
+"""Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
+
 
 class CoordinatorType(IntEnum):
     """What FindCoordinator finds the coordinator of."""
@@ -254,14 +261,6 @@ class Network:
         self._connections.clear()
         self._openings.clear()
         self._coordinators.clear()
-
-
-_LOOK_AT_OPENINGS: Final = 0.01
-
-K = TypeVar("K", bound=Hashable)
-
-MakeRequest = Callable[[Connection], Request[Any]]
-"""Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
 
 
 def request_together(

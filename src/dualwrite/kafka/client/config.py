@@ -34,6 +34,12 @@ _HONOURED: Final = frozenset(
 _STORES: Final = ("ssl.keystore.location", "ssl.keystore.password", "ssl.engine.location", "ssl.engine.id", "ssl.providers")
 _TRUE: Final = ("true", "1", "yes", "t")
 
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+DEFAULT_PORT: Final = 9092
+
+_HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]+)?)?", re.ASCII)
+
 
 def tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
     """The context for these settings.
@@ -120,13 +126,6 @@ def _load_own_certificate(context: ssl.SSLContext, given: Mapping[str, Any]) -> 
         together.write("\n".join((*texts, "")))
         together.flush()
         context.load_cert_chain(together.name, None, password)
-
-
-PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-DEFAULT_PORT: Final = 9092
-
-_HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]+)?)?", re.ASCII)
 
 
 class Address(NamedTuple):

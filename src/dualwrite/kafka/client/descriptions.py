@@ -12,6 +12,8 @@ from dualwrite.kafka.client.messages_generated import DescribeTransactionsReques
 from dualwrite.kafka.client.retries import NoLeaderError, check_response
 from dualwrite.state import TransactionDescription, TransactionStatus
 
+_NAMED: Final = 5  # partitions listed in an error
+
 
 def described(coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> TransactionDescription | None:
     """Describe one id; None if its coordinator does not know it.
@@ -38,9 +40,6 @@ def description_of(state: DescribeTransactionsResponse.TransactionState) -> Tran
         start_time_ms=state.transaction_start_time_ms,
         partitions=frozenset((t.topic, p) for t in state.topics for p in t.partitions),
     )
-
-
-_NAMED: Final = 5  # partitions listed in an error
 
 
 def check_leaders(coordinator: Connection, kafka_transactional_id: str, deadline: Deadline) -> None:

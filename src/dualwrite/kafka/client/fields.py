@@ -20,6 +20,8 @@ NO_ID: Final = UUID(int=0)
 NO_TAGS: Final = b"\0"
 NULL: Final = b"\0"  # in place of a compact length
 
+Response_co = TypeVar("Response_co", covariant=True)
+
 
 class KafkaProtocolError(Exception):
     """A message from a broker that does not have the form of Kafka's protocol."""
@@ -238,9 +240,6 @@ class Message:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
-
-
-Response_co = TypeVar("Response_co", covariant=True)
 
 
 class Request(Message, Generic[Response_co]):

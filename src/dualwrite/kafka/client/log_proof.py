@@ -33,6 +33,13 @@ _CONTROL: Final = 0x20
 _COMMIT: Final = 1
 _MARKER_BYTES: Final = 64
 
+_READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
+_TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
+_READ_SIZE: Final = 2**20
+_MOST_READS: Final = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -74,14 +81,6 @@ def _after_varint(content: bytes, at: int) -> int:
     while content[at] & 0x80:
         at += 1
     return at + 1
-
-
-_READ_UNCOMMITTED: Final = 0
-_READ_COMMITTED: Final = 1
-_TOPIC_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-_GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, *_TOPIC_GONE)
-_READ_SIZE: Final = 2**20
-_MOST_READS: Final = 64
 
 
 class LogNotReadableError(Exception):

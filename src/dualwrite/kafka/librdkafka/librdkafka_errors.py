@@ -139,6 +139,15 @@ _MOVED: Final = ErrorKind(
 )
 _TRANSIENT_LOOKUP: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, *_UNKNOWN_TOPIC_CODES})
 
+T = TypeVar("T")
+
+log = SubjectLogger("dualwrite.kafka.librdkafka")
+
+INTERVAL: Final = 60.0
+"""Seconds after which a line that repeats is logged again."""
+
+_BEFORE_TEXT: Final = "]: "
+
 
 def kafka_error(error: Any) -> KafkaError | None:
     """The KafkaError in an exception or a delivery report of librdkafka."""
@@ -206,9 +215,6 @@ def _is_caused_by(error: KafkaError, code: int) -> bool:
     return error.code() == code or (error.code() == KafkaError._FATAL and KafkaError(code).str() in error.str())  # noqa: SLF001
 
 
-T = TypeVar("T")
-
-
 def undisturbed(call: Callable[[], T]) -> T:
     """Run `call` in a separate thread and wait for it, since Python raises KeyboardInterrupt in the main thread only.
 
@@ -239,14 +245,6 @@ def undisturbed(call: Callable[[], T]) -> T:
     if errors:
         raise errors.pop()
     return results.pop()
-
-
-log = SubjectLogger("dualwrite.kafka.librdkafka")
-
-INTERVAL: Final = 60.0
-"""Seconds after which a line that repeats is logged again."""
-
-_BEFORE_TEXT: Final = "]: "
 
 
 class OwnLines:

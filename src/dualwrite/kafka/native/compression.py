@@ -28,6 +28,8 @@ _SNAPPY_START: Final = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01"
 _SNAPPY_BLOCK: Final = 1 << 20
 _SNAPPY_LENGTH: Final = 4
 
+_Functions: TypeAlias = tuple[Callable[[Data], bytes], Callable[[Data], bytes]]
+
 
 @dataclass(frozen=True, slots=True)
 class Compression:
@@ -74,8 +76,6 @@ def _checked_level(name: str, level: Any) -> int:
 
 
 # --- one pair of functions per codec ----------------------------------------------------------------------------------
-
-_Functions: TypeAlias = tuple[Callable[[Data], bytes], Callable[[Data], bytes]]
 
 
 def _none(_level: int) -> _Functions:

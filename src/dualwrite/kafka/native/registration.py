@@ -21,6 +21,8 @@ from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEO
 from dualwrite.state import PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
+_OFFSETS_PAUSE: Final = 0.005
+_Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,6 @@ class Registrar:
             cause="its markers can't be written (a partition without a leader?)",
             next_step="retry; prepared transactions stay prepared",
         )
-
-
-_OFFSETS_PAUSE: Final = 0.005
-_Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 
 class _AgainError(Exception):

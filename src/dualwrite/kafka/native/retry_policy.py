@@ -38,6 +38,23 @@ _MARKERS_PAUSE: Final = 0.002
 _MAX_MARKERS_PAUSE: Final = 0.05
 _MAX_DOUBLINGS: Final = 16
 
+AT_FIRST: Final = 0.01
+"""Seconds after which markers are assumed to be written, as long as nothing was measured."""
+
+CHECK_AGAIN_AFTER: Final = 64
+"""Transactions without a check, after which one is made to find out whether markers have become slower."""
+
+_SLOW: Final = 0.015
+"""Seconds; a message that comes too early waits longer at the broker (`add.partitions.to.txn.retry.backoff.ms`, 20)."""
+
+_CAUTION: Final = 0.02
+"""Which part of the difference the estimate is lowered by, once a message has come too early or a check found no markers."""
+
+_MOST_SKIPPED: Final = 64 * CHECK_AGAIN_AFTER
+
+_LIMIT: Final = 0.1
+_FIRST_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
+
 
 class Verdict(Enum):
     """What to do after a response."""
@@ -217,24 +234,6 @@ class Patience(Deadline):
         if stored != self._seen:
             self._seen = stored
             self._at = time.monotonic() + self.seconds
-
-
-AT_FIRST: Final = 0.01
-"""Seconds after which markers are assumed to be written, as long as nothing was measured."""
-
-CHECK_AGAIN_AFTER: Final = 64
-"""Transactions without a check, after which one is made to find out whether markers have become slower."""
-
-_SLOW: Final = 0.015
-"""Seconds; a message that comes too early waits longer at the broker (`add.partitions.to.txn.retry.backoff.ms`, 20)."""
-
-_CAUTION: Final = 0.02
-"""Which part of the difference the estimate is lowered by, once a message has come too early or a check found no markers."""
-
-_MOST_SKIPPED: Final = 64 * CHECK_AGAIN_AFTER
-
-_LIMIT: Final = 0.1
-_FIRST_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 
 
 class MarkerWait:

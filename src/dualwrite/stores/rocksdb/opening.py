@@ -24,6 +24,14 @@ _OF_ROCKSDB: Final = re.compile(
     r"(CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(log|sst|blob|dbtmp)|archive|lost|rocksdict-config\.json)"
 )
 
+_LOCKED_HERE: Final = "lock hold by current process"
+_LOCKED_ELSEWHERE: Final = ("While lock file", "Resource temporarily unavailable", "No locks available")
+_BEING_CLOSED: Final = ("Already borrowed", "Already mutably borrowed")
+"""PyO3's messages for a handle that another thread is closing."""
+_UNDECODABLE: Final = ("Unknown value type", "utf-8 decoding error")
+
+CLOSED: Final = "it was closed meanwhile: by its owner, or by another thread"
+
 
 @dataclass(frozen=True)
 class Opener:
@@ -132,14 +140,6 @@ def _options_file(path: str) -> Path | None:
 
 
 # --- errors -------------------------------------------------------------------------------------------------------------------
-
-_LOCKED_HERE: Final = "lock hold by current process"
-_LOCKED_ELSEWHERE: Final = ("While lock file", "Resource temporarily unavailable", "No locks available")
-_BEING_CLOSED: Final = ("Already borrowed", "Already mutably borrowed")
-"""PyO3's messages for a handle that another thread is closing."""
-_UNDECODABLE: Final = ("Unknown value type", "utf-8 decoding error")
-
-CLOSED: Final = "it was closed meanwhile: by its owner, or by another thread"
 
 
 def sentence(error: BaseException) -> str:

@@ -16,6 +16,8 @@ from dualwrite.stores.rocksdb.opening import DEFAULT_FAMILY, STATE_FAMILY, is_un
 Entry = tuple[Key, Key | Pickled | None]
 """A changed key and its new value; None if it was deleted."""
 
+_MISSING: Final = object()
+
 
 def merged(
     stored: Iterator[tuple[Any, Any]],
@@ -55,9 +57,6 @@ def _shown(entry: Entry, encoding: Encoding) -> Iterator[tuple[Any, Any]]:
     key, value = entry
     if value is not None:
         yield key, encoding.loaded(value)
-
-
-_MISSING: Final = object()
 
 
 class ColumnFamilyBatch:

@@ -26,6 +26,9 @@ from dualwrite.stores.rocksdb.state_family import StateFamily
 from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+_SCHEME: Final = "rocksdb:///"
+
 
 class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
     """One that is dropped without commit or rollback releases the lock when it is garbage-collected."""
@@ -68,10 +71,6 @@ class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
         with self._ending:
             super().rollback()
             self._request.release()
-
-
-DEFAULT_LOCK_TIMEOUT: Final = 30.0
-_SCHEME: Final = "rocksdb:///"
 
 
 class RocksDBStore(KeyValueStore):

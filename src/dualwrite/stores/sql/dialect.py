@@ -18,6 +18,15 @@ from sqlalchemy.exc import DBAPIError
 
 from dualwrite.stores.sql.session_text import Routine
 
+UNIT: Final = "dualwrite_unit"
+"""The savepoint before a unit of a group."""
+
+NEXT_UNIT: Final = (f"RELEASE SAVEPOINT {UNIT}", f"SAVEPOINT {UNIT}")
+"""The statements between two units of a group. The first fails if the unit has ended the transaction."""
+
+WORK_TIME: Final = 5.0
+"""Seconds that one of our own statements may run besides waiting for locks; on a single row it needs under a millisecond."""
+
 
 class ErrorClass(Enum):
     """What an error of the database means to us."""
@@ -43,16 +52,6 @@ class Blocker:
     text: str
     next_step: str
     pid: int | None = None
-
-
-UNIT: Final = "dualwrite_unit"
-"""The savepoint before a unit of a group."""
-
-NEXT_UNIT: Final = (f"RELEASE SAVEPOINT {UNIT}", f"SAVEPOINT {UNIT}")
-"""The statements between two units of a group. The first fails if the unit has ended the transaction."""
-
-WORK_TIME: Final = 5.0
-"""Seconds that one of our own statements may run besides waiting for locks; on a single row it needs under a millisecond."""
 
 
 class Fence(NamedTuple):

@@ -17,6 +17,11 @@ SQL_URL_EXAMPLES: Final = (
 )
 """Example URLs of these databases, for errors."""
 
+KEPT_CONNECTIONS: Final = 20
+"""`pool_size` of our own engines: so many connections stay open once they were needed."""
+
+_ANY_NUMBER: Final = 1_000
+
 
 def dialect_of(engine: Engine) -> StoreDialect:
     """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2."""
@@ -55,12 +60,6 @@ def dialect_for(url: URL) -> StoreDialect:
             next_step=f"{dialect.name}+{dialect.driver}://…",
         )
     return dialect
-
-
-KEPT_CONNECTIONS: Final = 20
-"""`pool_size` of our own engines: so many connections stay open once they were needed."""
-
-_ANY_NUMBER: Final = 1_000
 
 
 def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:

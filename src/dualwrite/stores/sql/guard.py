@@ -44,6 +44,7 @@ _IMPLICIT_COMMIT: Final = re.compile(
     rf"|SET\b[^'\"`;]*?\bAUTOCOMMIT\s*:?=\s*(?!0\b|OFF\b|FALSE\b)\w+)",
     re.IGNORECASE | re.DOTALL,
 )
+_LONGEST: Final = 80  # characters of a statement that an error shows
 
 
 def implicit_commit(sql: str) -> str | None:
@@ -70,9 +71,6 @@ def control_statement(sql: str) -> str | None:
                 if found is not None:
                     break
     return None if found is None else " ".join(found[1].upper().split())
-
-
-_LONGEST: Final = 80
 
 
 class Watch:

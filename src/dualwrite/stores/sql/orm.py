@@ -11,6 +11,11 @@ from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_tran
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.guard import GuardedConnection, refused
 
+SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
+"""What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""
+
+_REFUSED: Final = ("binds", "twophase", "join_transaction_mode")
+
 
 class AttachedObjects:
     """What a session's objects were like when they were attached to it; objects that it has loaded itself are not included."""
@@ -66,12 +71,6 @@ def _collections(values: dict[str, Any]) -> list[tuple[str, Any]]:
     """The adapters of the relationships whose collections are loaded; a write-only relationship has none."""
     found = [(name, getattr(value, "_sa_adapter", None)) for name, value in values.items()]
     return [(name, adapter) for name, adapter in found if adapter is not None]
-
-
-SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
-"""What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""
-
-_REFUSED: Final = ("binds", "twophase", "join_transaction_mode")
 
 
 class GuardedSession(Session):

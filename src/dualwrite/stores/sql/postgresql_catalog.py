@@ -86,18 +86,6 @@ ROUTINES: Final = text(
     """
 )
 _BODY: Final = text("SELECT pg_catalog.pg_get_functiondef(CAST(:oid AS oid))")
-
-
-def routines(connection: Connection, names: frozenset[str]) -> list[Routine]:
-    """See StoreDialect.routines."""
-    found = connection.execute(ROUTINES, {"names": list(names)}).all()
-    return [
-        # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
-        Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
-        for source, language, oid in found
-    ]
-
-
 _TABLES: Final = text(
     "SELECT c.relname, n.nspname, pg_catalog.pg_backend_pid() AS pid FROM pg_catalog.pg_class c "
     "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -110,6 +98,16 @@ _PID: Final = text("SELECT pg_catalog.pg_backend_pid()")
 _AS_CONNECTED: Final = text(
     "SELECT pg_catalog.set_config('search_path', reset_val, true) FROM pg_catalog.pg_settings WHERE name = 'search_path'"
 )
+
+
+def routines(connection: Connection, names: frozenset[str]) -> list[Routine]:
+    """See StoreDialect.routines."""
+    found = connection.execute(ROUTINES, {"names": list(names)}).all()
+    return [
+        # a body in standard SQL (`RETURN …`, `BEGIN ATOMIC …`) is stored as a tree
+        Routine(decoded(source or connection.scalar(_BODY, {"oid": oid})), decoded(language))
+        for source, language, oid in found
+    ]
 
 
 def schemas_as_connected(connection: Connection, *, pid_at_login: int) -> Mapping[str, str] | None:

@@ -40,6 +40,9 @@ _EXECUTE: Final = "_execute_gen"
 """Psycopg's generator behind `Cursor.execute`."""
 _FAILED: Final = ExecStatus.FATAL_ERROR
 
+raw_connection: Final[Callable[[Connection], psycopg.Connection[Any]]] = driver_connection
+"""The driver's connection under SQLAlchemy's."""
+
 
 class PostgresqlQueuedStatements(QueuedStatements):
     """Statements of ours, without parameters, that wait for the next use of a connection, which is in no pipeline.
@@ -328,10 +331,6 @@ class PostgresqlMergedStatements(MergedStatements):
 
     def found_no_mark(self, error: BaseException) -> bool:
         return isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction)
-
-
-raw_connection: Final[Callable[[Connection], psycopg.Connection[Any]]] = driver_connection
-"""The driver's connection under SQLAlchemy's."""
 
 
 def _has_something_to_read(raw: psycopg.Connection[Any]) -> bool:

@@ -16,6 +16,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+_REMEMBERED: Final = 60.0
+"""Seconds."""
+_MOST_TEXTS: Final = 10_000
+_LONGEST: Final = 4_000
+"""Characters of a text that is remembered: longer ones have values in them, and come once."""
+_DEFINING: Final = frozenset(("create", "alter", "drop"))
+
 
 class Effect(IntEnum):
     """How long what a statement leaves behind is seen by those that come after it."""
@@ -281,14 +288,6 @@ def _last_argument(plain: str, start: int) -> str:
         elif character == "," and depth == 0:
             begin = place + 1
     return ""
-
-
-_REMEMBERED: Final = 60.0
-"""Seconds."""
-_MOST_TEXTS: Final = 10_000
-_LONGEST: Final = 4_000
-"""Characters of a text that is remembered: longer ones have values in them, and come once."""
-_DEFINING: Final = frozenset(("create", "alter", "drop"))
 
 
 class Routine(NamedTuple):

@@ -28,6 +28,16 @@ _PAUSE: Final = 0.02
 """Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
 _LONGEST_PAUSE: Final = 0.5
 _FOREVER: Final = float("inf")
+_RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
+
+# unix_timestamp() of a local time would go back by an hour at the end of the session's daylight saving time
+_MYSQL: Final = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1e6"
+_CLOCKS: Final = {
+    "postgresql": "extract(epoch FROM pg_catalog.clock_timestamp())",
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+}
 
 
 @dataclass(frozen=True)
@@ -165,9 +175,6 @@ class ShortTransactions:
             return work(connection)
 
 
-_RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
-
-
 @dataclass(frozen=True)
 class WithLanes:
     """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`."""
@@ -261,16 +268,6 @@ def acquired(row: StateRow, acquiring: Acquiring, store_id: str) -> StateRow:
     return with_generation(
         row, acquiring.kind, reuse=name in acquiring.reuse, store_id=store_id, cluster_id=acquiring.cluster_id
     )
-
-
-# unix_timestamp() of a local time would go back by an hour at the end of the session's daylight saving time
-_MYSQL: Final = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) / 1e6"
-_CLOCKS: Final = {
-    "postgresql": "extract(epoch FROM pg_catalog.clock_timestamp())",
-    "mysql": _MYSQL,
-    "mariadb": _MYSQL,
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-}
 
 
 def clock_column(dialect: str) -> ColumnElement[Any]:

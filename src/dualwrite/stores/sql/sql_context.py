@@ -19,6 +19,8 @@ from dualwrite.stores.store_transaction import TransactionThread
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionFactory, SessionSource
 
+NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
+
 
 class Access:
     """How transactions get their connections: by default SQLAlchemy's, from the engine."""
@@ -68,9 +70,6 @@ class Access:
 
     def close(self) -> None:
         """Release what this opened itself."""
-
-
-NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
 
 
 class StoreContext:

@@ -91,6 +91,9 @@ _INVALIDATED: Final = "8s2b"
 _STATEMENT_TIMEOUTS: Final = frozenset({"57014", 1969, 3024})
 """The statement itself took too long: PostgreSQL's, MariaDB's and MySQL's limits."""
 
+_NOT_INTERRUPTS: Final = (Exception, GeneratorExit, CancelledError)
+"""GeneratorExit only closes a generator; asyncio's CancelledError is behind the TimeoutError of an `asyncio.timeout`."""
+
 
 def address(url: URL) -> str:
     """A URL for messages, without its password."""
@@ -302,10 +305,6 @@ class TransactionErrors:
             cause=str(driver_error(error)).strip(),
             next_step="claim the id again with the same expected fence and read the row",
         )
-
-
-_NOT_INTERRUPTS: Final = (Exception, GeneratorExit, CancelledError)
-"""GeneratorExit only closes a generator; asyncio's CancelledError is behind the TimeoutError of an `asyncio.timeout`."""
 
 
 class InterruptsFirst:

@@ -36,6 +36,27 @@ _ACQUIRE: Final = update(lease_table).where(lease_table.c.transactional_id == bi
 _INSERT: Final = insert(lease_table)
 _LISTED: Final = begins_with_prefix(lease_table.c.transactional_id), lease_table.c.owner != _NOBODY
 
+_OF_GROUP: Final = position_table.c.group_id == bindparam("group")
+_OF_ONE: Final = (
+    _OF_GROUP,
+    position_table.c.topic == bindparam("of_topic"),
+    position_table.c.partition_number == bindparam("of_partition"),
+)
+_CHECK_TABLE: Final = select(position_table.c.group_id).where(position_table.c.group_id == "").limit(1)
+_READ: Final = select(position_table).where(_OF_GROUP)
+_READ_ONE: Final = select(position_table).where(*_OF_ONE)
+_MOVE: Final = (
+    update(position_table)
+    .where(
+        *_OF_ONE, position_table.c.next_offset == bindparam("expected"), position_table.c.topic_id == bindparam("expected_id")
+    )
+    .values(next_offset=bindparam("next"), topic_id=bindparam("next_id"), updated_at=bindparam("now"))
+)
+_INSERT_POSITION: Final = insert(position_table)
+_COUNT: Final = select(func.count()).select_from(position_table).where(_OF_GROUP)
+_DELETE: Final = delete(position_table).where(_OF_GROUP)
+_GROUPS: Final = select(position_table.c.group_id).where(begins_with_prefix(position_table.c.group_id)).distinct()
+
 
 class SqlLeases(LeaseStore):
     """The leases of a SQL database, in the table `kafka_transaction_lease`.
@@ -126,28 +147,6 @@ def _times(clock: float, seconds: float) -> dict[str, datetime]:
 def _in_chunks(ids: Collection[str]) -> list[list[str]]:
     every = sorted(ids)
     return [every[start : start + _MAX_IDS] for start in range(0, len(every), _MAX_IDS)]
-
-
-_OF_GROUP: Final = position_table.c.group_id == bindparam("group")
-_OF_ONE: Final = (
-    _OF_GROUP,
-    position_table.c.topic == bindparam("of_topic"),
-    position_table.c.partition_number == bindparam("of_partition"),
-)
-_CHECK_TABLE: Final = select(position_table.c.group_id).where(position_table.c.group_id == "").limit(1)
-_READ: Final = select(position_table).where(_OF_GROUP)
-_READ_ONE: Final = select(position_table).where(*_OF_ONE)
-_MOVE: Final = (
-    update(position_table)
-    .where(
-        *_OF_ONE, position_table.c.next_offset == bindparam("expected"), position_table.c.topic_id == bindparam("expected_id")
-    )
-    .values(next_offset=bindparam("next"), topic_id=bindparam("next_id"), updated_at=bindparam("now"))
-)
-_INSERT_POSITION: Final = insert(position_table)
-_COUNT: Final = select(func.count()).select_from(position_table).where(_OF_GROUP)
-_DELETE: Final = delete(position_table).where(_OF_GROUP)
-_GROUPS: Final = select(position_table.c.group_id).where(begins_with_prefix(position_table.c.group_id)).distinct()
 
 
 class SqlPositions(Positions):

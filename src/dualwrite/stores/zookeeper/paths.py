@@ -28,6 +28,21 @@ LEASE_ROOT: Final = "/kafka_transaction_lease"
 _ESCAPED: Final = re.compile("[/%\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 _RELATIVE: Final = frozenset({".", ".."})
 
+DEFAULT_MAX_REQUEST_BYTES: Final = 0xFFFFF
+"""ZooKeeper's default limit for one request (jute.maxbuffer)."""
+
+_HEADER: Final = 8  # xid and type; the four bytes of the length before them don't count
+_MULTI_EMPTY: Final = _HEADER + len(Transaction([]).serialize())
+_OPERATION_HEADER: Final = (
+    len(Transaction([SetData("/", b"", 0)]).serialize())
+    - len(Transaction([]).serialize())
+    - len(SetData("/", b"", 0).serialize())
+)
+
+_FORM: Final = "zookeeper://host:2181,host2:2181/chroot"
+_TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_ACLS: Final = {"open": OPEN_ACL_UNSAFE, "creator": CREATOR_ALL_ACL}
+
 
 def node_name(transactional_id: str) -> str:
     """The name of the node of an id: the id, with characters that a path can't contain percent-encoded as UTF-8.
@@ -71,18 +86,6 @@ def is_ours(path: str) -> bool:
     return path in (STATE_ROOT, LEASE_ROOT, IDENTITY_PATH) or path.startswith((f"{STATE_ROOT}/", f"{LEASE_ROOT}/"))
 
 
-DEFAULT_MAX_REQUEST_BYTES: Final = 0xFFFFF
-"""ZooKeeper's default limit for one request (jute.maxbuffer)."""
-
-_HEADER: Final = 8  # xid and type; the four bytes of the length before them don't count
-_MULTI_EMPTY: Final = _HEADER + len(Transaction([]).serialize())
-_OPERATION_HEADER: Final = (
-    len(Transaction([SetData("/", b"", 0)]).serialize())
-    - len(Transaction([]).serialize())
-    - len(SetData("/", b"", 0).serialize())
-)
-
-
 def request_size(request: Any) -> int:
     """Size of a single request in bytes."""
     return _HEADER + len(request.serialize())
@@ -109,11 +112,6 @@ def too_large(what: str, size: int, limit: int, transactional_id: str) -> StoreE
         size=size,
         limit=limit,
     )
-
-
-_FORM: Final = "zookeeper://host:2181,host2:2181/chroot"
-_TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_ACLS: Final = {"open": OPEN_ACL_UNSAFE, "creator": CREATOR_ALL_ACL}
 
 
 def _seconds(text: str) -> float:

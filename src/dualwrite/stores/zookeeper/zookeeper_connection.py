@@ -53,6 +53,7 @@ _ENDED: Final = frozenset({KeeperState.AUTH_FAILED, KeeperState.CLOSED})
 _POLL_INTERVAL: Final = 0.1
 _PROBE_TIMEOUT: Final = 0.5
 _PROBED_HOSTS: Final = 3
+_CREDENTIALS: Final = "user:password in the URL, auth_data or sasl_options"
 
 
 class NotSentError(KazooException):  # type: ignore[misc]  # kazoo carries no types
@@ -263,9 +264,6 @@ def _probed(host: str, port: int) -> str:
     except OSError as error:
         return f"{name}: {error.strerror or error}"
     return f"{name} accepts connections, but did not open a session (TLS on one side only, no quorum, or not ZooKeeper)"
-
-
-_CREDENTIALS: Final = "user:password in the URL, auth_data or sasl_options"
 
 
 class ErrorClass(Enum):

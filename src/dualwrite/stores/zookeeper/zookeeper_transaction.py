@@ -44,6 +44,17 @@ from dualwrite.stores.zookeeper.zookeeper_connection import (
     translated,
 )
 
+_LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
+_LARGEST_NUMBER: Final = 2**63 - 1
+_LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER, in_topic=True)
+LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
+"""What `begin` reserves space for: the delivery is known only when the batch is complete."""
+_READ_AGAIN_AFTER: Final = 0.5  # seconds
+_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
+"""Results that a failed multi has for the operations before and after the one that failed."""
+
+_METHODS: Final = {"Create": "create", "SetData": "set_data", "Delete": "delete", "CheckVersion": "check"}
+
 
 class ZooKeeperBatch(Batch):
     """Create, set, delete and check operations, with the signatures of kazoo's TransactionRequest: all are applied, or none.
@@ -189,16 +200,6 @@ class ZooKeeperBatch(Batch):
         del self._request.operations[count:]
 
 
-_LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
-_LARGEST_NUMBER: Final = 2**63 - 1
-_LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER, in_topic=True)
-LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
-"""What `begin` reserves space for: the delivery is known only when the batch is complete."""
-_READ_AGAIN_AFTER: Final = 0.5  # seconds
-_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
-"""Results that a failed multi has for the operations before and after the one that failed."""
-
-
 class ZooKeeperTransaction(BatchTransaction[ZooKeeperBatch]):
     """Nothing is open on the server before `commit`."""
 
@@ -293,7 +294,7 @@ class ZooKeeperTransaction(BatchTransaction[ZooKeeperBatch]):
         return self._failed("the row of the id was changed meanwhile, under the same claim (by an acknowledgement)")
 
     def _users_failed(self, operation: Any, error: Exception) -> StoreCommitFailedError:
-        name = _NAMES.get(type(operation).__name__, type(operation).__name__)
+        name = _METHODS.get(type(operation).__name__, type(operation).__name__)
         path = self._nodes.connection.client.unchroot(operation.path)
         return self._failed(f"{name} of {path!r}: {sentence(error)}", operation=name, path=path)
 
@@ -326,9 +327,6 @@ def _checked(nodes: Nodes, claim: Claim, doing: str, read: Callable[[str], State
 
 def _setting(nodes: Nodes, row: StateRow, version: int) -> SetData:
     return SetData(f"{nodes.connection.client.chroot}{state_path(row.transactional_id)}", document(row).encode(), version)
-
-
-_NAMES: Final = {"Create": "create", "SetData": "set_data", "Delete": "delete", "CheckVersion": "check"}
 
 
 def _sent(client: KazooClient, operations: Sequence[Any]) -> Any:

@@ -35,6 +35,9 @@ GIVEN_AND_SEEN: Final[tuple[tuple[dict[str, Any], tuple[Any, Any, Any]], ...]] =
 )
 """Arguments of `send`, and the key, value and headers that a consumer must get."""
 
+_COUNT: Final = 25_000
+_INNER: Final = 3_000
+
 
 class MessageConformance:
     """Single messages and many messages."""
@@ -147,10 +150,6 @@ class MessageConformance:
 
 def _numbers(values: Any) -> list[bytes]:
     return [value.partition(b".")[0] for value in values]
-
-
-_COUNT: Final = 25_000
-_INNER: Final = 3_000
 
 
 class SendManyConformance:

@@ -46,6 +46,9 @@ _PARTITIONS: Final = (2, 0, 0, 2, 1)
 """Of the messages of a transaction, in the order in which they are sent."""
 _PREPARED: Final = ("commit_transaction", "abort_transaction")
 
+_ENOUGH = 10_000
+"""Rounds of sending: about a gigabyte, during which the interrupt must arrive unless the process ignores SIGINT."""
+
 
 class TransactionConformance:
     """Begin, send, prepare, commit and abort, in the right and in a wrong order."""
@@ -302,10 +305,6 @@ def _assert_refused(producer: TransactionalProducer, topic: str, *, allowed: tup
             assert name in str(caught.value)
             assert set(allowed) <= set(caught.value.allowed)
             assert name not in caught.value.allowed
-
-
-_ENOUGH = 10_000
-"""Rounds of sending: about a gigabyte, during which the interrupt must arrive unless the process ignores SIGINT."""
 
 
 @contextmanager

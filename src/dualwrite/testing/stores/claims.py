@@ -28,6 +28,19 @@ from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 _OWNERS: Final = ("", "host:4711 'program' \"x\" %s \\", "größe 😀", "😀" * MAX_OWNER_LENGTH, "o" * (MAX_OWNER_LENGTH + 50))
 
+ODD_ENDINGS: Final = (
+    *("", "a", "A", "aa", "b", "B"),
+    *("a%", "a%b", "a_b", "axb", "a*", "a?", "[a]", "^a$"),
+    *("a/b", "a//b", "/", "a.b", ".", "..", "../a", "a\\b", "\\", "a:b", "a@b"),
+    *("a ", " a", "  ", "a'b", "''", 'a"b', "a`b", "a;b", "--", "%s", "%(a)s", "{a}", "$a", ":a"),
+    *("ä", "äö", "Ä", "ß", "ss", "\u0131", "i", "I", unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")),
+    *("😀", "😀a", "名前", "\ufffd"),
+    *("a~1", "a~2", "a~10", "%2F", "%61", "0", "00", "1e0", "NULL", "None", "true"),
+)
+"""Endings of valid ids: each id has its own row, and each is also used as a prefix."""
+
+SPECIAL_IDS: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
+
 
 class RowConformance:
     """The row as `read` returns it."""
@@ -185,20 +198,6 @@ class ClaimConformance:
         taken = store.claim(name, "ours", timeout=TIMEOUT, token="again")  # noqa: S106
         again = store.claim(name, "ours", timeout=TIMEOUT, expected_fence=first.fence, token="again")  # noqa: S106
         assert again == taken, "a repeated claim, after one without expected_fence that took the id from another process"
-
-
-ODD_ENDINGS: Final = (
-    *("", "a", "A", "aa", "b", "B"),
-    *("a%", "a%b", "a_b", "axb", "a*", "a?", "[a]", "^a$"),
-    *("a/b", "a//b", "/", "a.b", ".", "..", "../a", "a\\b", "\\", "a:b", "a@b"),
-    *("a ", " a", "  ", "a'b", "''", 'a"b', "a`b", "a;b", "--", "%s", "%(a)s", "{a}", "$a", ":a"),
-    *("ä", "äö", "Ä", "ß", "ss", "\u0131", "i", "I", unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")),
-    *("😀", "😀a", "名前", "\ufffd"),
-    *("a~1", "a~2", "a~10", "%2F", "%61", "0", "00", "1e0", "NULL", "None", "true"),
-)
-"""Endings of valid ids: each id has its own row, and each is also used as a prefix."""
-
-SPECIAL_IDS: Final = (".", "..", "/", "//", "\\", " ", "%", "_", "'", "0", "~1")
 
 
 class ListingConformance:

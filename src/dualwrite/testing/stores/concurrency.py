@@ -35,6 +35,32 @@ T = TypeVar("T")
 
 _TIMES: Final = 4
 
+_Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]
+
+_CHANGES: Final[dict[str, _Change]] = {
+    "acknowledge": (lambda store, claim: store.acknowledge(claim.transactional_id), lambda row: row.lost == ()),
+    "resolve a generation": (
+        lambda store, claim: store.record_resolution(claim, Resolution(resolved_generation=9)),
+        lambda row: row.resolved_generation == 9,  # noqa: PLR2004  (what the line above has set)
+    ),
+    "add a lost entry": (
+        lambda store, claim: store.record_resolution(claim, Resolution(lost=UNVERIFIED)),
+        lambda row: UNVERIFIED in row.lost,
+    ),
+    "acquire a generation": (
+        lambda store, claim: store.acquire_generation(claim, ProducerKind.NATIVE),
+        lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
+    ),
+}
+"""What is called during a transaction, and how the row shows that it took effect."""
+
+_WAITING: Final[dict[str, Callable[[TxnStateStore, Claim], Any]]] = {
+    **{name: call for name, (call, _) in _CHANGES.items()},
+    "forget": lambda store, claim: store.forget(claim.transactional_id),
+    "begin": lambda store, claim: store.begin(claim).rollback(),
+}
+"""What may have to wait for another's transaction; `begin` only where a transaction holds a lock from the beginning."""
+
 
 class ThreadConformance:
     """TxnStateStore is safe to use from several threads, each with its own claims and transactions."""
@@ -153,33 +179,6 @@ def _until_committed(scene: StoreScene, store: TxnStateStore, claim: Claim, numb
         with suppress(StoreCommitFailedError):
             state = PreparedTxnState(claim.fence, number)
             return scene.transact(store, claim, state=state, transaction_number=number)
-
-
-_Change = tuple[Callable[[TxnStateStore, Claim], Any], Callable[[StateRow], bool]]
-
-_CHANGES: Final[dict[str, _Change]] = {
-    "acknowledge": (lambda store, claim: store.acknowledge(claim.transactional_id), lambda row: row.lost == ()),
-    "resolve a generation": (
-        lambda store, claim: store.record_resolution(claim, Resolution(resolved_generation=9)),
-        lambda row: row.resolved_generation == 9,  # noqa: PLR2004  (what the line above has set)
-    ),
-    "add a lost entry": (
-        lambda store, claim: store.record_resolution(claim, Resolution(lost=UNVERIFIED)),
-        lambda row: UNVERIFIED in row.lost,
-    ),
-    "acquire a generation": (
-        lambda store, claim: store.acquire_generation(claim, ProducerKind.NATIVE),
-        lambda row: (row.generation, row.generation_kind) == (1, ProducerKind.NATIVE),
-    ),
-}
-"""What is called during a transaction, and how the row shows that it took effect."""
-
-_WAITING: Final[dict[str, Callable[[TxnStateStore, Claim], Any]]] = {
-    **{name: call for name, (call, _) in _CHANGES.items()},
-    "forget": lambda store, claim: store.forget(claim.transactional_id),
-    "begin": lambda store, claim: store.begin(claim).rollback(),
-}
-"""What may have to wait for another's transaction; `begin` only where a transaction holds a lock from the beginning."""
 
 
 class InFlightConformance:

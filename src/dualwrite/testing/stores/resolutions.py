@@ -26,6 +26,7 @@ UNVERIFIED: Final = LostTransaction(
 _NATIVE: Final = ProducerKind.NATIVE
 _TWO_PHASE: Final = ProducerKind.NATIVE_TWO_PHASE
 _LIBRDKAFKA: Final = ProducerKind.LIBRDKAFKA
+_CLUSTER: Final = "cluster 1"
 
 
 def full_row(scene: StoreScene, store: TxnStateStore, transactional_id: str) -> tuple[Claim, StateRow]:
@@ -280,9 +281,6 @@ class GenerationConformance:
             acquired.append(store.acquire_generation(claim, _TWO_PHASE, reuse=True))
             acquired.append(store.acquire_generation(claim, _LIBRDKAFKA))
         assert acquired == [1, 2, 3, 4, 5, 6]
-
-
-_CLUSTER: Final = "cluster 1"
 
 
 def _lanes(scene: StoreScene, count: int) -> list[str]:

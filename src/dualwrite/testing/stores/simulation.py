@@ -20,6 +20,9 @@ from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
 from dualwrite.testing.stores.steps import expect_error
 
+WRITERS: Final = 3
+_SHORT_TIMEOUT: Final = 0.03
+
 
 @dataclass(frozen=True)
 class RowModel:
@@ -87,10 +90,6 @@ class SimulatedKafka:
     def ongoing(self) -> list[SimulatedTransaction]:
         """The open transactions, as DescribeTransactions reports them."""
         return [transaction for transaction in self.transactions if transaction.committed is None]
-
-
-WRITERS: Final = 3
-_SHORT_TIMEOUT: Final = 0.03
 
 
 @dataclass(eq=False)

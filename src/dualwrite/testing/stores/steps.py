@@ -28,6 +28,11 @@ _TEXT_LIMIT: Final = 300
 MOMENTS: Final = ("begun", "written", "recorded")
 """How far a transaction has come; see `at`."""
 
+THREADS: Final = 6
+"""How many `at_once` starts."""
+PROCESSES: Final = 3
+"""How many `in_processes` starts."""
+
 
 def at(scene: StoreScene, store: TxnStateStore, claim: Claim, moment: str) -> tuple[StoreTransaction, int]:
     """A transaction that has reached one of MOMENTS, and its number; `finish` does the rest."""
@@ -143,12 +148,6 @@ def running(call: Callable[[], T]) -> Iterator[Future[T]]:
         future = thread.submit(call)
         wait([future], timeout=SHORT_TIME)
         yield future
-
-
-THREADS: Final = 6
-"""How many `at_once` starts."""
-PROCESSES: Final = 3
-"""How many `in_processes` starts."""
 
 
 def at_once(work: Callable[[int], T]) -> list[T]:

@@ -31,6 +31,7 @@ _DELIVERIES: Final = (
     Delivery(2**40, (Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, 2**63 - 1, 2**31),) * MAX_PLACES, _PREPARED_AT),
 )
 _MANY: Final = 200
+_MANY_UNITS = 64
 
 
 class TransactionConformance:
@@ -199,9 +200,6 @@ class OutcomeConformance:
         for error in (ValueError("no"), KeyError("no"), KeyboardInterrupt(), UsageError("no")):
             assert store.is_conflict(error) is False, f"is_conflict({error!r})"
             assert store.is_outage(error) is False, f"is_outage({error!r})"
-
-
-_MANY_UNITS = 64
 
 
 class UnitConformance:
