@@ -1,4 +1,4 @@
-"""Build a writer or a recoverer from arguments, a Settings object and the environment."""
+"""Build a writer, a pool or a recoverer from arguments, a Settings object and the environment."""
 
 from __future__ import annotations
 

@@ -597,7 +597,7 @@ class ChunkChangedError(DualWriteError):
     rows: int | None
 
 
-# --- the errors behind an error -----------------------------------------------------------------------------------------------
+# --- the errors behind an error, and commands in next steps -------------------------------------------------------------------
 
 
 def causes_of(error: BaseException, *, before: BaseException | None = None) -> Iterator[BaseException]:

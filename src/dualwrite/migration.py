@@ -244,7 +244,7 @@ def _run_in_chain(
                 MigrationContext.configure(op.get_bind(), opts=options).run_migrations()
 
 
-# --- inside -------------------------------------------------------------------------------------------------------------------
+# --- connections and alembic's configuration ----------------------------------------------------------------------------------
 
 
 def _config() -> Config:

@@ -54,7 +54,7 @@ ADDRESSES: Final = {
     "mariadb+pymysql://shop@127.0.0.1/shop": "mariadb",
     "zookeeper://127.0.0.1:2181/shop": "zookeeper",
 }
-"""The servers as pages name them, and what each is called by `run_page`."""
+"""The servers as pages name them, and what each is called by `substituted`."""
 
 _RUN: Final = "run"
 _NOT_RUN: Final = "not run: "

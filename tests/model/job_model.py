@@ -177,7 +177,7 @@ def _produced(s: State, n: int, rows: tuple[int, ...], pc: str) -> tuple[str, St
     return f"sends under epoch {p.epoch} of id {p.id}", go(with_id(s, p.id, status="O", sent=rows), n, pc)
 
 
-# --- jobs/completing.py: ids one by one, in any order -------------------------------------------------------------------------
+# --- jobs/job_recovery.py: ids one by one, in any order -----------------------------------------------------------------------
 
 
 def _listed(scene: Scene, s: State, n: int, token: int, pc: str) -> State:

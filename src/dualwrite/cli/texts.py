@@ -1,4 +1,4 @@
-"""Times as commands print them, in one format and in UTC, and the names of transactions that contain one."""
+"""Texts as commands print them: times in UTC, names of transactions, errors, and texts that may contain control characters."""
 
 from __future__ import annotations
 

@@ -197,9 +197,6 @@ class JobDecision:
         return ended
 
 
-# --- internals ----------------------------------------------------------------------------------------------------------------
-
-
 def _decided(marker: Marker | None, token: str) -> Decided:
     if marker is None:
         return Decided.ABORTED

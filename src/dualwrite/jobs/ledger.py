@@ -250,9 +250,6 @@ class JobLedger:
         return {row.transactional_id: None if row.is_open else row.fence for row in found}
 
 
-# --- internals ----------------------------------------------------------------------------------------------------------------
-
-
 class _TakenError(Exception):
     """Another attempt of the same run has the id."""
 

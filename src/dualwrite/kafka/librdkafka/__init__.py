@@ -1,1 +1,1 @@
-"""The producer over confluent-kafka (librdkafka): any broker from 3.0 on, without two-phase commit."""
+"""What uses confluent-kafka (librdkafka): a producer without two-phase commit for any broker from 3.0 on, consumers, topics."""

@@ -324,7 +324,7 @@ class GuardedConnection(OwnConnection):
         return super().connection
 
     def _begin_statement(self) -> bool:
-        """Called before a statement; returns whether it is the user's, whose text `checked_statements` checks."""
+        """Called before a statement; returns whether it is the user's, whose text `check_statements` checks."""
         guard = self.guard
         if guard.ended:
             guard.check_open()

@@ -8,7 +8,7 @@
 
 Any writer may do anything between the steps of another, and may be paused for long and continue as a zombie. Kafka is
 simulated in the model: this tests what the database guarantees. Kafka's part is tested by the suite of producers, and both
-together by whole writers on a real broker. The steps are in `simulation`, the model is in `model`.
+together by whole writers on a real broker. The steps and the model are in `simulation`.
 
 After every step the row and the user's data are what the model says; what Kafka has committed is in the database, and what it
 has aborted is not. At the end of each run all writers stop where they are, one recovers, and database and topic agree.
