@@ -1,4 +1,4 @@
-"""A deadline: made once, where a time limit is given, and passed down through every layer."""
+"""A deadline, made once and passed down through every layer; and the check that no event loop has to wait for a call."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ class Deadline:
     def shared(self, items: Sequence[T], *, least: float = 0.0) -> Iterator[tuple[Deadline, T]]:
         """Each item with its deadline, an equal share of what is left then: what one does not use is left to the others.
 
-        Args:
-            items: For which the time is.
-            least: The least seconds for an item, while there is time.
+        An item gets at least `least` seconds, while that much is left.
         """
         for left, item in zip(range(len(items), 0, -1), items, strict=True):
             yield self.within(max(self.left / left, least)), item
@@ -84,8 +82,8 @@ def check_may_block(what: str, instead: str) -> None:
     user waits for the call in any case. `sys.ps1`, the prompt, exists only in interactive sessions; IPython's kernels have it.
 
     Args:
-        what: The call.
-        instead: The same with `dualwrite.aio`.
+        what: The call, for the message.
+        instead: The same call with `dualwrite.aio`.
 
     Raises:
         UsageError: A loop runs, and the session is not interactive.

@@ -1,4 +1,4 @@
-"""The name of a prepared Kafka transaction, and a coordinator's description of a transactional id. No I/O."""
+"""Values about a Kafka transaction: its name, its coordinator's description, what it delivered, its producer. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ MAX_PRODUCER_ID: Final = 2**63 - 1
 MAX_EPOCH: Final = 2**15 - 1
 LAST_EPOCH: Final = MAX_EPOCH - 1  # the highest epoch of a transaction: after it the producer id changes (KIP-890)
 
-_TEXT = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
+MAX_TOPIC_LENGTH: Final = 249
+"""The maximum length of a topic name in characters (Kafka, `Topic.MAX_NAME_LENGTH`)."""
+
+MAX_PLACES: Final = 16
+"""The maximum number of places stored with a state. `Delivery.messages` counts all messages, also those at other places."""
+
+_STORED_STATE: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class PreparedTxnState:
         """
         if text == "":
             return None
-        found = _TEXT.fullmatch(text)
+        found = _STORED_STATE.fullmatch(text)
         if found is None:
             raise _unreadable(text)
         start = found[3]
@@ -154,13 +160,6 @@ def names(stored: PreparedTxnState | None, described: TransactionDescription | N
     return described.epoch - stored.epoch in ((0,) if ongoing else (0, 1, 2) if aborted else (0, 1))
 
 
-MAX_TOPIC_LENGTH: Final = 249
-"""The maximum length of a topic name in characters (Kafka, `Topic.MAX_NAME_LENGTH`)."""
-
-MAX_PLACES: Final = 16
-"""The maximum number of places stored with a state. `Delivery.messages` counts all messages, also those at other places."""
-
-
 class Fate(Enum):
     """How a transaction ended, according to the log."""
 
@@ -243,7 +242,7 @@ class Delivery:
             kept, proofs = kept[:MAX_PLACES], self.proofs
             if proofs and proofs[0] not in kept:
                 kept = (proofs[0], *kept[1:])
-        places = ",".join([_stored(place) for place in kept])
+        places = ",".join([_place_text(place) for place in kept])
         prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
         # not json.dumps, which takes three times as long: every transaction needs this
         return f'{{"messages":{self.messages},"places":[{places}],"prepared_at":"{prepared_at}"}}'
@@ -259,7 +258,7 @@ class Delivery:
             return None
         try:
             found = json.loads(text)
-            places = tuple(map(_place, found["places"]))
+            places = tuple(map(_parsed_place, found["places"]))
             return cls(int(found["messages"]), places, datetime.fromisoformat(found["prepared_at"]).astimezone(UTC))
         except (ValueError, TypeError, KeyError) as error:
             raise StoredStateError(
@@ -275,13 +274,13 @@ def delivery_text(delivery: Delivery | None) -> str:
     return "" if delivery is None else delivery.text()
 
 
-def _stored(place: Place) -> str:
+def _place_text(place: Place) -> str:
     offset = "null" if place.first_offset is None else place.first_offset
     in_topic = ",true" if place.in_topic else ""
     return f"[{json.dumps(place.topic)},{place.partition},{offset},{place.messages}{in_topic}]"
 
 
-def _place(stored: Any) -> Place:
+def _parsed_place(stored: Any) -> Place:
     topic, partition, first_offset, messages, *in_topic = stored
     offset = None if first_offset is None else int(first_offset)
     return Place(str(topic), int(partition), offset, int(messages), in_topic == [True])

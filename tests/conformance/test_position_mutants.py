@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import bindparam, delete, func, literal, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
 
 from dualwrite.errors import ClaimTimeoutError, DualWriteError, PositionMovedError, StoreUnavailableError
 from dualwrite.stores.positions import Move, check_expected
@@ -17,7 +17,6 @@ from dualwrite.stores.sql.tables import position_table as t
 from dualwrite.testing.stores import PositionConformance, StoreScene
 
 Break = Callable[[pytest.MonkeyPatch], None]
-Execute = Callable[..., Any]
 
 _EXPECTED: Final = t.c.next_offset == bindparam("expected")
 _EXPECTED_ID: Final = t.c.topic_id == bindparam("expected_id")
@@ -33,7 +32,7 @@ def statement(name: str, changed: Any) -> Break:
     return lambda monkeypatch: monkeypatch.setattr(sql, name, changed)
 
 
-def moving(changed: Callable[[Execute, str, Move], None]) -> Break:
+def moving(changed: Callable[[Connection, str, Move], None]) -> Break:
     return lambda monkeypatch: monkeypatch.setattr(sql, "_move", changed)
 
 
@@ -41,56 +40,57 @@ def method(name: str, changed: Callable[..., Any]) -> Break:
     return lambda monkeypatch: monkeypatch.setattr(SqlPositions, name, changed)
 
 
-def stored(execute: Execute, group_id: str, one: Move) -> Any:
+def stored(connection: Connection, group_id: str, one: Move) -> Any:
     where = {"group": group_id, "of_topic": one.after.topic, "of_partition": one.after.partition}
-    row = execute(sql._READ_ONE, where).first()
+    row = connection.execute(sql._READ_ONE, where).first()
     return None if row is None else sql._position(row)
 
 
-def read_then_written(execute: Execute, group_id: str, one: Move) -> None:
+def read_then_written(connection: Connection, group_id: str, one: Move) -> None:
     """A lost update: compared in the client, and written whatever is there by then."""
-    found = stored(execute, group_id, one)
+    found = stored(connection, group_id, one)
     check_expected(group_id, one, found)
     time.sleep(0.05)
     where = (t.c.group_id == group_id, t.c.topic == one.after.topic, t.c.partition_number == one.after.partition)
-    execute(update(t).where(*where).values(next_offset=one.after.offset))
+    connection.execute(update(t).where(*where).values(next_offset=one.after.offset))
 
 
-def all_of_the_group_written(execute: Execute, group_id: str, one: Move) -> None:
+def all_of_the_group_written(connection: Connection, group_id: str, one: Move) -> None:
     """A lost update: what was read of the group's other partitions is written again, in the order of their numbers."""
-    found = sorted((sql._position(row) for row in execute(sql._READ, {"group": group_id})), key=lambda each: each.partition)
+    rows = connection.execute(sql._READ, {"group": group_id})
+    found = sorted(map(sql._position, rows), key=lambda each: each.partition)
     time.sleep(0.05)
     for position in found:
         if position.key == one.key:
-            _move(execute, group_id, one)
+            _move(connection, group_id, one)
         else:
             where = (t.c.group_id == group_id, t.c.topic == position.topic, t.c.partition_number == position.partition)
-            execute(update(t).where(*where).values(next_offset=position.offset))
+            connection.execute(update(t).where(*where).values(next_offset=position.offset))
 
 
-def without_expectation(execute: Execute, group_id: str, one: Move) -> None:
+def without_expectation(connection: Connection, group_id: str, one: Move) -> None:
     """A first position that replaces what is there."""
-    _move(execute, group_id, Move(stored(execute, group_id, one), one.after) if one.before is None else one)
+    _move(connection, group_id, Move(stored(connection, group_id, one), one.after) if one.before is None else one)
 
 
-def made_if_missing(execute: Execute, group_id: str, one: Move) -> None:
+def made_if_missing(connection: Connection, group_id: str, one: Move) -> None:
     try:
-        _move(execute, group_id, one)
+        _move(connection, group_id, one)
     except PositionMovedError as error:
         if error.found is not None:
             raise
-        _move(execute, group_id, Move(None, one.after))
+        _move(connection, group_id, Move(None, one.after))
 
 
-def never_back(execute: Execute, group_id: str, one: Move) -> None:
+def never_back(connection: Connection, group_id: str, one: Move) -> None:
     if one.before is None or one.after.offset >= one.before.offset:
-        _move(execute, group_id, one)
+        _move(connection, group_id, one)
 
 
 def only_the_first(self: SqlPositions, transaction: Any, group_id: str, moves: Iterable[Move]) -> None:
     for one in list(moves)[:1]:
         with transaction.own_statements() as connection:
-            _move(connection.execute, group_id, one)
+            _move(connection, group_id, one)
 
 
 def one_by_one(self: SqlPositions, group_id: str, moves: Iterable[Move]) -> None:
@@ -180,8 +180,8 @@ def test_no_broken_positions_pass_the_suite(sqlite_scene: StoreScene, monkeypatc
 def test_a_lost_update_does_not_pass_the_suite(postgresql_scene: StoreScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two transactions at once, both compare before one of them writes."""
 
-    def move(execute: Execute, group_id: str, one: Move) -> None:
-        (_move if one.before is None else read_then_written)(execute, group_id, one)
+    def move(connection: Connection, group_id: str, one: Move) -> None:
+        (_move if one.before is None else read_then_written)(connection, group_id, one)
 
     moving(move)(monkeypatch)
     assert not verdict(postgresql_scene, "test_one_of_two_concurrent_transactions_moves_a_position", {"first": False})
@@ -192,8 +192,8 @@ def test_a_lost_update_of_another_partition_does_not_pass_the_suite(
 ) -> None:
     """Of two transactions at once, each writes the whole group."""
 
-    def move(execute: Execute, group_id: str, one: Move) -> None:
-        (_move if one.before is None else all_of_the_group_written)(execute, group_id, one)
+    def move(connection: Connection, group_id: str, one: Move) -> None:
+        (_move if one.before is None else all_of_the_group_written)(connection, group_id, one)
 
     moving(move)(monkeypatch)
     assert not verdict(postgresql_scene, "test_concurrent_moves_of_different_partitions_are_all_kept", {})

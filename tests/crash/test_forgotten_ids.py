@@ -158,9 +158,13 @@ def test_a_transaction_without_messages_commits_while_kafka_is_unreachable(
     ),
     indirect=["producer"],
 )
-def test_a_service_opens_again_after_its_id_was_forgotten(forgotten: Forgotten, producer: str, point: str) -> None:
-    scene = forgotten(point)
-    if point == "before_kafka_commit":  # the id is recovered; its row keeps the last state all the same
+def test_a_service_opens_again_after_its_id_was_forgotten(
+    crashed: Callable[[str, str], Scene], forgotten: Forgotten, producer: str, point: str
+) -> None:
+    if point == "after_kafka_commit":
+        scene = forgotten(point)
+    else:  # the id is recovered; its row keeps the last state all the same
+        scene = crashed(producer, point)
         scene.recover()
         scene.write(3, 1, "after_kafka_commit=kill").killed()
         wait_until_forgotten(scene)

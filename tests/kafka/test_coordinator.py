@@ -15,7 +15,8 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import INVALID_TXN_STATE, WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.state import TransactionDescription, TransactionStatus
 from fixtures.pace import LIMIT, joined, until
 from fixtures.wire_server import WireServer
@@ -93,7 +94,7 @@ def test_an_outcome_is_proven_may_be_repeated_and_raises_the_epoch_and_the_oppos
     after = resolved(coordinator, name)
     assert (after.status, after.epoch) == (status, found.epoch + 1)
     opposite = coordinator.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
-    assert opposite.code == INVALID_TXN_STATE
+    assert opposite.code == ErrorCode.INVALID_TXN_STATE
     assert resolved(coordinator, name) == after
     assert committed(topic) == ([b"kept"] if commit else [])
 
@@ -147,7 +148,7 @@ def test_v4_ends_a_transaction_and_keeps_the_epoch(
     assert (after.status, after.epoch, after.start_time_ms) == (status, found.epoch, found.start_time_ms)
     assert coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=commit).proven
     opposite = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch, commit=not commit)
-    assert opposite.code == INVALID_TXN_STATE
+    assert opposite.code == ErrorCode.INVALID_TXN_STATE
     fenced = coordinator_v4.end_transaction(name, producer_id=found.producer_id, epoch=found.epoch + 1, commit=commit)
     assert not fenced.proven
 

@@ -138,7 +138,7 @@ def test_an_aborted_transaction_is_never_reported_committed(
     with pytest.raises(sa.exc.ProgrammingError):
         transaction.handle.execute(sa.text("SELECT * FROM nowhere"))
     if after is not None:
-        with pytest.raises(StoreCommitFailedError, match="earlier statement"):
+        with pytest.raises(StoreError, match="earlier statement"):
             transaction.commit()
     else:
         with pytest.raises(StoreError, match="earlier statement") as caught:

@@ -11,7 +11,7 @@ from dualwrite.admin.partitions import describe_producers, write_abort_marker
 from dualwrite.admin.requests import PAUSE, Brokers, Key
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError, TransactionChangedError
-from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.retries import rounds
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
@@ -227,7 +227,7 @@ def _fence(
 
     The id is described before each request, because the request would abort the transaction of a successor.
     """
-    name = CONCURRENT_TRANSACTIONS.name
+    name = ErrorCode.CONCURRENT_TRANSACTIONS.name
     for _ in rounds(deadline, pause=_PAUSE):
         described = coordinator.describe(transactional_id, timeout=deadline)
         if described is None or (described.producer_id, described.epoch) != (producer_id, epoch):
@@ -238,7 +238,7 @@ def _fence(
         if result.proven or result.code in _RAISED:
             return
         name = result.name
-        if result.code != CONCURRENT_TRANSACTIONS:
+        if result.code != ErrorCode.CONCURRENT_TRANSACTIONS:
             break
     raise TransactionChangedError(
         f"The transaction was aborted, but its producer was not fenced: Kafka returned {name}.",

@@ -1,4 +1,4 @@
-"""The brokers of a cluster, for one call of the transaction tools: leaders, coordinators, and those that don't respond."""
+"""The requests of the transaction tools to brokers: to any, to several at once, in batches; and which brokers don't respond."""
 
 from __future__ import annotations
 
@@ -21,52 +21,18 @@ from dualwrite.kafka.client.messages_generated import MetadataRequest
 from dualwrite.kafka.client.retries import TryAgainError, rounds
 from dualwrite.kafka.inspect import BROKER_RESOURCE, TRANSACTION_STATE_TOPIC, InspectionClient, settings_in, settings_request
 
-DENIED: Final = frozenset(
-    {
-        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    }
-)
-"""The codes by which a broker refuses a request of these tools."""
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
-
-PERMISSIONS: Final = {
-    "Metadata": ("Describe", "topic"),
-    "FindCoordinator": ("Describe", "transactional id"),
-    "ListTransactions": ("Describe", "transactional id"),
-    "DescribeTransactions": ("Describe", "transactional id"),
-    "DescribeProducers": ("Read", "topic"),
-    "ListOffsets": ("Describe", "topic"),
-    "Fetch": ("Read", "topic"),
-    "OffsetFetch": ("Describe", "group"),
-    "DescribeGroups": ("Describe", "group"),
-    "WriteTxnMarkers": ("ClusterAction", "cluster"),
-}
-"""The ACL that each request needs: an operation on a kind of resource."""
-
-
-def denied(request: str, code: int, name: str) -> BrokerAuthorizationError:
-    """The error for a request, a key of PERMISSIONS, that was refused by one of DENIED for a topic, an id or a group."""
-    operation, resource = PERMISSIONS[request]
-    cause, place = "the principal lacks an ACL", f"{resource} {name!r}"
-    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-        place = "cluster"
-    elif code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and resource == "group":
-        cause, place = "the principal may not describe a topic that the group consumes", "topics of the group"
-    return BrokerAuthorizationError(
-        f"Kafka refuses {request} for {name!r}: {error_name(code)}.",
-        transactional_id=name if code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else None,
-        cause=cause,
-        next_step=f"grant the principal {operation} on the {place}",
-        code=code,
-        name=error_name(code),
-    )
-
+Key = tuple[str, int]
+"""A topic, and one of its partitions."""
 
 BATCH: Final = 500
 """The number of ids or partitions in one request, as in Apache's own tool."""
+
+_SHARE: Final = 0.5  # of the time left, for one step
+PAUSE: Final = 0.05
+"""Seconds before the first retry of a request."""
 
 TRANSIENT: Final = frozenset(
     {
@@ -82,14 +48,29 @@ TRANSIENT: Final = frozenset(
 )
 """Errors after which the request is sent again."""
 
-_SHARE: Final = 0.5  # of the time left, for one step
-PAUSE: Final = 0.05
-"""Seconds before the first retry of a request."""
+DENIED: Final = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+"""The codes by which a broker refuses a request of these tools."""
 
-T = TypeVar("T")
-
-Key = tuple[str, int]
-"""A topic, and one of its partitions."""
+PERMISSIONS: Final = {
+    "Metadata": ("Describe", "topic"),
+    "FindCoordinator": ("Describe", "transactional id"),
+    "ListTransactions": ("Describe", "transactional id"),
+    "DescribeTransactions": ("Describe", "transactional id"),
+    "DescribeProducers": ("Read", "topic"),
+    "ListOffsets": ("Describe", "topic"),
+    "Fetch": ("Read", "topic"),
+    "OffsetFetch": ("Describe", "group"),
+    "DescribeGroups": ("Describe", "group"),
+    "WriteTxnMarkers": ("ClusterAction", "cluster"),
+}
+"""The ACL that each request needs: an operation on a kind of resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +182,7 @@ class Brokers:
         self._hidden.setdefault(what, error)
 
     def is_silent(self, node: int) -> bool:
-        """Whether the broker has not responded in this call. One that was down may be back."""
+        """Whether the broker has not responded in this call. One that was down, and that others cover for, may be back."""
         return node in self._problems and not self._problems[node].covered
 
     def request(
@@ -244,38 +225,20 @@ class Brokers:
         self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))
 
 
-def check(code: int, request: str) -> None:
-    """Raise an error if the response as a whole has an error code: TryAgainError if it is transient, else BrokerError."""
-    if code in TRANSIENT:
-        raise TryAgainError(f"{request} returned {error_name(code)}")
-    if code:
-        raise BrokerError(f"{request} returned {error_name(code)}.", code=code, name=error_name(code))
-
-
-def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `BATCH`; each list is made when it is needed."""
-    left = iter(items)
-    while batch := list(islice(left, BATCH)):
-        yield batch
-
-
 def _view(network: Network, topics: Sequence[str] | None, deadline: Deadline) -> ClusterView:
     named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     response = network.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=False), deadline)
-    there = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
+    existing = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
     return ClusterView(
         brokers={broker.node_id: Address(broker.host, broker.port) for broker in response.brokers},
         partitions=tuple(
             PartitionView(topic.name, p.partition_index, p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes))
             for topic in sorted(response.topics, key=lambda found: found.name)
-            if topic.error_code in there
+            if topic.error_code in existing
             for p in sorted(topic.partitions, key=lambda found: found.partition_index)
         ),
-        refused={topic.name: topic.error_code for topic in response.topics if topic.error_code not in there},
+        refused={topic.name: topic.error_code for topic in response.topics if topic.error_code not in existing},
     )
-
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,23 +264,23 @@ class Batch(ABC, Generic[K]):
 
     @abstractmethod
     def located(self, keys: list[K]) -> Mapping[K, tuple[int | None, Address | str | DualWriteError]]:
-        """The node that knows each, with its address; or why it can't be asked yet, or at all."""
+        """The node and address to ask about each key; a text says why it can't be asked yet, an error why it never can."""
 
     @abstractmethod
     def request(self, keys: list[K]) -> Request[Any]:
-        """The request about these."""
+        """The request about these keys, all for one broker."""
 
     @abstractmethod
     def responses(self, response: Any) -> Iterable[tuple[K, int, Any]]:
-        """The error code and what was found, perhaps an error, for each key of a broker's response."""
+        """Each key in a broker's response, its error code, and what was found, which may be an error too."""
 
     @abstractmethod
     def refused(self, key: K, code: int) -> DualWriteError:
-        """The error for an error code that will not pass."""
+        """The error for an error code that is not in TRANSIENT."""
 
     @abstractmethod
     def unanswered(self, key: K, reason: str) -> BrokerUnavailableError:
-        """The error for one without a response."""
+        """The error for a key without a response."""
 
     def replies(self) -> dict[K, Reply]:
         """The replies, in the order of the keys. Errors as for `Brokers`."""
@@ -346,7 +309,7 @@ class Batch(ABC, Generic[K]):
             else:
                 by_node[node].append(key)
                 addresses[node] = where
-                self._reasons[key] = node, silent  # unless it does
+                self._reasons[key] = node, silent  # unless it responds
         requests = {node: lambda _, keys=keys: self.request(keys) for node, keys in by_node.items()}
         for node, response in self.brokers.request(addresses, requests, lambda _, response: response).items():
             for key, code, found in self.responses(response):
@@ -356,3 +319,36 @@ class Batch(ABC, Generic[K]):
                     self._found[key] = Reply(node, problem=self.refused(key, code) if code else found)
                 else:
                     self._found[key] = Reply(node, found)
+
+
+def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `BATCH`; each list is made when it is needed."""
+    left = iter(items)
+    while batch := list(islice(left, BATCH)):
+        yield batch
+
+
+def check(code: int, request: str) -> None:
+    """Raise an error if the response as a whole has an error code: TryAgainError if it is transient, else BrokerError."""
+    if code in TRANSIENT:
+        raise TryAgainError(f"{request} returned {error_name(code)}")
+    if code:
+        raise BrokerError(f"{request} returned {error_name(code)}.", code=code, name=error_name(code))
+
+
+def denied(request: str, code: int, name: str) -> BrokerAuthorizationError:
+    """The error for a request, a key of PERMISSIONS, that was refused with one of DENIED for a topic, an id or a group."""
+    operation, resource = PERMISSIONS[request]
+    cause, place = "the principal lacks an ACL", f"{resource} {name!r}"
+    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        place = "cluster"
+    elif code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and resource == "group":
+        cause, place = "the principal may not describe a topic that the group consumes", "topics of the group"
+    return BrokerAuthorizationError(
+        f"Kafka refuses {request} for {name!r}: {error_name(code)}.",
+        transactional_id=name if code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else None,
+        cause=cause,
+        next_step=f"grant the principal {operation} on the {place}",
+        code=code,
+        name=error_name(code),
+    )

@@ -12,9 +12,8 @@ from dualwrite.demo.flights import Flight
 from dualwrite.demo.supervisor import Tally
 
 EXAMPLES: Final = 5
-"""How many disagreements of a kind are shown."""
-
-BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")
+"""How many disagreements of a kind, and errors, are shown."""
+BAD_OUTCOMES: Final = ("LOST", "UNVERIFIED")  # of recovery, by name
 
 Content = Mapping[str, Any]
 
@@ -177,7 +176,7 @@ class Verdict:
 
     @property
     def milliseconds(self) -> tuple[float, float]:
-        """p50 and p99 of a flight: of its transaction, or from its `submit` to a pool until its result."""
+        """p50 and p99 of a flight's time: of its transaction, or from its `submit` to a pool until its result."""
         if len(self.tally.took) < 2:  # noqa: PLR2004  (quantiles need two values)
             return 0.0, 0.0
         cuts = quantiles(self.tally.took, n=100)

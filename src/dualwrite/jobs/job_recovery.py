@@ -1,7 +1,7 @@
-"""Opens runs, and resolves what runs leave: Kafka transactions are committed or aborted in parallel, staged rows are deleted.
+"""Resolves what a job's runs leave: after a commit, when a run is given up or the next one opened, or by hand (`recover_job`).
 
-The rows of the transactional ids show how each transaction ends, so this is recovery: it can be interrupted at any point, and
-any process can repeat it. `recover_job` is recovery by hand.
+Kafka transactions are committed or aborted in parallel, and staged rows are deleted. The rows of the transactional ids show how
+each transaction ends, so all of this can be interrupted at any point, and any process can repeat it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dualwrite.stores.sql.dialect import ErrorClass
 
 log = SubjectLogger(__name__)
 
-_POLL_INTERVAL: Final = 0.05
-_LOCK_TIMEOUT: Final = 1.0
+_POLL_INTERVAL: Final = 0.05  # seconds
+_LOCK_TIMEOUT: Final = 1.0  # seconds
 _DELETING: Final = "deleting staged rows"
 
 
@@ -54,17 +54,17 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
 def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
     """Resolve the transactions of ids by the states in their rows, each only while it still has the given fencing token.
 
-    An id that was claimed in the meantime is left to its claimant; if it is `awaited`, until that one has resolved what was
-    prepared.
+    An id that was claimed in the meantime is left to its claimant; if the id is in `awaited`, we wait until the claimant has
+    resolved what was prepared.
     """
     owner = describe_owner("job recovery")
-    look = KafkaCheck(site.store, site.coordinator)
+    kafka = KafkaCheck(site.store, site.coordinator)
 
     def resolve(claim: Claim) -> IdReport:
         name = claim.transactional_id
         row = site.store.read(name)
         if row is not None and row.fence == claim.fence:
-            look.at(row)
+            kafka.at(row)
         try:
             claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
             return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
@@ -162,7 +162,7 @@ def open_run(site: OpenSite, run: JobRun, *, owner: str, staging_table: str, ids
         JobClosedError: The run was closed or replaced.
         PrefixLeasedError: Another job holds the prefix.
         BatchRefusedError: The job has committed a later batch, but not this one.
-        DualWriteError: As `check_cluster`, and StoreError.
+        DualWriteError: As for `check_cluster`; StoreError in any step.
     """
     check_cluster(site.store, site.coordinator, ids)
     made = site.ledger.open(run, owner=owner, staging_table=staging_table, lease_timeout=site.site.lease_timeout)
@@ -207,7 +207,7 @@ def recover_job(site: OpenSite, prefix: str, *, expected: JobRow | None = None, 
 def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
     """What `recover_job` would do at Kafka now, and why. Changes nothing.
 
-    Raises: as `recover_job`.
+    Errors as for `recover_job`.
     """
     kafka = KafkaCheck(site.store, site.coordinator)
     kafka.check()

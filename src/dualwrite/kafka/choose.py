@@ -1,4 +1,4 @@
-"""Choose the producer for a writer, from its settings and what the cluster supports."""
+"""The choice of a writer's producer, from its settings and what the cluster supports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def choose_producer(
 
     Args:
         config: The cluster's settings.
-        coordinator: For the producers.
+        coordinator: The one that the producers will use.
         settings: The writer's settings, with a transactional id.
         share_connections: Whether the producers share the coordinator's connections, one to each broker: only if one thread
             at a time uses all of them.
@@ -88,7 +88,7 @@ def choose_producer(
         raise _two_phase_refused(found)
     two_phase = found.two_phase if settings.two_phase is None else settings.two_phase
     if not found.native_with(two_phase=two_phase):
-        _refuse_what_needs_native(settings, found)
+        _check_may_fall_back(settings, found)
         return _librdkafka(config, coordinator, settings)
     if two_phase and config.transaction_timeout_ms is not None:
         raise ConfigurationError(
@@ -98,6 +98,31 @@ def choose_producer(
         )
     _log_two_phase(settings, found, two_phase=two_phase)
     return _native(config, coordinator, settings, coordinator.network if share_connections else None, two_phase=two_phase)
+
+
+def _check_may_fall_back(settings: Settings, found: BrokerCapabilities) -> None:
+    upgrade = "upgrade the brokers, then: kafka-features.sh upgrade --release-version <theirs>"
+    if settings.producer == "native":
+        has = "the metadata.version of 4.0" if found.native else f"transaction.version {found.transaction_version}"
+        raise ConfigurationError(
+            "producer='native' requires transaction.version 2 and the metadata.version of Apache Kafka 4.1; this cluster has "
+            f"{has}.",
+            next_step=f"set producer='auto'; or {upgrade}",
+        )
+    if found.native:
+        log.warning(
+            "librdkafka, because the metadata.version is that of Kafka 4.0 (KAFKA-19367); to use the native producer, %s",
+            upgrade,
+            transactional_id=settings.transactional_id,
+        )
+
+
+def _two_phase_refused(found: BrokerCapabilities) -> TwoPhaseCommitRefusedError:
+    why = "transaction.version is below 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
+    return TwoPhaseCommitRefusedError(
+        f"Two-phase commit is requested, but this cluster does not offer it: {why}.",
+        next_step="run `dualwrite doctor` to see which broker setting or ACL is missing; or leave two_phase unset",
+    )
 
 
 def _log_two_phase(settings: Settings, found: BrokerCapabilities, *, two_phase: bool) -> None:
@@ -154,28 +179,3 @@ def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, se
         return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.for_delivery)
 
     return ProducerFactory(ProducerKind.LIBRDKAFKA, make, lanes=LIBRDKAFKA_LANES)
-
-
-def _refuse_what_needs_native(settings: Settings, found: BrokerCapabilities) -> None:
-    upgrade = "upgrade the brokers, then: kafka-features.sh upgrade --release-version <theirs>"
-    if settings.producer == "native":
-        has = "the metadata.version of 4.0" if found.native else f"transaction.version {found.transaction_version}"
-        raise ConfigurationError(
-            "producer='native' requires transaction.version 2 and the metadata.version of Apache Kafka 4.1; this cluster has "
-            f"{has}.",
-            next_step=f"set producer='auto'; or {upgrade}",
-        )
-    if found.native:
-        log.warning(
-            "librdkafka, because the metadata.version is that of Kafka 4.0 (KAFKA-19367); to use the native producer, %s",
-            upgrade,
-            transactional_id=settings.transactional_id,
-        )
-
-
-def _two_phase_refused(found: BrokerCapabilities) -> TwoPhaseCommitRefusedError:
-    why = "transaction.version is below 2" if found.two_phase_obstacle is None else found.two_phase_obstacle.value
-    return TwoPhaseCommitRefusedError(
-        f"Two-phase commit is requested, but this cluster does not offer it: {why}.",
-        next_step="run `dualwrite doctor` to see which broker setting or ACL is missing; or leave two_phase unset",
-    )

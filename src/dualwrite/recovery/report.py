@@ -1,4 +1,4 @@
-"""What recovery found and did: one outcome per generation, one report per id. Frozen dataclasses, no I/O."""
+"""What recovery found and did: one outcome per generation, one report per id; the error for what is lost. No I/O."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Outcome(Enum):
     """The outcome of recovery for one generation of an id."""
 
     COMMITTED = "COMMITTED"
-    """The database had committed; recovery committed Kafka."""
+    """The database had committed; recovery committed Kafka's side."""
 
     ALREADY_COMMITTED = "ALREADY_COMMITTED"
     """Both sides had already committed."""
 
     ABORTED = "ABORTED"
-    """The database had not committed; recovery aborted Kafka."""
+    """The database had not committed; recovery aborted Kafka's side."""
 
     LOST = "LOST"
     """The database had committed, and Kafka had provably aborted. Recorded in the row."""
@@ -106,7 +106,7 @@ class RecoveryReport:
         return (outcome for report in self.ids for outcome in report.outcomes)
 
     def count(self) -> Counter[Outcome]:
-        """The number of occurrences of each outcome."""
+        """How many generations had each outcome."""
         return Counter(found.outcome for found in self)
 
     @property
@@ -144,22 +144,8 @@ class RecoveryReport:
         raise_for_lost(self.unacknowledged)
 
 
-_ABORTED_BY_OTHERS: Final = (
-    "an operator aborted it (`dualwrite transactions force-terminate`, kafka-transactions.sh), or a writer or recovery on a "
-    "copy of this database did (`dualwrite doctor` finds copies)"
-)
-_TIMED_OUT: Final = "it stayed prepared for longer than its transaction.timeout.ms, which is possible without two-phase commit"
-
-
-def _why_lost(producer: ProducerKind | None) -> str:
-    """The likely cause: under two-phase commit no transaction times out (KIP-939), so someone has aborted it."""
-    if producer is ProducerKind.NATIVE_TWO_PHASE:
-        return _ABORTED_BY_OTHERS
-    return f"{_TIMED_OUT}; or {_ABORTED_BY_OTHERS}"
-
-
 def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> None:
-    """Raise the `lost_error`, if there is one."""
+    """Raise `lost_error(unacknowledged)`, unless it is None."""
     error = lost_error(unacknowledged)
     if error is not None:
         raise error
@@ -197,3 +183,15 @@ def lost_error(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> DualWri
         next_step=f"look for its messages in the topic, and if they are missing, {acknowledge}",
         **facts,
     )
+
+
+def _why_lost(producer: ProducerKind | None) -> str:
+    """The likely cause: under two-phase commit no transaction times out (KIP-939), so someone has aborted it."""
+    aborted = (
+        "an operator aborted it (`dualwrite transactions force-terminate`, kafka-transactions.sh), or a writer or recovery on "
+        "a copy of this database did (`dualwrite doctor` finds copies)"
+    )
+    if producer is ProducerKind.NATIVE_TWO_PHASE:
+        return aborted
+    timed_out = "it stayed prepared for longer than its transaction.timeout.ms, which is possible without two-phase commit"
+    return f"{timed_out}; or {aborted}"

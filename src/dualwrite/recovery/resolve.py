@@ -27,7 +27,7 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, TransactionCoordinator
-from dualwrite.kafka.client.coordinator import CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
@@ -347,11 +347,11 @@ class GenerationResolver:
         answer = yield from self._ask_for_proof(stored.producer_id, stored.epoch)
         if answer.proven:
             return Outcome.ALREADY_COMMITTED
-        if answer.code == INVALID_TXN_STATE:
+        if answer.code == ErrorCode.INVALID_TXN_STATE:
             return Outcome.LOST
         if stored.epoch < LAST_EPOCH:
             last = yield from self._ask_for_proof(stored.producer_id, LAST_EPOCH)
-            if last.proven or last.code == INVALID_TXN_STATE:
+            if last.proven or last.code == ErrorCode.INVALID_TXN_STATE:
                 return Outcome.ALREADY_COMMITTED
         return Outcome.UNVERIFIED
 
@@ -387,7 +387,7 @@ class GenerationResolver:
             self.raised = answer if answer.proven else None
             return answer.proven
         answer = yield from call(lambda deadline: self._coordinator.init_producer_id(self._kafka_id, timeout=deadline))
-        if not answer.proven and answer.code != CONCURRENT_TRANSACTIONS:
+        if not answer.proven and answer.code != ErrorCode.CONCURRENT_TRANSACTIONS:
             raise BrokerError(
                 f"Kafka did not raise the epoch of {self._kafka_id!r}: InitProducerId answered {answer.name}.",
                 transactional_id=self._claim.transactional_id,

@@ -34,12 +34,9 @@ from dualwrite.kafka.client.messages_generated import (
 from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, check_response, check_retriable
 from dualwrite.state import Fate, Place, PreparedTxnState, TransactionDescription
 
-CONCURRENT_TRANSACTIONS: Final = ErrorCode.CONCURRENT_TRANSACTIONS
-INVALID_TXN_STATE: Final = ErrorCode.INVALID_TXN_STATE
-
 _END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
 _BROKER_RESOURCE: Final = 4
-_JUST_NOW: Final = 1.0
+_JUST_NOW: Final = 1.0  # seconds
 _ANY_TIMEOUT_MS: Final = 60_000
 
 
@@ -175,14 +172,6 @@ class WireTransactionCoordinator:
 
         return self._client.to_coordinator(kafka_transactional_id, send, timeout)
 
-    def _check_end(self, coordinator: Connection, request: EndTxnRequest, deadline: Deadline, *, just_written: bool) -> None:
-        """Check the leaders, unless everything was written just now, and that the coordinator knows the request's version."""
-        if not just_written:
-            check_leaders(coordinator, request.transactional_id, deadline)
-        if not coordinator.supports(EndTxnRequest, request.version or 0):  # the new coordinator of a cluster being upgraded
-            self._ends_by_epoch = None
-            raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.version}")
-
     def requested_commit(self, requested: RequestedCommit, *, timeout: Limit | None = None) -> EndTxnResult | None:
         """Wait for the response to `request_commit`. None: there is none, since the connection broke or the limit has passed.
 
@@ -201,6 +190,14 @@ class WireTransactionCoordinator:
             return _end_txn_result(requested.inbox[0][1])
 
         return self._client.repeated(read, "the coordinator", timeout)
+
+    def _check_end(self, coordinator: Connection, request: EndTxnRequest, deadline: Deadline, *, just_written: bool) -> None:
+        """Check the leaders, unless everything was written just now, and that the coordinator knows the request's version."""
+        if not just_written:
+            check_leaders(coordinator, request.transactional_id, deadline)
+        if not coordinator.supports(EndTxnRequest, request.version or 0):  # the new coordinator of a cluster being upgraded
+            self._ends_by_epoch = None
+            raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.version}")
 
     def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
         """Wait until every partition of the id's ongoing transaction has a leader (rule FB)."""
@@ -263,7 +260,7 @@ class WireTransactionCoordinator:
     def raise_epoch(
         self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
     ) -> InitProducerIdResult:
-        """InitProducerId as compare-and-set on the epoch of a producer without an open transaction (KIP-360): it is fenced."""
+        """Fence a producer without an open transaction: InitProducerId as compare-and-set on its epoch (KIP-360)."""
         return self.init_producer_id(kafka_transactional_id, producer_id=producer_id, epoch=epoch, timeout=timeout)
 
     def create_producer_id(
@@ -328,7 +325,7 @@ class WireTransactionCoordinator:
     def transaction_max_timeout_ms(self, *, timeout: Limit | None = None) -> int | None:
         """The broker's `transaction.max.timeout.ms`, or None if the principal may not read it.
 
-        An answer of the last second is returned again: the lanes of a writer, which open together, all ask for it.
+        An answer is returned again for a second: the lanes of a writer, which open together, all ask for it.
         """
         if self._max_timeout is not None and time.monotonic() - self._max_timeout[1] < _JUST_NOW:
             return self._max_timeout[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ _RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT})
 _PAUSE: Final = 0.02
 """Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
 _LONGEST_PAUSE: Final = 0.5
-_FOREVER: Final = float("inf")
 _RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
 
 # unix_timestamp() of a local time would go back by an hour at the end of the session's daylight saving time
@@ -127,7 +127,7 @@ class ShortTransactions:
 
         try:
             if patience is None:
-                return self.repeated(once, _RETRIED, Deadline.after(_FOREVER), attempts=_ATTEMPTS)
+                return self.repeated(once, _RETRIED, attempts=_ATTEMPTS)
             return self.repeated(once, _RETRIED, Deadline.after(patience))
         except self.driver_errors as error:
             if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
@@ -135,18 +135,25 @@ class ShortTransactions:
             raise self.errors.translated(error, doing, transactional_id) from error
 
     def repeated(
-        self, once: Callable[[], T], retried: Collection[ErrorClass], deadline: Deadline, *, attempts: float = _FOREVER
+        self,
+        once: Callable[[], T],
+        retried: Collection[ErrorClass],
+        deadline: Deadline | None = None,
+        *,
+        attempts: int | None = None,
     ) -> T:
         """Call until it raises no driver's error of these classes, at most so often, and not after the deadline."""
-        pause = _PAUSE
+        pause, number = _PAUSE, 0
         while True:
+            number += 1
             try:
                 return once()
             except self.driver_errors as error:
-                attempts -= 1
-                if attempts < 1 or deadline.expired or self.errors.classify(error) not in retried:
+                is_last = number == attempts or (deadline is not None and deadline.expired)
+                if is_last or self.errors.classify(error) not in retried:
                     raise
-            deadline.sleep(pause + random.uniform(0, _PAUSE))  # noqa: S311  (spreads attempts; no secret)
+            seconds = pause + random.uniform(0, _PAUSE)  # noqa: S311  (spreads attempts; no secret)
+            time.sleep(seconds if deadline is None else min(seconds, deadline.left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:

@@ -65,9 +65,9 @@ class FencingConformance:
     @pytest.mark.parametrize("expected", [False, True], ids=["claim", "conditional claim"])
     @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_claim_during_a_transaction(self, scene: StoreScene, moment: str, expected: bool) -> None:
-        """A claim waits for the transaction, or replaces it and makes it fail: what is read under it afterwards is decided.
+        """A claim waits for the transaction, or makes it fail: what is read under the claim does not change any more.
 
-        `record`: from there on a claim waits if the database locks rows; otherwise the condition is checked at `commit`.
+        From `record` on, a claim waits if the database locks rows; otherwise the fence is compared at `commit`.
         """
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
@@ -115,7 +115,7 @@ class FencingConformance:
 
     @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_waiting_claim_reads_what_was_committed(self, scene: StoreScene, moment: str) -> None:
-        """`claim` waits for a transaction that is about to commit: if it read too early, recovery would abort its messages."""
+        """`claim` waits for a transaction that is about to commit: after reading too early, recovery would abort messages."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         transaction, number = at(scene, store, ours, moment)
@@ -193,7 +193,7 @@ class FencingConformance:
 
     @pytest.mark.parametrize("change", _CHANGES)
     def test_nothing_is_changed_under_an_old_claim_after_a_new_one(self, scene: StoreScene, change: str) -> None:
-        """`record_resolution`, `acquire_generation`: the fence is compared in the write, not before it; tested as above."""
+        """`record_resolution`, `acquire_generation`: the fence is compared in the write, not before; tested at many moments."""
         store, rival, name = scene.new_store(), scene.new_store(), scene.new_id()
         for race in range(_RACES):
             ours = scene.claim(store, name)
@@ -214,9 +214,9 @@ class FencingConformance:
 
 @contextmanager
 def _until_fenced(step: Callable[[int], Any], *, after: float) -> Iterator[Future[None]]:
-    """A thread that makes the step with 1, 2, 3 and so on until it is fenced; the block begins some seconds after the first.
+    """A thread calls `step` with 1, 2, 3 and so on until it is fenced; the block begins `after` seconds after the first call.
 
-    It ends with the block at the latest: a store that compares no fence would keep it busy.
+    The thread ends with the block at the latest: with a store that compares no fence, it would never end.
     """
     under_way, over = threading.Event(), threading.Event()
 

@@ -30,7 +30,7 @@ class ClaimsWait(Enum):
     """From which step on a claim of an id waits for the end of the id's transaction."""
 
     FROM_BEGIN = "from begin"
-    """It holds a lock from the beginning, as in SQLite."""
+    """The transaction holds a lock from its beginning, as in SQLite."""
 
     FROM_RECORD = "from record"
     """`record` locks the row, as in PostgreSQL."""
@@ -129,8 +129,8 @@ class StoreScene(ABC):
         The commits of claims, resolutions, leases and other changes count as well. `dualwrite.testing.proxy` can do this.
 
         Returns:
-            A function that says whether the connection has been cut since; or None, but then nobody notices if it never is, and
-            a test of what happens after a cut has tested nothing.
+            A function that says whether the connection has been cut since. With None, nobody notices if it never is, and a
+            test of what happens after a cut has tested nothing.
         """
         del arrives
         pytest.skip("this scene has no `cut_next_commit`: there is no connection that could break")
@@ -184,7 +184,7 @@ class StoreScene(ABC):
 
     @contextmanager
     def without_an_answer(self, *, arrives: bool) -> Iterator[None]:
-        """The block's commit loses its connection: `cut_next_commit`, which must have cut it by the end of the block."""
+        """The commit in the block loses its connection: calls `cut_next_commit`, and checks after the block that it was cut."""
         has_cut = self.cut_next_commit(arrives=arrives)
         yield
         assert has_cut is None or has_cut(), "the scene's `cut_next_commit` has cut no connection: it did not see the commit"
