@@ -14,8 +14,7 @@ from dualwrite.admin.requests import PAUSE, Brokers, ClusterView, Key, Partition
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.log_proof import Batch as LogBatch
-from dualwrite.kafka.client.log_proof import LogNotReadableError, batches, fate_in_log
+from dualwrite.kafka.client.log_proof import Batch, LogNotReadableError, batches, fate_in_log
 from dualwrite.kafka.client.messages_generated import FetchRequest, FetchResponse
 from dualwrite.kafka.client.retries import rounds
 from dualwrite.state import Fate, Place, PreparedTxnState
@@ -124,7 +123,7 @@ def transaction_of(brokers: Brokers, key: Key, offset: int) -> RecordTransaction
     )
 
 
-def _batch_at(brokers: Brokers, key: Key, offset: int) -> LogBatch:
+def _batch_at(brokers: Brokers, key: Key, offset: int) -> Batch:
     """The header of the batch that contains a record, committed or not.
 
     Raises:
@@ -184,7 +183,7 @@ def _no_record(key: Key, offset: int, cause: str) -> BrokerError:
     return BrokerError(f"There is no record {key[0]}-{key[1]} at {offset}.", cause=cause, code=int(code), name=code.name)
 
 
-def _ended(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> tuple[Ending, OpenTransaction | None]:
+def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Ending, OpenTransaction | None]:
     if batch.is_control:
         return Ending.COMMITTED if batch.commits else Ending.ABORTED, None
     reason: Exception | None = None
@@ -210,7 +209,7 @@ def _ended(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> tuple[En
     raise _unknown_ending(brokers, key, offset, reason)
 
 
-def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> None:
+def _check_still_there(brokers: Brokers, key: Key, offset: int, batch: Batch) -> None:
     """Raise the error of `_batch_at` if the record was deleted after it was read; or an error if it is a different one."""
     again = _batch_at(brokers, key, offset)
     if (again.producer_id, again.epoch) != (batch.producer_id, batch.epoch):
@@ -234,7 +233,7 @@ def _unknown_ending(brokers: Brokers, key: Key, offset: int, reason: Exception |
     )
 
 
-def _open_at(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> OpenTransaction | None:
+def _open_at(brokers: Brokers, key: Key, offset: int, batch: Batch) -> OpenTransaction | None:
     for described in producers_of(brokers, [key]):
         if described.problem is not None:
             raise described.problem
@@ -245,6 +244,6 @@ def _open_at(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> OpenTr
     return None
 
 
-def _fate(brokers: Brokers, key: Key, offset: int, batch: LogBatch) -> Fate:
+def _fate(brokers: Brokers, key: Key, offset: int, batch: Batch) -> Fate:
     state = PreparedTxnState(batch.producer_id, batch.epoch)
     return fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())
