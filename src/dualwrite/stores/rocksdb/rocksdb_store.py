@@ -18,11 +18,10 @@ from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, databases
 from dualwrite.stores.rocksdb.encoding import Encoding
+from dualwrite.stores.rocksdb.families import RocksDBPositions, StateFamily
 from dualwrite.stores.rocksdb.locks import LockRequest, RocksDBLeases
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
-from dualwrite.stores.rocksdb.rocksdb_positions import RocksDBPositions
-from dualwrite.stores.rocksdb.state_family import StateFamily
 from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
