@@ -16,9 +16,11 @@ from kazoo.security import CREATOR_ALL_ACL, make_digest_acl
 from zookeeper_scene import ID, ORDER, STATE, recorded, until
 
 from dualwrite.errors import StoreCommitFailedError, StoreError, StoreUnavailableError
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT, limit
+from fixtures.zookeeper_client import zookeeper_client
 
 # --- chroot ---------------------------------------------------------------------------------------------------------------
 
@@ -40,6 +42,14 @@ def test_a_chroot_that_may_not_be_created(zookeeper_server: ZooKeeperServer, chr
             with pytest.raises(StoreError, match="not permitted to create it") as caught:
                 call()
             assert f"create {chroot}/closed/a; create {chroot}/closed/a/b" in str(caught.value.next_step)
+
+
+def test_a_chroot_that_is_deleted(zookeeper_server: ZooKeeperServer, chroot: str, store: ZooKeeperStore) -> None:
+    store.check()  # creates it
+    with zookeeper_client(zookeeper_server.hosts) as client:
+        client.delete(chroot, recursive=True)
+    with pytest.raises(StoreError, match="storing the database's id"):
+        store.set_identity(StoreIdentity.new(""), expected=None)
 
 
 # --- ACLs -----------------------------------------------------------------------------------------------------------------

@@ -182,7 +182,11 @@ class Nodes:
                 self.create(IDENTITY_PATH, data)
             else:
                 self.set(IDENTITY_PATH, data, read[1].version)
-        except CONCURRENT_CHANGES:
+        except (BadVersionError, NodeExistsError):
+            return False
+        except NoNodeError:  # it is gone since it was read; or else the chroot is
+            if read is None:
+                raise
             return False
         return True
 
