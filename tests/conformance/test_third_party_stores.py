@@ -100,7 +100,7 @@ def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert "the contract requires FencedError; the store raised nothing" in done.stdout
-    assert "A claim waits for the transaction, or replaces it and makes it fail" in done.stdout
+    assert "A claim waits for the transaction, or makes it fail" in done.stdout
     done = suite(
         tmp_path,
         broken("a conditional claim resets transaction_number"),
