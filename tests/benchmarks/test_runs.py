@@ -125,10 +125,10 @@ def test_calls_round_trips_and_lines() -> None:
     assert done.returncode == 0, done.stderr
     found = {name: [int(cell) for cell in cells] for name, cells in rows_of(done.stdout, 7).items() if name != "call"}
     calls, functions, files, *waits = found["with writer.transaction()"]
-    assert 0 < files < functions < calls < 560
+    assert 0 < files < functions < calls < 430
     assert files < 60
     assert all(0 < each <= limit for each, limit in zip(waits, (2, 2, 2), strict=True)), "database, Kafka, requests"
-    assert 0 < found["pool.run(unit), alone in its group"][0] < 720
+    assert 0 < found["pool.run(unit), alone in its group"][0] < 580
     assert 0 < found["connect(lanes=3), known id"][3] < 25
     lines = {name: [number(cell) for cell in cells] for name, cells in rows_of(done.stdout, 4).items() if name != "folder"}
     assert set(lines) == {"src", "migrations", "tests", "tools", "benchmarks"}
