@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from dualwrite.errors import ClaimTimeoutError, UsageError, WriterClosedError
 from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
-from dualwrite.stores import row as rows
+from dualwrite.stores import rows
 from dualwrite.stores.base import (
     MAX_OWNER_LENGTH,
     Claim,
@@ -26,7 +26,7 @@ from dualwrite.stores.base import (
 )
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import Lease, LeaseStore
-from dualwrite.stores.row import document, parse_document
+from dualwrite.stores.rows import document, parse_document
 
 T = TypeVar("T")
 

@@ -138,7 +138,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "O2 every claim of a librdkafka writer acquires a generation",
-        "stores/row.py",
+        "stores/rows.py",
         "elif reuse and kind.takes_over and row.generation_kind is kind and",
         "elif row.generation_kind is kind and",
         (
@@ -161,14 +161,14 @@ PROTOCOL: Final = (
     ),
     Removal(
         "SG resolved generations are not described again",
-        "stores/row.py",
+        "stores/rows.py",
         "return range(self.resolved_generation + 1, self.generation + 1)",
         "return range(1, self.generation + 1)",
         ("unit/test_state_row.py::test_resolved_generations_are_not_examined_again",),
     ),
     Removal(
         "CL another cluster than the row's is refused before anything is claimed",
-        "stores/row.py",
+        "stores/rows.py",
         'if row.forgotten or row.cluster_id in ("", cluster_id):',
         "if cluster_id or not cluster_id:",
         (
@@ -179,7 +179,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "ST the id at Kafka names the database",
-        "stores/row.py",
+        "stores/rows.py",
         "at(generation, self.store_id)",
         "at(generation, '0')",
         ("crash/test_shared_id.py::test_opening_an_id_in_another_database_aborts_nothing",),
@@ -219,7 +219,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "UC an UNVERIFIED transaction that is found ongoing is committed",
-        "stores/row.py",
+        "stores/rows.py",
         "return next((entry for entry in entries if names(entry.state, described)), None)",
         "return next((entry for entry in entries if described is generation), None)",
         ("crash/test_wrong_cluster.py::test_a_transaction_left_unverified_by_a_wrong_cluster_is_committed_on_the_right_one",),
@@ -233,7 +233,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "UG a generation with an UNVERIFIED entry is not used again",
-        "stores/row.py",
+        "stores/rows.py",
         "has_unverified = any(entry.generation == row.generation for entry in row.unverified)",
         "has_unverified = False",
         ("crash/test_wrong_cluster.py::test_a_generation_with_an_unverified_transaction_is_not_reused",),

@@ -22,7 +22,7 @@ import dualwrite
 from dualwrite import Timeouts
 from dualwrite.errors import StoreUnavailableError
 from dualwrite.stores.registry import store_from_url
-from dualwrite.stores.row import Claim
+from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.store_transaction import StoreTransaction
 from fixtures.pace import LIMIT, limit

@@ -13,7 +13,7 @@ from zookeeper_scene import ID, STATE
 
 from dualwrite.errors import FencedError, StoredStateError, StoreError
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
-from dualwrite.stores.row import claimed
+from dualwrite.stores.rows import claimed
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.nodes import StateNode, condition
 from dualwrite.testing.proxy import Link, TcpProxy

@@ -36,7 +36,7 @@ from dualwrite.jobs.job_tables import job_table as j
 from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
 from dualwrite.logs import SubjectLogger
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
-from dualwrite.stores.row import fenced
+from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.tables import state_table as t

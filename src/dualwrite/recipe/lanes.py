@@ -20,7 +20,7 @@ from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.recovery.side_by_side import SideBySide, Steps
 from dualwrite.settings import Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import Acquiring, ClaimedLanes, StateRow, TxnStateStore
-from dualwrite.stores.row import new_token, on_cluster
+from dualwrite.stores.rows import new_token, on_cluster
 
 log = SubjectLogger(__name__)
 

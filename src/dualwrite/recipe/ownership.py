@@ -21,7 +21,7 @@ from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, cr
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
-from dualwrite.stores.row import new_token, on_cluster
+from dualwrite.stores.rows import new_token, on_cluster
 
 log = SubjectLogger(__name__)
 

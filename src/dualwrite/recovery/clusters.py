@@ -17,7 +17,7 @@ from dualwrite.recovery.recoverer import describe_owner, existing_row, ids_with_
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.row import on_cluster
+from dualwrite.stores.rows import on_cluster
 
 log = SubjectLogger(__name__)
 

@@ -18,7 +18,7 @@ from dualwrite.recovery.decision import Decision, decide
 from dualwrite.recovery.resolve import decision_by_log, proven_by_log
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
-from dualwrite.stores.row import found_again, on_cluster
+from dualwrite.stores.rows import found_again, on_cluster
 
 REASONS: Final = MappingProxyType(
     {

@@ -42,7 +42,7 @@ from dualwrite.state import (
     TransactionStatus,
 )
 from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, TxnStateStore
-from dualwrite.stores.row import found_again, on_cluster
+from dualwrite.stores.rows import found_again, on_cluster
 
 log = SubjectLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The contract of a store: the database that decides, with one row per logical transactional id.
 
 A custom store implements `TxnStateStore` and `StoreTransaction`, and can import everything that the contract names from here.
-`dualwrite.stores.row` defines what each change does to a row, and the row as text; `dualwrite.testing.stores` is the suite that
-checks whether a store fulfils the contract.
+`dualwrite.stores.rows` defines what each change does to a row, and the row as text; `dualwrite.testing.stores` is the suite
+that checks whether a store fulfils the contract.
 
 The row (docs/how-it-works) is only changed under a claim. Each claim gets the next fencing token, `fence`. Every write except
 the claim itself is made on the condition that the row's fence is still the claim's, so a process that was paused and replaced
@@ -22,7 +22,7 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.identity import StoreIdentity, copied, moved
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.row import (
+from dualwrite.stores.rows import (
     MAX_OWNER_LENGTH,
     Acquiring,
     Claim,

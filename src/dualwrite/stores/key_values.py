@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeAlias, TypeVar
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import (
+from dualwrite.stores.rows import (
     Claim,
     LostTransaction,
     Resolution,

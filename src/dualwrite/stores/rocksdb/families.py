@@ -29,7 +29,7 @@ from dualwrite.stores.positions import (
 from dualwrite.stores.rocksdb.database import Changes, Handle, OpenDatabase
 from dualwrite.stores.rocksdb.locks import LockRequest
 from dualwrite.stores.rocksdb.opening import CLOSED, STATE_FAMILY, is_closed, is_read_only, is_undecodable, sentence
-from dualwrite.stores.row import StateRow, document, parse_document
+from dualwrite.stores.rows import StateRow, document, parse_document
 from dualwrite.stores.store_transaction import StoreTransaction
 
 _IDENTITY_KEY: Final = "#store"

@@ -11,7 +11,7 @@ from typing import Final
 
 from dualwrite.errors import ClaimTimeoutError
 from dualwrite.stores.leases import Lease, LeaseStore
-from dualwrite.stores.row import MAX_OWNER_LENGTH
+from dualwrite.stores.rows import MAX_OWNER_LENGTH
 
 _SLICE: Final = 1.0
 """Seconds after which a waiter checks again by itself: an interrupted waiter may not have passed on the wake-up."""

@@ -22,7 +22,7 @@ from dualwrite.stores.rocksdb.families import RocksDBPositions, StateFamily
 from dualwrite.stores.rocksdb.locks import LockRequest, RocksDBLeases
 from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
-from dualwrite.stores.row import Claim, StateRow, check_fence, recorded
+from dualwrite.stores.rows import Claim, StateRow, check_fence, recorded
 from dualwrite.stores.store_transaction import StoreTransaction
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column
 
 from dualwrite.deadline import Deadline
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.row import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
+from dualwrite.stores.rows import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
 from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.sql_errors import ErrorMap, InterruptsFirst, locked_too_long

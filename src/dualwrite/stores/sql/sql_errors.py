@@ -26,7 +26,7 @@ from dualwrite.errors import (
     WriterClosedError,
     shell_word,
 )
-from dualwrite.stores.row import Claim, fenced
+from dualwrite.stores.rows import Claim, fenced
 from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect, driver_error
 from dualwrite.stores.sql.home import full_name, given_schema
 from dualwrite.stores.sql.tables import TABLE_NAME, metadata

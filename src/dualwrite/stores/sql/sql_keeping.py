@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from dualwrite.errors import PositionMovedError, StoreError
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
-from dualwrite.stores.row import MAX_OWNER_LENGTH
+from dualwrite.stores.rows import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions, clock_column, database_clock
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction

@@ -15,7 +15,7 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.row import (
+from dualwrite.stores.rows import (
     MAX_OWNER_LENGTH,
     Acquiring,
     Claim,

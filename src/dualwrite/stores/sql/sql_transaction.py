@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from dualwrite.errors import DualWriteError, StoreCommitFailedError
 from dualwrite.logs import SubjectLogger
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
-from dualwrite.stores.row import Claim
+from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, Watch
 from dualwrite.stores.sql.home import OwnConnection

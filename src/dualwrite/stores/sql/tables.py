@@ -46,7 +46,7 @@ from dualwrite.errors import StoredStateError
 from dualwrite.state import MAX_TOPIC_LENGTH, Delivery, PreparedTxnState, ProducerKind, delivery_text, state_text
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.positions import MAX_GROUP_LENGTH
-from dualwrite.stores.row import MAX_OWNER_LENGTH, StateRow, lost_text, parse_lost
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, StateRow, lost_text, parse_lost
 
 _MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

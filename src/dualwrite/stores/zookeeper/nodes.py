@@ -17,7 +17,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.row import StateRow, document, parse_document
+from dualwrite.stores.rows import StateRow, document, parse_document
 from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, id_of, request_size, state_path, too_large
 from dualwrite.stores.zookeeper.zookeeper_connection import (
     ErrorClass,

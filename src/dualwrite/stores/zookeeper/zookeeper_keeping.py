@@ -23,7 +23,7 @@ from dualwrite.stores.positions import (
     parse_position,
     position_text,
 )
-from dualwrite.stores.row import MAX_OWNER_LENGTH
+from dualwrite.stores.rows import MAX_OWNER_LENGTH
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.stores.zookeeper.nodes import Nodes
 from dualwrite.stores.zookeeper.paths import LEASE_ROOT, id_of, lease_path, node_name

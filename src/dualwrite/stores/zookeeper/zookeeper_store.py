@@ -18,7 +18,7 @@ from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.key_values import Attempts, KeyValueStore, RowChange
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
-from dualwrite.stores.row import Claim, StateRow, check_fence
+from dualwrite.stores.rows import Claim, StateRow, check_fence
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.stores.zookeeper.nodes import CONCURRENT_CHANGES, Nodes
 from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, STATE_ROOT, parse_url

@@ -33,7 +33,7 @@ from dualwrite.errors import (
 )
 from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
 from dualwrite.stores.key_values import Batch, BatchTransaction
-from dualwrite.stores.row import Claim, StateRow, check_fence, document, fenced, recorded
+from dualwrite.stores.rows import Claim, StateRow, check_fence, document, fenced, recorded
 from dualwrite.stores.zookeeper.nodes import Nodes, StateNode, condition
 from dualwrite.stores.zookeeper.paths import is_ours, multi_size, operation_size, state_path, too_large
 from dualwrite.stores.zookeeper.zookeeper_connection import (

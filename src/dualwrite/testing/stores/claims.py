@@ -10,7 +10,7 @@ from typing import Final
 from dualwrite.errors import FencedError, NotResolvedError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import MAX_OWNER_LENGTH, Claim, Resolution
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim, Resolution
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST, full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene

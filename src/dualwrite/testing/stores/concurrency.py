@@ -14,7 +14,7 @@ import pytest
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError, StoreUnavailableError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST, UNVERIFIED
 from dualwrite.testing.stores.scene import STATE, ClaimsWait, StoreScene

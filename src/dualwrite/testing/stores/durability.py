@@ -18,7 +18,7 @@ from dualwrite.errors import (
     StoredStateError,
 )
 from dualwrite.state import ProducerKind
-from dualwrite.stores.row import Resolution
+from dualwrite.stores.rows import Resolution
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.resolutions import LOST
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, ClaimsWait, StoreScene

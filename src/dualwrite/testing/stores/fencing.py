@@ -16,7 +16,7 @@ import pytest
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Claim, Resolution
+from dualwrite.stores.rows import Claim, Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, StoreScene

@@ -13,7 +13,7 @@ import pytest
 
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import LeaseStore, numbered
-from dualwrite.stores.row import MAX_OWNER_LENGTH
+from dualwrite.stores.rows import MAX_OWNER_LENGTH
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import SHORT_TIME, LeasesEnd, StoreScene
 from dualwrite.testing.stores.steps import PROCESSES, THREADS, at_once, expect_row, in_processes

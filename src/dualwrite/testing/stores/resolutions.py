@@ -12,7 +12,7 @@ from dualwrite.errors import ClusterMismatchError, FencedError
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, Delivery, Place, PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.row import Acquiring, Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import Acquiring, Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.testing.stores.steps import expect_changed, expect_error, expect_fenced, expect_row

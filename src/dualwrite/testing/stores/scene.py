@@ -16,7 +16,7 @@ import pytest
 
 from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Claim
+from dualwrite.stores.rows import Claim
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing import TIMEOUT
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from dualwrite.errors import ClaimTimeoutError, FencedError, NotResolvedError, StoreCommitFailedError, StoreCommitUnknownError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import Claim, LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import ClaimsWait, StoreScene

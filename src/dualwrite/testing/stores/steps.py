@@ -15,7 +15,7 @@ import pytest
 from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Claim, Resolution, StateRow
+from dualwrite.stores.rows import Claim, Resolution, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import SHORT_TIME, STATE, StoreScene

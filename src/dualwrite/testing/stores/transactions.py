@@ -12,7 +12,7 @@ import pytest
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.row import Resolution
+from dualwrite.stores.rows import Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.stores.resolutions import full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
