@@ -344,13 +344,6 @@ PROMISES: Final = (
         "or_(",
         ("stores/test_settings_of_the_session.py::test_settings_of_mariadb",),
     ),
-    Removal(
-        "an upgrade finds the tables of the last one",
-        "migration.py",
-        "schema = found_schema(engine, dialect, VERSION_TABLE_NAME, is_ours=engine is not database)",
-        "schema = None",
-        ("stores/test_settings_of_the_session.py::test_an_upgrade_finds_the_tables_behind_a_schema_that_was_created_later",),
-    ),
     # --- the ORM, schemas, types ----------------------------------------------------------------------------------------------
     Removal(
         "the session is of the user's class",
