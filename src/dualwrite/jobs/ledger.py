@@ -8,16 +8,16 @@ when the run is closed, or can't claim it at all.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
-from dualwrite.errors import PrefixLeasedError, StoreError
+from dualwrite.errors import PrefixLeasedError
 from dualwrite.jobs.job_tables import (
     LOCKED,
     SHARED,
@@ -40,6 +40,7 @@ from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.tables import state_table as t
+from dualwrite.transactional import repeated
 
 log = SubjectLogger(__name__)
 
@@ -118,14 +119,11 @@ class JobLedger:
                 return Opened(outcome, row, left_behind(connection, new))
             return Opened(outcome, row)
 
-        for left in reversed(range(_OPEN_ATTEMPTS)):
-            try:
-                return self._short.run(work, f"opening {run.name}", patience=self._patience)
-            except StoreError as error:  # another task may have inserted the row
-                if not left or not self._short.is_caused_by(error, ErrorClass.DUPLICATE):
-                    raise
-            time.sleep(random.uniform(0, 0.05))  # noqa: S311  (spreads retries; no secret)
-        raise AssertionError  # the last attempt has raised
+        def is_inserted(error: BaseException) -> bool:  # by another task
+            return self._short.is_caused_by(error, ErrorClass.DUPLICATE)
+
+        once = partial(self._short.run, work, f"opening {run.name}", patience=self._patience)
+        return repeated(once, attempts=_OPEN_ATTEMPTS, is_retriable=is_inserted)()
 
     def seems_dead(self, row: JobRow, seconds: float) -> bool:
         """Whether an open run's row and its attempts' heartbeat counters stay unchanged for so many seconds, by our clock."""

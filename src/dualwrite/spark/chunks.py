@@ -221,15 +221,7 @@ class ChunkMarkers:
 
     def forget(self, job_id: str) -> int:
         """Remove all markers of a job, in a separate transaction; return how many chunks had one. Idempotent."""
-        counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
-
-        def work(connection: Connection) -> None:
-            nonlocal counted
-            counted = max(counted, connection.execute(_COUNT, {"job": job_id}).scalar_one())
-            connection.execute(_DELETE, {"job": job_id})
-
-        self._store.short_transactions.run(work, "forgetting a job")
-        return counted
+        return self._store.short_transactions.delete(_COUNT, _DELETE, {"job": job_id}, "forgetting a job")
 
 
 def forget_job(store: TxnStateStore, job_id: str) -> int:

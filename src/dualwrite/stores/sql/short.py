@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Delete, Engine, Select, literal_column, select
 
 from dualwrite.deadline import Deadline
 from dualwrite.stores.identity import StoreIdentity
@@ -155,6 +155,18 @@ class ShortTransactions:
             seconds = pause + random.uniform(0, _PAUSE)  # noqa: S311  (spreads attempts; no secret)
             time.sleep(seconds if deadline is None else min(seconds, deadline.left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def delete(self, count: Select[Any], delete: Delete, values: Mapping[str, Any], doing: str) -> int:
+        """Delete what the values select, as by `run`; return how much it was: a COMMIT without response may have succeeded."""
+        counted = 0  # the maximum over all attempts
+
+        def work(connection: Connection) -> None:
+            nonlocal counted
+            counted = max(counted, connection.execute(count, values).scalar_one())
+            connection.execute(delete, values)
+
+        self.run(work, doing)
+        return counted
 
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
         """Whether an error of `run` or `query`, or the driver's error that caused it, is of this class."""

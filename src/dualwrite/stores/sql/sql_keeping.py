@@ -197,15 +197,7 @@ class SqlPositions(Positions):
             raise moved(group_id, ordered[0], None) from error
 
     def forget(self, group_id: str) -> int:
-        counted = 0  # the maximum over all attempts: a COMMIT whose response was lost may have deleted them already
-
-        def work(connection: Connection) -> None:
-            nonlocal counted
-            counted = max(counted, connection.execute(_COUNT, {"group": group_id}).scalar_one())
-            connection.execute(_DELETE, {"group": group_id})
-
-        self._short.run(work, "forgetting the positions of a group")
-        return counted
+        return self._short.delete(_COUNT, _DELETE, {"group": group_id}, "forgetting the positions of a group")
 
     def groups(self, prefix: str = "") -> list[str]:
         return sorted(
