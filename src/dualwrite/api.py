@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 from sqlalchemy import URL, Connection, Engine
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_settings import KNOWN_NAMES
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
+from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
@@ -207,6 +209,7 @@ def _new_writer(
             lanes=settings.lanes or producers.lanes,
             timeouts=settings.timeouts,
             on_lost=settings.on_lost,
+            mark_republished=settings.mark_republished,
             acknowledge=acknowledge,
             owns_store=owns_store,
             owns_coordinator=True,
@@ -307,7 +310,9 @@ def create_pool(
             raise
 
     def recoverer() -> Recoverer:
-        return open_recoverer(store, kafka=kafka, settings=chosen, timeouts=pool_timeouts)
+        return open_recoverer(
+            store, kafka=kafka, settings=chosen.with_changes(**connecting), timeouts=pool_timeouts
+        )
 
     with ExitStack() as opened:
         if store is not database:
@@ -349,18 +354,33 @@ def open_recoverer(
     database: Database | None = None,
     *,
     kafka: Kafka | None = None,
+    on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> Recoverer:
-    """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`."""
-    chosen = (settings or Settings.from_environment()).with_changes(timeouts=timeouts, schema=schema)
+    """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`.
+
+    It publishes lost messages again if `on_lost` is "republish", with a producer as `connect` would choose it.
+    """
+    chosen = (settings or Settings.from_environment()).with_changes(on_lost=on_lost, timeouts=timeouts, schema=schema)
     config = KafkaConfig.over(kafka, chosen.kafka)
     store = _store(database, chosen)
+    coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
+
+    def producers(transactional_id: str) -> ProducerFactory:
+        return choose_producer(config, coordinator, chosen.with_changes(transactional_id=transactional_id))
+
+    republisher = None
+    if chosen.on_lost == "republish":
+        republisher = RecoveryPublisher(
+            store, coordinator, producers, timeouts=chosen.timeouts, is_marked=chosen.mark_republished
+        )
     return Recoverer(
         store,
-        WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka),
+        coordinator,
         timeouts=chosen.timeouts,
+        republisher=republisher,
         owns_store=store is not database,
         owns_coordinator=True,
     )
@@ -398,17 +418,23 @@ def recover(
     kafka: Kafka | None = None,
     ids: Iterable[str] | None = None,
     prefix: str = "",
+    on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryReport:
     """Resolve the in-doubt transactions that crashes left behind, for example when a service starts. See `Recoverer.recover`.
 
+    What Kafka has aborted although the database committed it is published again, unless `on_lost` is "report" or "raise"
+    (which mean the same here: it stays in the row, and in the report).
+
     It fences live writers on these ids. A writer recovers its own id when it opens; use this for other ids. The ids of a job
     (Spark) that is running are skipped unless `ids` lists them; what such a job leaves behind is resolved by its next run, or
     by `dualwrite recover --prefix`. If Kafka does not answer, no id is claimed, and the report has an error for each.
     """
-    with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
+    with open_recoverer(
+        database, kafka=kafka, on_lost=on_lost, timeouts=timeouts, schema=schema, settings=settings
+    ) as recoverer:
         selected, fences = _selected_ids(recoverer, ids, prefix)
         return recoverer.recover(selected, fences=fences)
 
@@ -419,12 +445,15 @@ def plan_recovery(
     kafka: Kafka | None = None,
     ids: Iterable[str] | None = None,
     prefix: str = "",
+    on_lost: OnLost | None = None,
     timeouts: Timeouts | None = None,
     schema: str | None = None,
     settings: Settings | None = None,
 ) -> RecoveryPlan:
     """What `recover` would do now with the same arguments, and why, for each id and generation. Read-only."""
-    with open_recoverer(database, kafka=kafka, timeouts=timeouts, schema=schema, settings=settings) as recoverer:
+    with open_recoverer(
+        database, kafka=kafka, on_lost=on_lost, timeouts=timeouts, schema=schema, settings=settings
+    ) as recoverer:
         return recoverer.plan(_selected_ids(recoverer, ids, prefix)[0])
 
 

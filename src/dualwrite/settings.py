@@ -10,7 +10,8 @@
 | `DUALWRITE_PRODUCER` | `auto`, `native` or `librdkafka` |
 | `DUALWRITE_TWO_PHASE` | `true` requires two-phase commit from the broker, `false` never uses it |
 | `DUALWRITE_LANES` | the number of a writer's lanes, a whole number |
-| `DUALWRITE_ON_LOST` | `raise` or `report` |
+| `DUALWRITE_ON_LOST` | `republish`, `raise` or `report` |
+| `DUALWRITE_MARK_REPUBLISHED` | `true` to add a header to messages that are published again |
 | `DUALWRITE_TIMEOUT_CLAIM`, `_KAFKA`, `_DELIVERY` | time limits in seconds, see `Timeouts` |
 """
 
@@ -38,7 +39,7 @@ _TIMEOUT: Final = PREFIX + "TIMEOUT_"
 MAX_LANES: Final = 100
 
 ProducerName = Literal["auto", "native", "librdkafka"]
-OnLost = Literal["raise", "report"]
+OnLost = Literal["republish", "raise", "report"]
 Acknowledge = Literal["visible", "decided"]
 
 
@@ -115,7 +116,9 @@ class Settings:
             never uses it, None uses it if the broker offers it.
         lanes: The number of a writer's lanes, 1 to 100; None for the producer's default (native: 3, librdkafka: 1). See
             DualWriter.
-        on_lost: What opening a writer does about unacknowledged lost transactions; see DualWriter.
+        on_lost: What opening a writer, or recovery, does about unacknowledged lost transactions; see DualWriter.
+        mark_republished: Whether messages that are published again get the header `dualwrite-republished`, whose value is
+            the name of the lost transaction.
         timeouts: Time limits.
         schema: The schema that contains dualwrite's tables in a SQL database, or None for the connection's default.
 
@@ -129,7 +132,8 @@ class Settings:
     producer: ProducerName = "auto"
     two_phase: bool | None = None
     lanes: int | None = None
-    on_lost: OnLost = "raise"
+    on_lost: OnLost = "republish"
+    mark_republished: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
     schema: str | None = None
 
@@ -137,6 +141,7 @@ class Settings:
         _one_of("producer", self.producer, get_args(ProducerName))
         _one_of("on_lost", self.on_lost, get_args(OnLost))
         _one_of("two_phase", self.two_phase, (True, False, None))
+        _one_of("mark_republished", self.mark_republished, (True, False))
         if self.lanes is not None:
             validate_lanes(self.lanes)
 
@@ -161,7 +166,8 @@ class Settings:
             producer=cast("ProducerName", given.get(PREFIX + "PRODUCER", "auto")),
             two_phase=_boolean(PREFIX + "TWO_PHASE", given.get(PREFIX + "TWO_PHASE")),
             lanes=_whole_number(PREFIX + "LANES", given.get(PREFIX + "LANES")),
-            on_lost=cast("OnLost", given.get(PREFIX + "ON_LOST", "raise")),
+            on_lost=cast("OnLost", given.get(PREFIX + "ON_LOST", "republish")),
+            mark_republished=bool(_boolean(PREFIX + "MARK_REPUBLISHED", given.get(PREFIX + "MARK_REPUBLISHED"))),
             timeouts=Timeouts(**limits),
             schema=given.get(PREFIX + "SCHEMA"),
         )

@@ -25,6 +25,7 @@ from dualwrite.recipe import idle
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
+from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
 from dualwrite.state import ProducerKind
@@ -59,8 +60,12 @@ class DualWriter(Generic[H]):
         coordinator: Kafka's side, for recovery; closed with the writer if `owns_coordinator`.
         lanes: The number of lanes, 1 to 100. It may change between one opening and the next.
         timeouts: Time limits.
-        on_lost: What opening does if the row lists unacknowledged lost or unverified transactions: "raise"
-            LostTransactionError or UnverifiedTransactionError, or "report" them in `recovery_report` and continue.
+        on_lost: What is done about transactions that the database has committed and Kafka has aborted. "republish" publishes
+            their messages again, exactly once, from the log: when the writer opens, before its first transaction, and when
+            Kafka aborts a transaction of the writer itself. What can't be published again, and what is unverified, makes
+            opening raise LostTransactionError or UnverifiedTransactionError. "raise" raises these errors for all of them;
+            "report" lists them in `recovery_report` and continues.
+        mark_republished: Whether messages that are published again get the header `dualwrite-republished`.
         acknowledge: When a block ends: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
             the database's commit, after which neither side can be lost (only under two-phase commit). Kafka's commit is then
             requested, and its response is read before the lane's next transaction, about a second later, or by `close`.
@@ -82,7 +87,8 @@ class DualWriter(Generic[H]):
         coordinator: TransactionCoordinator,
         lanes: int = 1,
         timeouts: Timeouts | None = None,
-        on_lost: OnLost = "raise",
+        on_lost: OnLost = "republish",
+        mark_republished: bool = False,
         acknowledge: Acknowledge = "visible",
         owns_store: bool = False,
         owns_coordinator: bool = False,
@@ -110,6 +116,7 @@ class DualWriter(Generic[H]):
             count=lanes,
             timeouts=timeouts or Timeouts(),
             acknowledge=acknowledge,
+            lost=LostMessages(store, coordinator, is_marked=mark_republished) if on_lost == "republish" else None,
         )
         self._kind = producers.kind
         self._mutex = threading.Lock()

@@ -57,6 +57,12 @@ def recover(
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge", help="After recovery, remove lost and unverified transactions from the rows.")
     ] = False,
+    republish: Annotated[
+        bool,
+        typer.Option(
+            "--republish", help="Publish the messages of lost transactions again, from Kafka's log; each exactly once."
+        ),
+    ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="Let another job use the prefix: the job that owned it is gone for good.")
     ] = False,
@@ -73,7 +79,7 @@ def recover(
     Jobs (Spark): a prefix names the job that owns exactly this prefix. Its open run is ended, the transactions of its ids are
     resolved, its staged rows deleted. Without a prefix, a running job is left alone.
     """
-    settings = target.settings()
+    settings = target.settings().with_changes(on_lost="republish" if republish else "report")
     if dry_run and (acknowledge or release):
         raise typer.BadParameter("can't be combined with --acknowledge or --release.", param_hint="--dry-run")
     with store_for(settings) as store, open_recoverer(store, settings=settings) as recoverer:
@@ -206,6 +212,7 @@ def _to_json(
                 ],
                 "taken_over_by": one.taken_over_by,
                 "error": None if one.error is None else str(one.error),
+                "not_published": [{"state": kept.entry.state, "reasons": kept.reasons} for kept in one.not_published],
             }
             for one in report.ids
         ],

@@ -14,6 +14,7 @@ from dualwrite.cli.texts import description_words, state_words
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.recovery.report import RecoveryReport
+from dualwrite.state import FoundMessages
 from dualwrite.stores.base import LostTransaction
 
 Entries = list[tuple[str, LostTransaction]]
@@ -63,6 +64,8 @@ def show_report(report: RecoveryReport) -> None:
         typer.echo("Nothing to recover.")
     for one in report.failed:
         say(f"{one.transactional_id}: {one.error}", err=True)
+    for kept in report.not_published:
+        say(f"{kept.transactional_id}: {kept.entry.state} can't be published again: {'; '.join(kept.reasons)}.", err=True)
     if report.unacknowledged:
         typer.echo("Lost or unverified, not acknowledged:")
         show_lost(list(report.unacknowledged))
@@ -139,7 +142,10 @@ def show_plan(
         _show(together, jobs, wide=wide)
     if together.failed:
         raise typer.Exit(WOULD_FAIL)
-    if together.would_lose or together.unacknowledged:
+    published = {(plan.transactional_id, entry.state) for plan, entry, found in together.lost_messages if found.is_complete}
+    lost = {(plan.transactional_id, plan.state) for plan in together.would_lose}
+    lost |= {(name, entry.state) for name, entry in together.unacknowledged}
+    if lost - published:
         raise typer.Exit(WOULD_LOSE)
 
 
@@ -149,6 +155,24 @@ def _plan_record(plan: IdPlan) -> Record:
         "owner": plan.owner,
         "generations": [_generation_record(found) for found in plan.generations],
         "error": None if plan.error is None else str(plan.error),
+        "would_publish": [_found_record(entry, found) for entry, found in plan.found],
+    }
+
+
+def _found_record(entry: LostTransaction, found: FoundMessages) -> Record:
+    """What would be published again of a lost transaction; nothing if something is missing."""
+    return {
+        "state": entry.state,
+        "places": [
+            {
+                "topic": place.topic,
+                "partition": place.partition,
+                "first_offset": place.first_offset,
+                "messages": place.messages,
+            }
+            for place in found.places
+        ],
+        "missing": found.missing,
     }
 
 
@@ -194,6 +218,13 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, wi
         typer.echo("Nothing to recover.")
     for one in plan.failed:
         say(f"{one.transactional_id}: {one.error}", err=True)
+    for of_id, entry, found in plan.lost_messages:
+        name = of_id.transactional_id
+        if found.is_complete:
+            places = ", ".join(f"{p.messages} to {p.topic}-{p.partition} (from offset {p.first_offset})" for p in found.places)
+            say(f"{name}: would publish the messages of {state_words(entry.state)} again: {places}.")
+        else:
+            say(f"{name}: {state_words(entry.state)} can't be published again: {'; '.join(found.missing)}.")
     for name, lost in plan.unacknowledged:
         say(f"{name}: {lost.kind.value} {state_words(lost.state)} is not acknowledged.")
     typer.echo("Nothing was changed.")

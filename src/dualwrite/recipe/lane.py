@@ -30,6 +30,7 @@ from dualwrite.recipe.outcomes import (
 )
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
+from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
@@ -62,6 +63,7 @@ class Lane(WriterState):
         number: int,
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
+        lost: LostMessages | None = None,
     ) -> None:
         super().__init__()
         self.id = TransactionalId(transactional_id, number).row
@@ -73,6 +75,7 @@ class Lane(WriterState):
         self._timeouts = timeouts
         self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
         self._ends_with_decision = acknowledge == "decided"
+        self._lost = lost
         self._requested: PreparedTxnState | None = None
         self._store_transaction: StoreTransaction | None = None
         self._transaction: OpenTransaction | None = None
@@ -318,15 +321,27 @@ class Lane(WriterState):
         generation = self.ownership.generation
         try:
             self.ownership.start()
+            self._publish_lost()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
-        lost = _lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
+        lost = self._lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _publish_lost(self) -> None:
+        """Before the next transaction, publish again what was found lost, if that is wanted; see `LostMessages.publish`."""
+        if self._lost is not None:
+            self._lost.publish(self.ownership)
+
+    def _lost_error(self, found: Iterable[GenerationOutcome]) -> DualWriteError | None:
+        """The error for the transactions that were found lost, except those that were published again since."""
+        left = self.ownership.unacknowledged
+        entries = ((each.transactional_id, each.lost) for each in found if each.lost is not None and each.lost in left)
+        return lost_error(entries, self.ownership.report.not_published)
 
     def _is_surely_rolled_back(self, error: BaseException) -> bool:
         assert self._store_transaction is not None
@@ -348,9 +363,10 @@ class Lane(WriterState):
         """Resolve what is in doubt and start a new producer, by a claim that succeeds only while the fencing token is ours."""
         with self._phase_tracks_errors():
             self.ownership.recover()
+            self._publish_lost()
             self.advance(Event.OPENED)
         for outcome in self.ownership.report:
-            lost = _lost_error([outcome])
+            lost = self._lost_error([outcome])
             if lost is not None:  # nobody waits for it any more; the row has it as well
                 log.error("%s", lost, transactional_id=self.id)
 
@@ -420,7 +436,3 @@ class Lane(WriterState):
         except BaseException:
             self.advance(Event.BROKEN)
             raise
-
-
-def _lost_error(found: Iterable[GenerationOutcome]) -> DualWriteError | None:
-    return lost_error((each.transactional_id, each.lost) for each in found if each.lost is not None)

@@ -15,6 +15,7 @@ from dualwrite.outages import DATABASE, database_at
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
+from dualwrite.recipe.republish import LostMessages, publish_and_release
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.recovery.side_by_side import SideBySide, Steps
@@ -59,8 +60,10 @@ class Lanes:
         count: int,
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
+        lost: LostMessages | None = None,
     ) -> None:
         self._id = transactional_id
+        self._lost = lost
         self._store = store
         self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
@@ -75,6 +78,7 @@ class Lanes:
                 number=number,
                 timeouts=timeouts,
                 acknowledge=acknowledge,
+                lost=lost,
             )
             for number in range(count)
         )
@@ -129,7 +133,7 @@ class Lanes:
 
         `only_if_ours`: only while lane 0 is still ours (rule F8), since its owner owns the others too, or is about to.
         `on_lost` is "raise" to raise an error for unacknowledged lost or unverified transactions, before any producer is
-        started.
+        started; "republish" to raise one for those that can't be published again, after the others are.
 
         Raises: as for `DualWriter.open`.
         """
@@ -149,9 +153,30 @@ class Lanes:
             if on_lost == "raise":
                 raise_for_lost(self.report.unacknowledged)
             self._side_by_side(Ownership.starting, [lane.ownership for lane in self._lanes])
+            if self._lost is not None:
+                self._publish_lost(self._lost)
+                if on_lost == "republish":
+                    self._raise_for_lost()
             for lane in self._lanes:
                 lane.advance(Event.OPENED)
             self._are_acquired = True
+
+    def _publish_lost(self, lost: LostMessages) -> None:
+        """Before the first transaction, publish again what was lost, in the order in which it was found lost."""
+        for ownership in self._additional:
+            publish_and_release(lost, ownership)
+        for lane in self._lanes:
+            lost.publish(lane.ownership)
+
+    def _raise_for_lost(self) -> None:
+        """Raise an error for what is lost or unverified, and leave the id as clean as before."""
+        try:
+            raise_for_lost(self.report.unacknowledged, self.report.not_published)
+        except DualWriteError:
+            for lane in self._lanes:
+                lane.ownership.drop_producer()
+                lane.ownership.clear_row()
+            raise
 
     def _claim(self, owned: Mapping[str, Ownership], *, only_if_ours: bool) -> tuple[str, ClaimedLanes]:
         """Claim all lanes; return the id of the Kafka cluster, which was compared with the rows, and the rows as claimed.

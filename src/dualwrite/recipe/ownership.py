@@ -15,12 +15,12 @@ from dualwrite.kafka.base import EndTxnResult, ProducerFactory, TakeOverProducer
 from dualwrite.logs import SubjectLogger, closed_on_error
 from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+from dualwrite.recovery.report import GenerationOutcome, IdReport, NotPublished, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, resolving
 from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, read, record
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
-from dualwrite.stores.base import Acquiring, Claim, Resolution, StateRow, TxnStateStore
+from dualwrite.stores.base import Acquiring, Claim, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import new_token, on_cluster
 
 log = SubjectLogger(__name__)
@@ -78,6 +78,16 @@ class Ownership:
         if self._claim is None:
             raise WriterClosedError("The writer has not claimed its id.", transactional_id=self._id)
         return self._claim
+
+    @property
+    def transactional_id(self) -> str:
+        """The logical id, or the id of the lane."""
+        return self._id
+
+    @property
+    def cluster_id(self) -> str:
+        """Kafka's `cluster.id`, as it was when the id was claimed."""
+        return self._cluster_id
 
     @property
     def timeouts(self) -> Timeouts:
@@ -269,6 +279,34 @@ class Ownership:
             return False
         producer.adopt(raised.producer_id, raised.epoch, timeout_ms=found.transaction.timeout_ms)
         return True
+
+    # --- lost transactions --------------------------------------------------------------------------------------------------
+
+    @property
+    def unacknowledged(self) -> tuple[LostTransaction, ...]:
+        """The lost and unverified transactions in the row, according to the report."""
+        return tuple(entry for _, entry in self.report.unacknowledged)
+
+    def note_gone(self, entry: LostTransaction) -> None:
+        """Note in the report that the row does not list an entry any more."""
+        self._note(entry, is_left=False)
+
+    def note_published(self, entry: LostTransaction) -> None:
+        """Note in the report that a lost transaction was published again."""
+        self._note(entry, GenerationOutcome(self._id, entry.generation, Outcome.PUBLISHED_AGAIN, entry.state), is_left=False)
+
+    def note_not_published(self, entry: LostTransaction, reasons: tuple[str, ...]) -> None:
+        """Note in the report why a lost transaction can't be published again."""
+        self._note(entry, NotPublished(self._id, entry, reasons), is_left=True)
+
+    def _note(
+        self, entry: LostTransaction, found: GenerationOutcome | NotPublished | None = None, *, is_left: bool
+    ) -> None:
+        (of_id,) = self.report.ids
+        outcomes = (*of_id.outcomes, found) if isinstance(found, GenerationOutcome) else of_id.outcomes
+        kept = (*of_id.not_published, found) if isinstance(found, NotPublished) else of_id.not_published
+        left = tuple(each for each in of_id.unacknowledged if is_left or each != entry)
+        self.report = RecoveryReport((replace(of_id, outcomes=outcomes, unacknowledged=left, not_published=kept),))
 
     # --- ids that the coordinator forgets -----------------------------------------------------------------------------------
 

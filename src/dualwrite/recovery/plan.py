@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -15,9 +16,10 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.recovery.decision import Decision, decide
+from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.resolve import decision_by_log, proven_by_log
-from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.state import FoundMessages, PreparedTxnState, TransactionDescription, TransactionStatus
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 
 REASONS: Final = MappingProxyType(
@@ -85,6 +87,8 @@ class IdPlan:
         unacknowledged: The lost and unverified transactions in the row.
         error: Why the id could not be examined, if so.
         row: The row that the plan was made from; None if it could not be read.
+        found: If lost messages are to be published again: each lost transaction, also one that recovery would find lost, with
+            what the log still has of it.
     """
 
     transactional_id: str
@@ -93,6 +97,7 @@ class IdPlan:
     unacknowledged: tuple[LostTransaction, ...] = ()
     error: DualWriteError | None = None
     row: StateRow | None = None
+    found: tuple[tuple[LostTransaction, FoundMessages], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,11 @@ class RecoveryPlan:
     def unacknowledged(self) -> tuple[tuple[str, LostTransaction], ...]:
         """Every lost or unverified transaction that is not acknowledged, with its id."""
         return tuple((plan.transactional_id, lost) for plan in self.ids for lost in plan.unacknowledged)
+
+    @property
+    def lost_messages(self) -> tuple[tuple[IdPlan, LostTransaction, FoundMessages], ...]:
+        """With `on_lost="republish"`: every lost transaction, and what would be published of it if nothing is missing."""
+        return tuple((plan, entry, found) for plan in self.ids for entry, found in plan.found)
 
     @property
     def would_lose(self) -> tuple[GenerationPlan, ...]:
@@ -168,6 +178,24 @@ class KafkaCheck:
             proven = partial(replace, decision=decision, state=entry.state)
             plans = tuple(proven(plan) if plan.generation == entry.generation else plan for plan in plans)
         return plans
+
+    def lost_messages(
+        self, row: StateRow, plans: Iterable[GenerationPlan]
+    ) -> tuple[tuple[LostTransaction, FoundMessages], ...]:
+        """What the log has of the lost transactions in a row, and of those that recovery would find lost.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
+        cluster_id = self.check()
+        now = datetime.now(UTC)
+        found = [entry for entry in row.lost if entry.kind is LostKind.LOST]
+        for plan in plans:
+            if plan.decision is Decision.LOST and plan.state is not None:
+                known = (entry.delivery for entry in row.lost if entry.state == plan.state)
+                delivery = row.delivery if plan.state == row.prepared_state else next(known, None)
+                found.append(LostTransaction(LostKind.LOST, plan.state, plan.generation, now, delivery, None, row.cluster_id))
+        return tuple((entry, found_in_log(self._coordinator, entry, cluster_id, timeout=self._timeout)) for entry in found)
 
     def _limit(self) -> Limit | None:
         return None if self._timeout is None else Deadline.after(self._timeout)

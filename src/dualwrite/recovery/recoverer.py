@@ -23,11 +23,12 @@ from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, St
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.recovery.lost import Republisher
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
-from dualwrite.stores.base import Claim, LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, StateRow, TxnStateStore
 from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of, name_lane
 
 log = SubjectLogger(__name__)
@@ -135,6 +136,7 @@ class Recoverer:
         store: The database.
         coordinator: Kafka's side.
         timeouts: Time limits.
+        republisher: Publishes what is lost again, on ids that were recovered; None: it stays in the rows.
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
     """
@@ -145,12 +147,14 @@ class Recoverer:
         coordinator: TransactionCoordinator,
         *,
         timeouts: Timeouts | None = None,
+        republisher: Republisher | None = None,
         owns_store: bool = False,
         owns_coordinator: bool = False,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._timeouts = timeouts or Timeouts()
+        self._republisher = republisher
         self._owns_store = owns_store
         self._owns_coordinator = owns_coordinator
 
@@ -163,7 +167,7 @@ class Recoverer:
         found = []
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
             row = self._store.read(transactional_id)
-            if row is not None and not row.forgotten and row.generations_to_recover:
+            if row is not None and not row.forgotten and self._has_work(row):
                 found.append(transactional_id)
         return tuple(found)
 
@@ -278,9 +282,11 @@ class Recoverer:
     def _planned(self, transactional_id: str, check: KafkaCheck) -> IdPlan:
         try:
             row = existing_row(self._store, transactional_id)
-            if not row.generations_to_recover:
+            if not self._has_work(row):
                 return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
-            return IdPlan(transactional_id, row.owner, check.at(row), row.lost, row=row)
+            plans = check.at(row)
+            found = () if self._republisher is None else check.lost_messages(row, plans)
+            return IdPlan(transactional_id, row.owner, plans, row.lost, row=row, found=found)
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
@@ -307,7 +313,7 @@ class Recoverer:
         self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None, expected_fence: int | None
     ) -> IdReport:
         row = existing_row(self._store, transactional_id)
-        if not row.generations_to_recover:
+        if not self._has_work(row):
             return IdReport(transactional_id, unacknowledged=row.lost)
         found = check.at(row)  # a claim takes the id from a writer that may be alive, so first check that Kafka answers
         if planned is None:
@@ -315,7 +321,15 @@ class Recoverer:
         else:
             claim = self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
-        return resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+        report = resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+        if self._republisher is None or not any(entry.kind is LostKind.LOST for entry in report.unacknowledged):
+            return report
+        return self._republisher.publish(claim, report)
+
+    def _has_work(self, row: StateRow) -> bool:
+        """Whether there is something to resolve on an id, or to publish again."""
+        is_lost = self._republisher is not None and any(entry.kind is LostKind.LOST for entry in row.lost)
+        return bool(row.generations_to_recover) or is_lost
 
     def _claim(self, transactional_id: str, expected_fence: int | None = None) -> Claim:
         owner = describe_owner("recoverer")

@@ -31,6 +31,9 @@ class Outcome(Enum):
     UNVERIFIED = "UNVERIFIED"
     """The database had committed, and Kafka has no evidence left. Recorded in the row."""
 
+    PUBLISHED_AGAIN = "PUBLISHED_AGAIN"
+    """The database had committed, and Kafka had aborted; the messages were published again by a new transaction."""
+
     NOTHING = "NOTHING"
     """Nothing was open or in doubt when Kafka was asked.
 
@@ -54,6 +57,7 @@ _IN_WORDS: Final = {
     Outcome.ABORTED: "the database had not committed; Kafka's side is aborted now",
     Outcome.LOST: "the database had committed, and Kafka had aborted: its messages are lost",
     Outcome.UNVERIFIED: "the database had committed, and Kafka has no evidence left",
+    Outcome.PUBLISHED_AGAIN: "the database had committed, and Kafka had aborted; its messages are published again now",
     Outcome.NOTHING: "nothing was open or in doubt",
 }
 
@@ -78,6 +82,21 @@ class GenerationOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class NotPublished:
+    """A lost transaction that could not be published again; it stays in the row.
+
+    Args:
+        transactional_id: The logical id, or the id of a lane.
+        entry: The transaction.
+        reasons: Why, one for each partition or topic: a sentence without the final period.
+    """
+
+    transactional_id: str
+    entry: LostTransaction
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IdReport:
     """What recovery did for one id.
 
@@ -87,6 +106,7 @@ class IdReport:
         unacknowledged: The lost and unverified transactions in the row, from this recovery and from earlier ones.
         taken_over_by: The owner that claimed the id during the recovery, if any; it resolves the id before anything else.
         error: Why recovery did not finish, if it did not. Prepared transactions stay prepared.
+        not_published: Those of the lost transactions that were to be published again and could not be, with the reasons.
     """
 
     transactional_id: str
@@ -94,6 +114,7 @@ class IdReport:
     unacknowledged: tuple[LostTransaction, ...] = ()
     taken_over_by: str | None = None
     error: DualWriteError | None = None
+    not_published: tuple[NotPublished, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,11 @@ class RecoveryReport:
         return tuple((report.transactional_id, lost) for report in self.ids for lost in report.unacknowledged)
 
     @property
+    def not_published(self) -> tuple[NotPublished, ...]:
+        """The lost transactions that were to be published again and could not be."""
+        return tuple(found for report in self.ids for found in report.not_published)
+
+    @property
     def ok(self) -> bool:
         """Whether every id was recovered, and nothing is lost or unverified."""
         return not self.failed and not self.unacknowledged
@@ -141,18 +167,26 @@ class RecoveryReport:
                 next_step="prepared transactions stay prepared; fix the cause and recover again",
                 report=self,
             ) from first.error
-        raise_for_lost(self.unacknowledged)
+        raise_for_lost(self.unacknowledged, self.not_published)
 
 
-def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> None:
-    """Raise `lost_error(unacknowledged)`, unless it is None."""
-    error = lost_error(unacknowledged)
+def raise_for_lost(
+    unacknowledged: Iterable[tuple[str, LostTransaction]], not_published: Iterable[NotPublished] = ()
+) -> None:
+    """Raise `lost_error` of these, unless it is None."""
+    error = lost_error(unacknowledged, not_published)
     if error is not None:
         raise error
 
 
-def lost_error(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> DualWriteError | None:
+def lost_error(
+    unacknowledged: Iterable[tuple[str, LostTransaction]], not_published: Iterable[NotPublished] = ()
+) -> DualWriteError | None:
     """The error for the first of the lost or unverified transactions, if there are any; the lost ones come first.
+
+    Args:
+        unacknowledged: The transactions, each with the id of its row.
+        not_published: Those that could not be published again.
 
     Returns:
         LostTransactionError: Kafka provably aborted what the database committed. Or UnverifiedTransactionError: Kafka has no
@@ -165,14 +199,18 @@ def lost_error(unacknowledged: Iterable[tuple[str, LostTransaction]]) -> DualWri
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
     text = "" if lost.delivery is None else f" It had {lost.delivery}."
-    command = f"dualwrite recover --id {shell_word(transactional_id)} --acknowledge"
-    acknowledge = f"publish its messages again from your data, then `{command}`"
+    command = f"dualwrite recover --id {shell_word(transactional_id)}"
+    acknowledge = f"publish its messages again from your data, then `{command} --acknowledge`"
     if lost.kind is LostKind.LOST:
+        known = (each.reasons for each in not_published if (each.transactional_id, each.entry) == (transactional_id, lost))
+        reasons = next(known, ())
+        republish = f"`{command} --republish` publishes its messages again from the log (as on_lost='republish' does)"
         return LostTransactionError(
-            f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{text}",
+            f"Transaction {lost.state} was committed by the database but aborted by Kafka: its messages are lost{more}.{text}"
+            + (f" They can't be published again from the log: {'; '.join(reasons)}." if reasons else ""),
             transactional_id=transactional_id,
             cause=_why_lost(lost.producer),
-            next_step=acknowledge,
+            next_step=acknowledge if reasons else republish,
             **facts,
         )
     return UnverifiedTransactionError(

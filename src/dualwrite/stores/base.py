@@ -29,6 +29,7 @@ from dualwrite.stores.rows import (
     ClaimedLanes,
     LostKind,
     LostTransaction,
+    Republished,
     Resolution,
     StateRow,
     on_cluster,
@@ -43,6 +44,7 @@ __all__ = [
     "ClaimedLanes",
     "LostKind",
     "LostTransaction",
+    "Republished",
     "Resolution",
     "StateRow",
     "StoreTransaction",
@@ -228,7 +230,10 @@ class TxnStateStore(ABC):
         """Change the row by a resolution, in a transaction of its own, on the condition that the fence still is the claim's.
 
         Raises:
-            FencedError: There is a newer claim of the id; nothing was changed.
+            FencedError: There is a newer claim of the id. If the response to an earlier attempt of this call was lost, that
+                attempt may have changed the row.
+            TransactionChangedError: With `republished`: its entry is not in the row any more; nothing was changed.
+            StoreError: The database could not be reached, or refused; the change may have been written.
         """
 
     @abstractmethod

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
-from dualwrite.errors import ClusterMismatchError, FencedError, NotResolvedError, StoredStateError, shell_word
+from dualwrite.errors import (
+    ClusterMismatchError,
+    FencedError,
+    NotResolvedError,
+    StoredStateError,
+    TransactionChangedError,
+    shell_word,
+)
 from dualwrite.state import Delivery, PreparedTxnState, ProducerKind, TransactionDescription, delivery_text, names, state_text
 from dualwrite.transactional_id import TransactionalId
 
@@ -145,6 +152,23 @@ class StateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Republished:
+    """A new transaction that publishes the messages of a LOST one again.
+
+    Args:
+        entry: The LOST transaction, which the new one replaces.
+        state: The prepared state of the new transaction.
+        generation: The generation that it runs on.
+        delivery: Where its messages are in Kafka's log.
+    """
+
+    entry: LostTransaction
+    state: PreparedTxnState
+    generation: int
+    delivery: Delivery | None
+
+
+@dataclass(frozen=True, slots=True)
 class Resolution:
     """One conditional change of a row by recovery. Fields left at their defaults change nothing.
 
@@ -156,6 +180,7 @@ class Resolution:
         cluster_id: The id has moved to this Kafka cluster.
         clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
         clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
+        republished: Replace its entry in `lost` by S, its delivery and generation, in the same write (rules RA and RE).
     """
 
     clear_state: bool = False
@@ -165,6 +190,7 @@ class Resolution:
     cluster_id: str | None = None
     clear_lost: bool = False
     clear_only: PreparedTxnState | None = None
+    republished: Republished | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +330,13 @@ def recorded(
 
 
 def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
-    """The row after `TxnStateStore.record_resolution`; applying a resolution twice has the same effect as once."""
+    """The row after `TxnStateStore.record_resolution`; applying a resolution twice has the same effect as once.
+
+    Raises:
+        TransactionChangedError: The entry of a transaction that was published again is not in the row any more.
+    """
+    if resolution.republished is not None:
+        return _with_republished(row, resolution.republished)
     kept = () if resolution.clear_lost else row.lost
     left = tuple(entry for entry in kept if resolution.resolved_entry is None or not _is_same(entry, resolution.resolved_entry))
     is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
@@ -318,6 +350,35 @@ def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
         resolved_generation=(
             row.resolved_generation if resolution.resolved_generation is None else resolution.resolved_generation
         ),
+    )
+
+
+def _with_republished(row: StateRow, new: Republished) -> StateRow:
+    if (row.prepared_state, row.prepared_generation) == (new.state, new.generation):
+        return row  # written before, without an answer
+    if not has_entry(row, new.entry):
+        raise entry_gone(row.transactional_id, new.entry)
+    return changed(
+        row,
+        prepared_state=new.state,
+        prepared_generation=new.generation,
+        delivery=new.delivery,
+        lost=tuple(entry for entry in row.lost if not _is_same(entry, new.entry)),
+    )
+
+
+def has_entry(row: StateRow, entry: LostTransaction) -> bool:
+    """Whether the row still lists this lost or unverified transaction."""
+    return any(_is_same(each, entry) for each in row.lost)
+
+
+def entry_gone(transactional_id: str, entry: LostTransaction) -> TransactionChangedError:
+    """The error if a lost transaction was acknowledged while its messages were being published again."""
+    return TransactionChangedError(
+        f"The lost transaction {entry.state} was acknowledged meanwhile, so its messages are not published again.",
+        transactional_id=transactional_id,
+        cause="`dualwrite recover --acknowledge`, which says that somebody has dealt with them",
+        next_step="nothing; the new transaction was aborted",
     )
 
 

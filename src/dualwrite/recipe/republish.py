@@ -1,0 +1,203 @@
+"""Publish the messages of lost transactions again (docs/how-it-works/recovery.md, "Publishing again").
+
+A transaction is lost if the database committed it and Kafka provably aborted it. Its messages are still in the log, as those of
+an aborted transaction. They are sent again in a new transaction. Its record replaces the entry of the lost one by the new state in
+one database transaction (rules RA and RE), so from then on it is a transaction like any other: recovery commits it, or finds it
+lost as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dualwrite.errors import DualWriteError, TransactionChangedError, TransactionTimeoutError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import ProducerFactory, TransactionalProducer, TransactionCoordinator
+from dualwrite.logs import SubjectLogger
+from dualwrite.outages import level_of
+from dualwrite.recipe.ownership import Ownership
+from dualwrite.recovery.lost import found_in_log
+from dualwrite.recovery.report import IdReport, RecoveryReport
+from dualwrite.settings import Timeouts
+from dualwrite.state import FoundMessages
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Republished, Resolution, TxnStateStore
+from dualwrite.stores.rows import has_entry
+
+log = SubjectLogger(__name__)
+
+HEADER: Final = "dualwrite-republished"
+"""The header of messages that were published again, if it is asked for; its value is the lost transaction's state."""
+
+
+class LostMessages:
+    """Publishes what is lost on the ids that one writer, or one recovery, owns.
+
+    A transaction that can't be published again is tried once: its entry stays in the row.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side; it also reads the log.
+        is_marked: Whether the messages get the header `HEADER`.
+    """
+
+    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, is_marked: bool = False) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._is_marked = is_marked
+        self._kept: set[tuple[str, str]] = set()
+
+    def find(self, ownership: Ownership) -> list[tuple[LostTransaction, FoundMessages]]:
+        """The LOST transactions that can be published again, in the order in which they were found lost.
+
+        Why the others can't be is added to the ownership's report.
+
+        Raises:
+            DualWriteError: The log could not be read now.
+        """
+        found = []
+        for entry in ownership.unacknowledged:
+            if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:
+                continue
+            messages = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+            if messages.is_complete:
+                found.append((entry, messages))
+            else:
+                self._keep(ownership, entry, messages.missing)
+        return found
+
+    def publish(self, ownership: Ownership) -> None:
+        """Publish the LOST transactions of an id that was resolved and taken over; the ownership's report says the outcomes.
+
+        Raises:
+            FencedError: Another writer or recoverer has claimed the id.
+            DualWriteError: The database or Kafka did not answer. The id must be recovered, which resolves what was begun.
+        """
+        for entry, found in self.find(ownership):
+            self._publish_one(ownership, entry, found)
+
+    def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
+        producer = ownership.producer
+        if not has_entry(self._store.read_claimed(ownership.claim), entry):  # checks the fencing token, too: rule F2
+            ownership.note_gone(entry)
+            return
+        hit("republish_after_check")
+        try:
+            new = self._prepared(ownership, entry, found)
+        except DualWriteError as error:
+            self._abort(producer, ownership, error)
+            if error.retriable and not isinstance(error, TransactionTimeoutError):
+                raise
+            self._keep(ownership, entry, (str(error).rstrip("."),))
+            if producer.must_be_replaced:
+                ownership.start()
+            return
+        hit("republish_after_prepare")
+        try:
+            # unless it is certain that this was not written, only recovery may end the transaction at Kafka
+            self._store.record_resolution(ownership.claim, Resolution(republished=new))
+        except TransactionChangedError as error:  # rule RE
+            self._abort(producer, ownership, error)
+            ownership.note_gone(entry)
+            return
+        hit("republish_after_record")
+        producer.commit_transaction(timeout=ownership.timeouts.kafka)
+        ownership.has_committed(new.state)
+        hit("republish_after_commit")
+        ownership.note_published(entry)
+        log.warning(
+            "transaction %s, which Kafka had aborted after the database's commit, was published again as %s: %d messages",
+            entry.state,
+            new.state,
+            found.messages,
+            transactional_id=ownership.transactional_id,
+        )
+
+    def _prepared(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> Republished:
+        """Send the messages in a new transaction, and prepare it."""
+        producer, timeouts = ownership.producer, ownership.timeouts
+        producer.begin_transaction()
+        mark = [(HEADER, str(entry.state).encode())] if self._is_marked else []
+        for message in self._coordinator.read_messages(entry.state, found, timeout=timeouts.kafka):
+            producer.send(
+                message.topic,
+                message.value,
+                key=message.key,
+                headers=[*(message.headers or ()), *mark],
+                partition=message.partition,
+                timestamp=message.timestamp,
+            )
+        state = producer.prepare_transaction(timeout=timeouts.for_delivery)
+        assert state is not None  # messages were sent
+        producer.check_time_left()
+        return Republished(entry, state, ownership.generation, producer.delivery)
+
+    def _abort(self, producer: TransactionalProducer, ownership: Ownership, error: DualWriteError) -> None:
+        """Abort the new transaction; if that fails, the id must be recovered."""
+        log.log(level_of(error), "not published again: %s", error, transactional_id=ownership.transactional_id)
+        if not producer.must_be_replaced:
+            producer.abort_transaction(timeout=ownership.timeouts.kafka)
+
+    def _keep(self, ownership: Ownership, entry: LostTransaction, reasons: tuple[str, ...]) -> None:
+        self._kept.add(self._name(ownership, entry))
+        ownership.note_not_published(entry, reasons)
+
+    @staticmethod
+    def _name(ownership: Ownership, entry: LostTransaction) -> tuple[str, str]:
+        return ownership.transactional_id, f"{entry.generation}:{entry.state}"
+
+
+class RecoveryPublisher:
+    """Publishes lost transactions again for a Recoverer, with a producer of its own for each id; see `Republisher`.
+
+    Args:
+        store: The database.
+        coordinator: Kafka's side.
+        producers: Returns the factory of the producers for an id; called when there is something to publish.
+        timeouts: Time limits.
+        is_marked: As for LostMessages.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        coordinator: TransactionCoordinator,
+        producers: Callable[[str], ProducerFactory],
+        *,
+        timeouts: Timeouts,
+        is_marked: bool = False,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._producers = producers
+        self._timeouts = timeouts
+        self._is_marked = is_marked
+
+    def publish(self, claim: Claim, report: IdReport) -> IdReport:
+        lost = LostMessages(self._store, self._coordinator, is_marked=self._is_marked)
+        ownership = Ownership(
+            self._store,
+            self._coordinator,
+            self._producers(claim.transactional_id),
+            transactional_id=claim.transactional_id,
+            timeouts=self._timeouts,
+        )
+        ownership.adopt(claim)
+        ownership.report = RecoveryReport((report,))
+        publish_and_release(lost, ownership)
+        return ownership.report.ids[0]
+
+
+def publish_and_release(lost: LostMessages, ownership: Ownership) -> None:
+    """Publish what is lost on an id that nobody uses afterwards: take it over only if there is something to publish.
+
+    Raises: as `LostMessages.publish`.
+    """
+    if not lost.find(ownership):
+        return
+    try:
+        ownership.start()
+        lost.publish(ownership)
+    finally:
+        ownership.drop_producer()
+    ownership.clear_row()
