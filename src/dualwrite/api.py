@@ -310,9 +310,7 @@ def create_pool(
             raise
 
     def recoverer() -> Recoverer:
-        return open_recoverer(
-            store, kafka=kafka, settings=chosen.with_changes(**connecting), timeouts=pool_timeouts
-        )
+        return open_recoverer(store, kafka=kafka, settings=chosen.with_changes(**connecting), timeouts=pool_timeouts)
 
     with ExitStack() as opened:
         if store is not database:

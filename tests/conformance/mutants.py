@@ -199,6 +199,9 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
             _ACQUIRE.replace("rows.check_fence(row, claim)", f"{_REPLACE}(rows.check_fence(row, claim), cluster_id='')"),
         ),
     ),
+    "a transaction that was published again is not recorded": (
+        (_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, republished=None))")),
+    ),
     "a resolved entry is not removed": (
         (_RESOLVE, _RESOLVE.replace("resolution)", f"{_REPLACE}(resolution, resolved_entry=None))")),
     ),

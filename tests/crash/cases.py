@@ -15,11 +15,12 @@ OPENING_POINTS = tuple(name for name in NAMES if name.endswith("_take_over"))
 RECOVERY_POINTS = tuple(name for name in NAMES if name.startswith("recover_"))
 DECIDED_POINTS = tuple(name for name in NAMES if name.startswith("decided_"))
 """Reached only by a writer whose blocks end with the database's commit."""
+REPUBLISH_POINTS = tuple(name for name in NAMES if name.startswith("republish_"))
+"""Reached only where lost messages are published again."""
 GROUP_POINTS = tuple(name for name in NAMES if name.startswith("group_"))
 """Reached only by the groups of a pool."""
-WRITER_POINTS = tuple(
-    name for name in NAMES if name not in (*RECOVERY_POINTS, *OPENING_POINTS, *DECIDED_POINTS, *GROUP_POINTS, *JOB_POINTS)
-)
+_OTHERS = (*RECOVERY_POINTS, *OPENING_POINTS, *DECIDED_POINTS, *REPUBLISH_POINTS, *GROUP_POINTS, *JOB_POINTS)
+WRITER_POINTS = tuple(name for name in NAMES if name not in _OTHERS)
 """Reached by a transaction, in this order."""
 
 PAST_COMMIT_POINT = WRITER_POINTS[WRITER_POINTS.index("after_db_commit") :]

@@ -143,7 +143,13 @@ def jobs_to_recover(
     if named or settings.database_url is None or not keeps_a_table(settings.database_url):
         yield None
         return
-    where = JobSite(settings.database_url, dict(settings.kafka), timeouts=settings.timeouts, schema=settings.schema)
+    where = JobSite(
+        settings.database_url,
+        dict(settings.kafka),
+        timeouts=settings.timeouts,
+        schema=settings.schema,
+        on_lost=settings.on_lost,
+    )
     with where.opened() as site:
         rows = site.ledger.jobs()
         if prefix:

@@ -19,7 +19,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
 from dualwrite.jobs.job_context import OpenSite
-from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, resolve_ids
+from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, publish_lost, resolve_ids
 from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.task import Sink
@@ -196,7 +196,10 @@ class JobCommitter:
                 state="",
                 database_committed=True,
             ) from failed[0].error
-        raise_for_lost(self._lost(marker))
+        lost = self._lost(marker)
+        if lost:
+            published = publish_lost(self._site, [name for name, _ in lost])
+            raise_for_lost(self._lost(marker), published.not_published)
 
     def _lost(self, marker: Marker) -> list[tuple[str, LostTransaction]]:
         """The batch's transactions that are recorded as lost or unverified and not yet acknowledged."""

@@ -14,7 +14,7 @@ from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.settings import ProducerName, Settings, Timeouts
+from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.registry import keeps_a_table
 from dualwrite.stores.sql import SqlStateStore
 
@@ -36,6 +36,8 @@ class JobSite:
         lease_timeout: Seconds without a heartbeat after which another batch write that holds the prefix is presumed dead.
         parallelism: How many transactions are completed at once.
         schema: The schema of dualwrite's tables in the database.
+        on_lost: What happens to messages that Kafka has aborted although the batch is committed: "republish" publishes them
+            again, otherwise they stay in the rows of their ids, as LOST.
     """
 
     url: str = field(repr=False)
@@ -47,6 +49,7 @@ class JobSite:
     lease_timeout: float = DEFAULT_LEASE_TIMEOUT
     parallelism: int = 8
     schema: str | None = None
+    on_lost: OnLost = "republish"
 
     def __post_init__(self) -> None:
         if not keeps_a_table(self.url):

@@ -20,12 +20,13 @@ from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_tables import AttemptRow, StagedRows
 from dualwrite.jobs.rules import JobRow, JobRun, Opening, Prepared
 from dualwrite.logs import SubjectLogger
+from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
-from dualwrite.stores.base import Claim
+from dualwrite.stores.base import Claim, LostKind
 from dualwrite.stores.sql.dialect import ErrorClass
 
 log = SubjectLogger(__name__)
@@ -76,6 +77,30 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
     return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
 
 
+def publish_lost(site: OpenSite, names: Iterable[str]) -> RecoveryReport:
+    """Publish what is recorded as lost on ids again, if that is wanted, each under a claim of its own.
+
+    An id that is claimed by somebody else meanwhile is left to its claimant.
+    """
+    if site.site.on_lost != "republish":
+        return RecoveryReport()
+    owner = describe_owner("job recovery")
+    publisher = RecoveryPublisher(site.store, site.coordinator, site.producers, timeouts=site.site.timeouts)
+
+    def publish(claim: Claim) -> IdReport:
+        name = claim.transactional_id
+        try:
+            claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
+            resolved = resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+            return publisher.publish(claim, resolved)
+        except FencedError as error:
+            return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
+
+    rows = [row for row in map(site.store.read, names) if row is not None]
+    lost = [row for row in rows if any(entry.kind is LostKind.LOST for entry in row.lost)]
+    return _in_parallel(site, [Claim(row.transactional_id, row.fence, owner) for row in lost], publish)
+
+
 def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
     """Wait until the process that claimed after us has resolved what we left; every claimant does this first."""
     name, state = claim.transactional_id, None
@@ -119,8 +144,19 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
         if found.outcome is not Outcome.NOTHING:
             done = found.outcome.in_words
             log.info("cleaned up generation %d: %s", found.generation, done, transactional_id=found.transactional_id)
+    report = with_published(report, publish_lost(site, [row.transactional_id for row in left]))
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
+
+
+def with_published(resolved: RecoveryReport, published: RecoveryReport) -> RecoveryReport:
+    """A report in which what was published again on an id replaces what was left lost on it."""
+    by_id = {one.transactional_id: one for one in published.ids}
+    found = []
+    for one in resolved.ids:
+        later = by_id.pop(one.transactional_id, None)
+        found.append(one if later is None else replace(later, outcomes=(*one.outcomes, *later.outcomes)))
+    return RecoveryReport((*found, *by_id.values()))
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
@@ -199,7 +235,8 @@ def recover_job(site: OpenSite, prefix: str, *, expected: JobRow | None = None, 
         return None
     row, verdict = closed
     resolved = cleanup(site, verdict.left, StagedRows(row.staging_table))
-    rows = (site.store.read(attempt.transactional_id) for attempt in verdict.left if attempt.is_resolved)
+    named = {one.transactional_id for one in resolved.ids}
+    rows = (site.store.read(each.transactional_id) for each in verdict.left if each.transactional_id not in named)
     lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in rows if found and found.lost)
     return RecoveryReport((*resolved.ids, *lost_before))
 

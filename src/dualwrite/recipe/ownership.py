@@ -299,9 +299,7 @@ class Ownership:
         """Note in the report why a lost transaction can't be published again."""
         self._note(entry, NotPublished(self._id, entry, reasons), is_left=True)
 
-    def _note(
-        self, entry: LostTransaction, found: GenerationOutcome | NotPublished | None = None, *, is_left: bool
-    ) -> None:
+    def _note(self, entry: LostTransaction, found: GenerationOutcome | NotPublished | None = None, *, is_left: bool) -> None:
         (of_id,) = self.report.ids
         outcomes = (*of_id.outcomes, found) if isinstance(found, GenerationOutcome) else of_id.outcomes
         kept = (*of_id.not_published, found) if isinstance(found, NotPublished) else of_id.not_published

@@ -1,9 +1,9 @@
 """Publish the messages of lost transactions again (docs/how-it-works/recovery.md, "Publishing again").
 
 A transaction is lost if the database committed it and Kafka provably aborted it. Its messages are still in the log, as those of
-an aborted transaction. They are sent again in a new transaction. Its record replaces the entry of the lost one by the new state in
-one database transaction (rules RA and RE), so from then on it is a transaction like any other: recovery commits it, or finds it
-lost as well.
+an aborted transaction. They are sent again in a new transaction, whose record replaces the entry of the lost one by the new
+state in one database transaction (rules RA and RE). From then on it is a transaction like any other: recovery commits it, or
+finds that it is lost as well.
 """
 
 from __future__ import annotations

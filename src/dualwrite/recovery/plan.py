@@ -5,7 +5,7 @@ Recovery makes this check before it claims an id, so that the owner keeps an id 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial

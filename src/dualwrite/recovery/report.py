@@ -170,9 +170,7 @@ class RecoveryReport:
         raise_for_lost(self.unacknowledged, self.not_published)
 
 
-def raise_for_lost(
-    unacknowledged: Iterable[tuple[str, LostTransaction]], not_published: Iterable[NotPublished] = ()
-) -> None:
+def raise_for_lost(unacknowledged: Iterable[tuple[str, LostTransaction]], not_published: Iterable[NotPublished] = ()) -> None:
     """Raise `lost_error` of these, unless it is None."""
     error = lost_error(unacknowledged, not_published)
     if error is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
 import pytest
 
-from dualwrite.errors import ClusterMismatchError, FencedError
+from dualwrite.errors import ClusterMismatchError, FencedError, TransactionChangedError
 from dualwrite.state import MAX_EPOCH, MAX_PRODUCER_ID, Delivery, Place, PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.rows import Acquiring, Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import Acquiring, Claim, LostKind, LostTransaction, Republished, Resolution, StateRow
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import STATE, StoreScene
 from dualwrite.testing.stores.steps import expect_changed, expect_error, expect_fenced, expect_row
@@ -104,6 +104,21 @@ class ResolutionConformance:
         store.record_resolution(claim, Resolution(lost=UNVERIFIED))
         store.record_resolution(claim, Resolution(resolved_entry=UNVERIFIED, lost=proven))
         expect_row(store, name, "after it was found lost", lost=(LOST, proven))
+
+    def test_a_lost_transaction_is_replaced_by_the_one_that_publishes_it_again(self, scene: StoreScene) -> None:
+        """`Resolution.republished` (RA): S, its delivery and generation, and the entry, in one write; twice is as once."""
+        store, name = scene.new_store(), scene.new_id()
+        claim, row = full_row(scene, store, name)
+        new = Republished(LOST, PreparedTxnState(5, 6), 2, Delivery(1, (Place("orders", 1, 40, 1),), _AT.replace(microsecond=0)))
+        for _ in range(2):
+            store.record_resolution(claim, Resolution(republished=new))
+            changes = {"prepared_state": new.state, "prepared_generation": 2, "delivery": new.delivery, "lost": (UNVERIFIED,)}
+            expect_changed(store, row, "after it was published again", **changes)
+        row = store.read_claimed(claim)
+        other = replace(new, state=PreparedTxnState(5, 7))
+        with expect_error(TransactionChangedError, "publishing an entry again that is not in the row (RE)"):
+            store.record_resolution(claim, Resolution(republished=other))
+        expect_changed(store, row, "after an entry was to be published again that is not in the row")
 
     def test_many_lost_transactions_are_kept_in_their_order(self, scene: StoreScene) -> None:
         """A row keeps all lost transactions until they are acknowledged, however many there are."""

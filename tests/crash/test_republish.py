@@ -1,0 +1,241 @@
+"""Transactions that the database has committed and Kafka has aborted are published again, exactly once and in order.
+
+They are lost here by an abort at the coordinator, as an operator's; `test_timeout.py` has those that time out.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import product
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import dualwrite
+from crash.cases import PRODUCERS, REPUBLISH_POINTS, crash_writer
+from crash.databases import Databases
+from crash.retention import delete_records
+from crash.scene import Scene, Worker
+from dualwrite.cli import main
+from dualwrite.deadline import Deadline
+from dualwrite.devcluster import DevCluster
+from dualwrite.recipe.republish import HEADER
+from dualwrite.state import TransactionStatus
+from dualwrite.testing import failpoints
+from dualwrite.testing.topics import read_committed
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+
+BEFORE_COMMIT = REPUBLISH_POINTS[: REPUBLISH_POINTS.index("republish_after_record")]
+PUBLISHERS = ("opens", "recovers")
+"""A writer that opens and then writes event 3, or a recoverer."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
+
+
+@pytest.fixture
+def scene(databases: Databases, broker: DevCluster, producer: str) -> Scene:
+    del producer
+    return databases.scene("postgresql", broker)
+
+
+def abort(scene: Scene) -> None:
+    """Abort the open transaction of the newest generation, as an operator could."""
+    with scene.coordinator() as coordinator:
+        kafka_id = scene.kafka_id(scene.row().generation)
+        found = coordinator.describe(kafka_id)
+        assert found is not None
+        assert found.status is TransactionStatus.ONGOING
+        answer = coordinator.end_transaction(kafka_id, producer_id=found.producer_id, epoch=found.epoch, commit=False)
+        assert answer.proven
+
+        def is_aborted() -> bool:
+            described = coordinator.describe(kafka_id)
+            return described is not None and described.status is TransactionStatus.COMPLETE_ABORT
+
+        until(is_aborted, "it is aborted", pause=0.01)
+
+
+def lose(scene: Scene) -> None:
+    """Write event 1; lose event 2."""
+    crash_writer(scene, "after_db_commit")
+    abort(scene)
+    assert (scene.rows(), scene.messages()) == ([1, 2], [1])
+
+
+def publishing(scene: Scene, publisher: str, failpoint: str = "") -> Worker:
+    return scene.write(3, 1, failpoint) if publisher == "opens" else scene.recovery(failpoint)
+
+
+def in_order(scene: Scene) -> list[int]:
+    """The numbers in the order of the log; the messages of an id have one key, and so one partition."""
+    return [int(message.value or b"-1") for message in read_committed(scene.settings, scene.topic)]
+
+
+def create_topic(scene: Scene, *, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    admin.create_topics([NewTopic(scene.topic, partitions)])[scene.topic].result(LIMIT)
+
+
+def read_all(scene: Scene) -> dict[int, list[tuple[Any, ...]]]:
+    """Key, value, headers and timestamp of each committed message, by partition."""
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    with closing(Consumer({**scene.settings, "group.id": "reads", "isolation.level": "read_committed"})) as consumer:
+        count = len(read_committed(scene.settings, scene.topic))
+        ends = [TopicPartition(scene.topic, number, OFFSET_BEGINNING) for number in range(3)]
+        consumer.assign(ends)
+        left = Deadline.after(LIMIT)
+        while sum(map(len, found.values())) < count and not left.expired:
+            for message in consumer.consume(10_000, 0.1):
+                assert message.error() is None
+                what = (message.key(), message.value(), message.headers(), message.timestamp())
+                found.setdefault(message.partition(), []).append(what)
+    return found
+
+
+def assert_published(scene: Scene) -> None:
+    """Recover in two processes; then both sides have events 1 and 2, in this order, and a writer continues."""
+    for report in scene.recover_twice_at_once():
+        assert (report["error"], report["unacknowledged"]) == (None, []), report
+    assert scene.agree() == [1, 2]
+    scene.assert_resolved()
+    scene.write_here(3)
+    assert in_order(scene) == [1, 2, 3]
+
+
+def test_a_writer_that_opens_publishes_before_its_first_transaction(scene: Scene) -> None:
+    lose(scene)
+    with scene.connect() as writer:
+        assert writer.recovery_report.ok
+        assert [found.outcome.value for found in writer.recovery_report] == ["LOST", "PUBLISHED_AGAIN"]
+        assert in_order(scene) == [1, 2]
+        scene.event(writer, 3)
+    assert in_order(scene) == [1, 2, 3]
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_resolved()
+
+
+def test_two_recoveries_publish_once(scene: Scene) -> None:
+    lose(scene)
+    assert_published(scene)
+
+
+@pytest.mark.parametrize(("point", "publisher"), list(product(REPUBLISH_POINTS, PUBLISHERS)))
+def test_the_next_one_completes_what_a_publisher_that_died_has_begun(scene: Scene, point: str, publisher: str) -> None:
+    lose(scene)
+    publishing(scene, publisher, f"{point}=kill").killed()
+    assert_published(scene)
+
+
+@pytest.mark.parametrize(("point", "publisher"), list(product(REPUBLISH_POINTS, PUBLISHERS)))
+def test_a_publisher_that_is_paused_and_replaced_publishes_nothing_more(scene: Scene, point: str, publisher: str) -> None:
+    lose(scene)
+    paused = publishing(scene, publisher, f"{point}=stop")
+    paused.wait_until_stopped()
+    scene.write_here(4)
+    paused.resume()
+    paused.end()
+    assert "done" not in " ".join(paused.lines), paused.lines
+    assert in_order(scene) == [1, 2, 4]
+    scene.assert_resolved()
+    assert scene.agree() == [1, 2, 4]
+
+
+@pytest.mark.parametrize("publisher", PUBLISHERS)
+def test_the_new_transaction_may_be_lost_as_well(scene: Scene, publisher: str) -> None:
+    lose(scene)
+    for _ in range(2):
+        publishing(scene, publisher, "republish_after_record=kill").killed()
+        abort(scene)
+        assert scene.messages() == [1]
+    assert_published(scene)
+
+
+@pytest.mark.parametrize("point", BEFORE_COMMIT)
+def test_what_is_acknowledged_meanwhile_is_not_published(scene: Scene, point: str) -> None:
+    lose(scene)
+
+    def acknowledge() -> None:
+        with dualwrite.store_from_url(scene.url) as store:
+            assert len(store.acknowledge(scene.transactional_id)) == 1
+
+    with failpoints.armed(point, acknowledge), scene.connect() as writer:
+        assert writer.recovery_report.ok
+        assert "PUBLISHED_AGAIN" not in [found.outcome.value for found in writer.recovery_report]
+        scene.event(writer, 3)
+    assert in_order(scene) == [1, 3]
+    assert scene.unfinished() == []
+    scene.assert_resolved()
+
+
+def test_messages_that_retention_has_deleted_stay_lost_with_the_reason(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lose(scene)
+    with scene.connect(on_lost="report") as writer:
+        scene.event(writer, 3)  # behind the lost message, so that the log can be cut between them
+    delete_records(scene, scene.topic)
+    report = dualwrite.recover(scene.url, kafka=scene.settings, ids=[scene.transactional_id])
+    ((kept,),) = (one.not_published for one in report.ids)
+    assert "deleted" in " ".join(kept.reasons)
+    with pytest.raises(dualwrite.LostTransactionError, match="can't be published again"):
+        scene.connect()
+    assert scene.rows() == [1, 2, 3]
+    where = ["--url", scene.url, "--kafka", scene.bootstrap, "--id", scene.transactional_id]
+    assert main(["recover", *where, "--republish", "--dry-run"]) == 3
+    assert "can't be published again" in capsys.readouterr().out
+    assert main(["recover", *where, "--yes", "--acknowledge"]) == 0
+    scene.write_here(4)
+
+
+def test_the_command_shows_what_it_would_publish_and_publishes_it(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    lose(scene)
+    where = ["--url", scene.url, "--kafka", scene.bootstrap, "--id", scene.transactional_id]
+    assert main(["recover", *where, "--dry-run"]) == 3
+    capsys.readouterr()
+    assert main(["recover", *where, "--republish", "--dry-run"]) == 0
+    assert f"would publish the messages of {scene.row().prepared_state}" in " ".join(capsys.readouterr().out.split())
+    assert scene.messages() == [1]
+    assert main(["recover", *where, "--yes", "--republish"]) == 0
+    assert "PUBLISHED_AGAIN" in capsys.readouterr().out
+    assert_published(scene)
+
+
+def test_a_message_is_published_again_as_it_was(scene: Scene) -> None:
+    """The same messages in a transaction that commits, and in one that is lost; 50,000 of them, in several partitions."""
+    headers = [("a", b"1"), ("a", None), ("empty", b"")]
+
+    def write(number: int) -> None:
+        with scene.connect() as writer, writer.transaction() as tx:
+            scene.events.write(tx.db, scene.transactional_id, number)
+            tx.send(scene.topic, None, key=b"\xff", headers=headers, timestamp=1_000)
+            tx.send(scene.topic, b"\0", timestamp=2_000)
+            tx.send_many(scene.topic, map(str, range(50_000)), keys=map(str, range(50_000)), timestamp=3_000)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    create_topic(scene, partitions=3)
+    write(1)
+    before = read_all(scene)
+    with failpoints.armed("before_kafka_commit", fail), pytest.raises(KeyboardInterrupt):
+        write(2)
+    abort(scene)
+    assert read_all(scene) == before
+    scene.recover()
+    after = read_all(scene)
+    for partition, messages in before.items():
+        assert after[partition] == [*messages, *messages]
+
+
+@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+def test_a_header_names_the_lost_transaction_if_that_is_wanted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALWRITE_MARK_REPUBLISHED", "true")
+    lose(scene)
+    state = scene.row().prepared_state
+    scene.recover()
+    first, again = read_committed(scene.settings, scene.topic)
+    assert first.headers == ()
+    assert again.headers == ((HEADER, str(state).encode()),)
