@@ -11,7 +11,7 @@ from dualwrite.cli.options import Given, counted
 from dualwrite.cli.output import Record
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow
+from dualwrite.stores.base import LostKind, StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import TransactionalId
 
@@ -28,8 +28,11 @@ class Need(Enum):
     RECOVER = "recover"
     """A transaction waits for recovery, or the pool of an id is gone and no other recovers it."""
 
+    PUBLISH = "publish"
+    """A transaction is lost: its messages can be published again from the log, or must be dealt with otherwise."""
+
     ACKNOWLEDGE = "acknowledge"
-    """A transaction is lost or unverified, and its messages must be dealt with."""
+    """A transaction is unverified, and its messages must be dealt with."""
 
     MARKERS = "markers"
     """A decided transaction is not being ended: probably a partition has no leader."""
@@ -66,7 +69,7 @@ def needed(
         name = TransactionalId.of_row(row.transactional_id).logical
         lease = leases.get(name)
         is_leased = lease is not None and not lease.has_ended
-        found += [Attention(Need.ACKNOWLEDGE, name, row.kafka_id(entry.generation)) for entry in row.lost]
+        found += [Attention(_LISTED[entry.kind], name, row.kafka_id(entry.generation)) for entry in row.lost]
         open_ones = [
             Attention(need, name, row.kafka_id(generation))
             for generation, description in seen.get(row.transactional_id, {}).items()
@@ -106,10 +109,14 @@ def verdict_lines(found: list[Attention], given: Given) -> list[str]:
 _TEXTS: Final[Mapping[Need, Callable[[int], str]]] = {
     Need.RECOVER: lambda count: f"{counted(count, 'transaction')} wait{'s' if count == 1 else ''}",
     Need.MARKERS: lambda count: f"{counted(count, 'transaction')} {'is' if count == 1 else 'are'} not being ended",
+    Need.PUBLISH: lambda count: f"{counted(count, 'transaction')} lost, to publish again",
     Need.ACKNOWLEDGE: lambda count: (
-        f"{counted(count, 'transaction')} lost or unverified, to acknowledge when the messages are dealt with"
+        f"{counted(count, 'transaction')} unverified, to acknowledge when the messages are dealt with"
     ),
 }
+
+_OPTIONS: Final[Mapping[Need, tuple[str, ...]]] = {Need.PUBLISH: ("--republish",), Need.ACKNOWLEDGE: ("--acknowledge",)}
+_LISTED: Final = {LostKind.LOST: Need.PUBLISH, LostKind.UNVERIFIED: Need.ACKNOWLEDGE}
 
 
 def command_for(need: Need, ones: list[Attention], given: Given) -> str:
@@ -117,4 +124,4 @@ def command_for(need: Need, ones: list[Attention], given: Given) -> str:
     if need is Need.MARKERS:
         return given.command("transactions", "describe", *dict.fromkeys(each.kafka_id for each in ones))
     ids = [word for name in dict.fromkeys(each.transactional_id for each in ones) for word in ("--id", name)]
-    return given.command("recover", *ids, *(["--acknowledge"] if need is Need.ACKNOWLEDGE else []))
+    return given.command("recover", *ids, *_OPTIONS.get(need, ()))
