@@ -1,4 +1,7 @@
-"""A transaction that a broker without two-phase commit loses is proven lost, recorded, and always reported as lost.
+"""A transaction that a broker without two-phase commit aborts after its timeout is published again, or reported as lost.
+
+With `on_lost="raise"` it is proven lost, recorded, and always reported as lost; see `test_republish.py` for what may go wrong
+while it is published.
 
 All writers are killed or stopped first, so that they wait for the timeout together. On one database, since its kind makes no
 difference.
@@ -34,6 +37,8 @@ QUICK = dualwrite.Timeouts(claim=LIMIT, kafka=LIMIT, delivery=limit(2))
 RECOVERY_DEATHS = ["recover_after_decision", "recover_after_resolution"]
 KILLED = ["until acknowledged", "may go on", *RECOVERY_DEATHS]
 """Writers that are killed after the database's commit, by their purpose."""
+PUBLISHED = "published again"
+"""The same, and its messages are published again."""
 STOPPED_BEFORE = ["after_send", "after_prepare", "after_record"]
 STOPPED_AFTER = ["before_db_commit", "after_db_commit", "before_kafka_commit"]
 
@@ -44,6 +49,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_two_phase_commi
 def without_two_phase_commit(producer: str, one_lane: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No two-phase commit, so that transactions can time out; one lane, so that the id is known."""
     monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false" if producer == "native" else "")
+    monkeypatch.setenv("DUALWRITE_ON_LOST", "raise")
 
 
 @pytest.fixture
@@ -75,14 +81,16 @@ class Left:
 
 
 @pytest.fixture(scope="module")
-def left(databases: Databases, prompt_broker: DevCluster) -> Iterator[Callable[[str, str], Left]]:
+def left(databases: Databases, prompt_broker: DevCluster) -> Iterator[Callable[..., Left]]:
     """The writer that was prepared for one of these tests, by producer."""
 
-    def leave(scene: Scene, producer: str, what: str) -> Left:
-        point, action = ("after_db_commit", "kill") if what in KILLED else (what, "stop")
+    def leave(scene: Scene, producer: str, what: str, on_lost: str = "raise") -> Left:
+        is_killed = what in (*KILLED, PUBLISHED)
+        point, action = ("after_db_commit", "kill") if is_killed else (what, "stop")
+        options = {"DUALWRITE_PRODUCER": producer, "DUALWRITE_LANES": "1", "DUALWRITE_ON_LOST": on_lost}
         plain = {"DUALWRITE_TWO_PHASE": "false"} if producer == "native" else {}
-        worker = scene.write(1, 3, f"{point}#2={action}", DUALWRITE_PRODUCER=producer, DUALWRITE_LANES="1", **plain)
-        if what in KILLED:
+        worker = scene.write(1, 3, f"{point}#2={action}", **options, **plain)
+        if is_killed:
             worker.killed()
         else:
             worker.wait_until_stopped()
@@ -91,16 +99,19 @@ def left(databases: Databases, prompt_broker: DevCluster) -> Iterator[Callable[[
     with ThreadPoolExecutor(3) as pool:
         all_left = {
             case: pool.submit(leave, databases.scene("postgresql", prompt_broker, **SHORT), *case)
-            for case in product(PRODUCERS, [*KILLED, *STOPPED_BEFORE, *STOPPED_AFTER])
+            for case in (
+                *product(PRODUCERS, [*KILLED, *STOPPED_BEFORE, *STOPPED_AFTER]),
+                *product(PRODUCERS, [PUBLISHED, *STOPPED_AFTER], ["republish"]),
+            )
         }
-        yield lambda producer, what: all_left[producer, what].result()
+        yield lambda *case: all_left[case].result()
         for leaving in all_left.values():
             if leaving.exception() is None:
                 leaving.result().worker.kill()
 
 
 def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowledged(
-    left: Callable[[str, str], Left], producer: str, capsys: pytest.CaptureFixture[str]
+    left: Callable[..., Left], producer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene = left(producer, "until acknowledged").wait_until_timed_out()
     report = scene.recover()
@@ -122,7 +133,7 @@ def test_a_prepared_transaction_past_its_timeout_is_reported_lost_until_acknowle
         assert writer.recovery_report.ok
 
 
-def test_a_writer_may_continue_with_lost_transactions_reported(left: Callable[[str, str], Left], producer: str) -> None:
+def test_a_writer_may_continue_with_lost_transactions_reported(left: Callable[..., Left], producer: str) -> None:
     scene = left(producer, "may go on").wait_until_timed_out()
     with scene.connect(timeouts=QUICK, on_lost="report") as writer:
         ((_, lost),) = writer.recovery_report.unacknowledged
@@ -133,7 +144,7 @@ def test_a_writer_may_continue_with_lost_transactions_reported(left: Callable[[s
 
 @pytest.mark.parametrize("point", RECOVERY_DEATHS)
 def test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it(
-    left: Callable[[str, str], Left], producer: str, point: str
+    left: Callable[..., Left], producer: str, point: str
 ) -> None:
     scene = left(producer, point).wait_until_timed_out()
     scene.recovery(f"{point}=kill").killed()
@@ -144,9 +155,7 @@ def test_a_recovery_that_dies_between_finding_lost_and_reporting_it_keeps_it(
 
 
 @pytest.mark.parametrize("point", STOPPED_AFTER)
-def test_a_writer_paused_past_its_timeout_reports_the_loss_itself(
-    left: Callable[[str, str], Left], producer: str, point: str
-) -> None:
+def test_a_writer_paused_past_its_timeout_reports_the_loss_itself(left: Callable[..., Left], producer: str, point: str) -> None:
     paused = left(producer, point)
     scene = paused.wait_until_timed_out()
     paused.worker.resume()
@@ -156,9 +165,30 @@ def test_a_writer_paused_past_its_timeout_reports_the_loss_itself(
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
 
 
+def test_a_transaction_past_its_timeout_is_published_again(left: Callable[..., Left], producer: str) -> None:
+    scene = left(producer, PUBLISHED, "republish").wait_until_timed_out()
+    with scene.connect(timeouts=QUICK, on_lost="republish") as writer:
+        assert writer.recovery_report.ok
+    assert scene.agree() == [1, 2]
+    scene.assert_resolved()
+
+
+@pytest.mark.parametrize("point", STOPPED_AFTER)
+def test_a_writer_paused_past_its_timeout_publishes_again_and_goes_on(
+    left: Callable[..., Left], producer: str, point: str
+) -> None:
+    paused = left(producer, point, "republish")
+    scene = paused.wait_until_timed_out()
+    paused.worker.resume()
+    assert paused.worker.end() == 0, paused.worker.lines
+    assert paused.worker.lines[-5:] == ["begin 2", "done 2", "begin 3", "done 3", "closed"]
+    assert scene.agree() == [1, 2, 3]
+    scene.assert_resolved()
+
+
 @pytest.mark.parametrize("point", STOPPED_BEFORE)
 def test_a_writer_paused_past_its_timeout_before_the_commit_point_rolls_both_sides_back(
-    left: Callable[[str, str], Left], producer: str, point: str
+    left: Callable[..., Left], producer: str, point: str
 ) -> None:
     paused = left(producer, point)
     scene = paused.wait_until_timed_out()

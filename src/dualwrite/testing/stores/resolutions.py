@@ -109,7 +109,8 @@ class ResolutionConformance:
         """`Resolution.republished` (RA): S, its delivery and generation, and the entry, in one write; twice is as once."""
         store, name = scene.new_store(), scene.new_id()
         claim, row = full_row(scene, store, name)
-        new = Republished(LOST, PreparedTxnState(5, 6), 2, Delivery(1, (Place("orders", 1, 40, 1),), _AT.replace(microsecond=0)))
+        delivery = Delivery(1, (Place("orders", 1, 40, 1),), _AT.replace(microsecond=0))
+        new = Republished(LOST, PreparedTxnState(5, 6), 2, delivery)
         for _ in range(2):
             store.record_resolution(claim, Resolution(republished=new))
             changes = {"prepared_state": new.state, "prepared_generation": 2, "delivery": new.delivery, "lost": (UNVERIFIED,)}
