@@ -37,6 +37,8 @@ __all__ = [
     "MessageFailedError",
     "MessageRefusedError",
     "MessageTooLargeError",
+    "MessagesChangedError",
+    "MessagesCommittedError",
     "MessagesDeletedError",
     "MissingDependencyError",
     "NestedTransactionError",
@@ -263,6 +265,29 @@ class UnknownTransactionStateError(BrokerError):
 
 class TransactionChangedError(BrokerError):
     """The transaction that was to be ended has ended, or another has begun, or its id was claimed; nothing was done."""
+
+
+class MessagesCommittedError(BrokerError):
+    """The log shows that the transaction was committed, and not aborted: its messages must not be published again.
+
+    Attributes: `topic`, `partition`, `offset` (that of the COMMIT marker).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class MessagesChangedError(BrokerError):
+    """The aborted messages of a transaction are not the ones any more that were found in the log before.
+
+    What was read until then must not be committed. Attributes: `topic`, `partition`.
+    """
+
+    topic: str
+    partition: int
+
+    retriable = True
 
 
 class RepairRefusedError(BrokerError):

@@ -1,13 +1,14 @@
-"""Values about a Kafka transaction: its name, its coordinator's description, what it delivered, its producer. No I/O."""
+"""Values about a Kafka transaction: name, coordinator's description, what it delivered and what is left of it, producer."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, Self
 
 from dualwrite.errors import StoredStateError
@@ -19,9 +20,12 @@ LAST_EPOCH: Final = MAX_EPOCH - 1  # the highest epoch of a transaction: after i
 MAX_TOPIC_LENGTH: Final = 249
 """The maximum length of a topic name in characters (Kafka, `Topic.MAX_NAME_LENGTH`)."""
 
-MAX_PLACES: Final = 16
-"""The maximum number of places stored with a state. `Delivery.messages` counts all messages, also those at other places."""
+MAX_PLACES: Final = 1000
+MAX_DELIVERY_LENGTH: Final = 32_000
+"""The maximum number of places, and of characters, stored for a delivery. `Delivery.messages` counts all messages."""
 
+_PLACE: Final = 3  # numbers of a stored place
+_IN_TOPIC: Final = 4  # and of one with `in_topic`
 _STORED_STATE: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
 
 
@@ -182,7 +186,8 @@ class Place:
         partition: The partition; with `in_topic`, that of the topic's first message.
         first_offset: The offset of the first message there, as acknowledged by the broker; None if it was not returned.
         messages: The number of messages in the partition; with `in_topic`, in the whole topic.
-        in_topic: Only the place of the topic's first message is known (librdkafka): the others may be in any partition.
+        in_topic: Only the place of the topic's first message is known (librdkafka).
+        others: With `in_topic`, the other partitions of the topic that have messages; None if they are not known.
     """
 
     topic: str
@@ -190,6 +195,7 @@ class Place:
     first_offset: int | None
     messages: int
     in_topic: bool = False
+    others: tuple[int, ...] | None = ()
 
     def __str__(self) -> str:
         """Readable text: `orders-0 from offset 17 (3 messages)`; `orders (3 messages, the first in orders-0 at offset 17)`."""
@@ -207,7 +213,7 @@ class Delivery:
 
     Args:
         messages: The number of messages.
-        places: Where they are; at most MAX_PLACES are stored.
+        places: Where they are. All are stored, unless there are more than MAX_PLACES or they need too much space.
         prepared_at: When the transaction was prepared (UTC, aware; this machine's clock), just before the database's commit.
     """
 
@@ -236,16 +242,45 @@ class Delivery:
         return f"{self.messages} messages: {shown}{elsewhere}; prepared at {self.prepared_at.astimezone(UTC):%F %T} UTC"
 
     def text(self) -> str:
-        """The text to store: JSON with up to MAX_PLACES places, including one with a known offset if there is one."""
-        kept = self.places
-        if len(kept) > MAX_PLACES:
-            kept, proofs = kept[:MAX_PLACES], self.proofs
-            if proofs and proofs[0] not in kept:
-                kept = (proofs[0], *kept[1:])
-        places = ",".join([_place_text(place) for place in kept])
+        """The text to store: JSON with all places, or with as many as may be stored, including one with a known offset.
+
+        `["orders",0,17,3,2,5,1]` are two places in a topic: partition, first offset and number of messages of each.
+        `["orders",0,17,4,[2,5]]` is a place with `in_topic` and its other partitions.
+        """
+        text = self._text_of(self.places)
+        if len(self.places) <= MAX_PLACES and len(text) <= MAX_DELIVERY_LENGTH:
+            return text
+        kept, proofs = tuple(map(_shortened, self.places[:MAX_PLACES])), self.proofs
+        while kept:
+            if proofs and all(place.first_offset is None for place in kept):
+                kept = (_shortened(proofs[0]), *kept[1:])
+            text = self._text_of(kept)
+            if len(text) <= MAX_DELIVERY_LENGTH:
+                return text
+            kept = kept[: len(kept) * MAX_DELIVERY_LENGTH // len(text)]
+        return self._text_of(())
+
+    def _text_of(self, places: Iterable[Place]) -> str:
+        # not json.dumps for all of it, which takes four times as long: every transaction needs this
+        parts = [f'{{"messages":{self.messages},"places":[']
+        topic, between = None, "["
+        for place in places:
+            offset = "null" if place.first_offset is None else place.first_offset
+            if place.in_topic:
+                others = "null" if place.others is None else f"[{','.join(map(str, place.others))}]"
+                parts.append(f"{between}{_quoted(place.topic)},{place.partition},{offset},{place.messages},{others}")
+                topic = None
+            elif place.topic == topic:
+                parts.append(f",{place.partition},{offset},{place.messages}")
+                continue
+            else:
+                topic = place.topic
+                parts.append(f"{between}{_quoted(topic)},{place.partition},{offset},{place.messages}")
+            between = "],["
+        end = "]" if between != "[" else ""
         prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
-        # not json.dumps, which takes three times as long: every transaction needs this
-        return f'{{"messages":{self.messages},"places":[{places}],"prepared_at":"{prepared_at}"}}'
+        parts.append(f'{end}],"prepared_at":"{prepared_at[:-6]}Z"}}')
+        return "".join(parts)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -258,7 +293,7 @@ class Delivery:
             return None
         try:
             found = json.loads(text)
-            places = tuple(map(_parsed_place, found["places"]))
+            places = tuple(place for stored in found["places"] for place in _parsed_places(stored))
             return cls(int(found["messages"]), places, datetime.fromisoformat(found["prepared_at"]).astimezone(UTC))
         except (ValueError, TypeError, KeyError) as error:
             raise StoredStateError(
@@ -269,21 +304,82 @@ class Delivery:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class FoundPlace:
+    """The aborted messages of one transaction in one partition, as they were found in the log.
+
+    Args:
+        topic: The topic.
+        partition: The partition.
+        first_offset: The offset of the first message.
+        end_offset: The offset of the ABORT marker, which follows the last message.
+        messages: How many messages there are; other transactions' may lie between them.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """The messages of an aborted transaction that can be read from the log, and those that can't.
+
+    Args:
+        places: The partitions, in the order of the delivery.
+        missing: One sentence, without a period, for each partition or topic with messages that can't be read, which says why.
+    """
+
+    places: tuple[FoundPlace, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every message of the transaction can be read."""
+        return not self.missing
+
+    @property
+    def messages(self) -> int:
+        """How many messages can be read."""
+        return sum(place.messages for place in self.places)
+
+
 def delivery_text(delivery: Delivery | None) -> str:
     """The text to store for a delivery; the empty text for None."""
     return "" if delivery is None else delivery.text()
 
 
-def _place_text(place: Place) -> str:
-    offset = "null" if place.first_offset is None else place.first_offset
-    in_topic = ",true" if place.in_topic else ""
-    return f"[{json.dumps(place.topic)},{place.partition},{offset},{place.messages}{in_topic}]"
+@lru_cache(maxsize=1000)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
-def _parsed_place(stored: Any) -> Place:
-    topic, partition, first_offset, messages, *in_topic = stored
-    offset = None if first_offset is None else int(first_offset)
-    return Place(str(topic), int(partition), offset, int(messages), in_topic == [True])
+def _shortened(place: Place) -> Place:
+    """The place without its other partitions, if these are too many to store."""
+    return replace(place, others=None) if place.others and len(place.others) > MAX_PLACES else place
+
+
+def _parsed_places(stored: Any) -> Iterator[Place]:
+    topic, *numbers = stored
+    if not isinstance(topic, str):
+        raise TypeError(f"{topic!r} is not a topic")
+    others = numbers[3] if len(numbers) == _IN_TOPIC else ()
+    if others is None or isinstance(others, list):
+        partition, offset, messages, _ = numbers
+        known = None if others is None else tuple(map(int, others))
+        yield Place(topic, int(partition), _parsed_offset(offset), int(messages), in_topic=True, others=known)
+        return
+    if not numbers or len(numbers) % _PLACE:
+        raise ValueError(f"{topic!r} has {len(numbers)} numbers")
+    for at in range(0, len(numbers), _PLACE):
+        partition, offset, messages = numbers[at : at + _PLACE]
+        yield Place(topic, int(partition), _parsed_offset(offset), int(messages))
+
+
+def _parsed_offset(stored: Any) -> int | None:
+    return None if stored is None else int(stored)
 
 
 class ProducerKind(Enum):

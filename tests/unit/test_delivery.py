@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 
 import pytest
@@ -9,24 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import StoredStateError
-from dualwrite.state import MAX_PLACES, Delivery, Place, delivery_text
+from dualwrite.state import MAX_DELIVERY_LENGTH, MAX_PLACES, Delivery, Place, delivery_text
 from fixtures.tables import table
 
 NOON = datetime(2026, 11, 23, 12, 0, 0, 5000, tzinfo=UTC)
 
-places = st.builds(
-    Place,
-    topic=st.text(min_size=1, max_size=249),
-    partition=st.integers(0, 2**31 - 1),
-    first_offset=st.none() | st.integers(0, 2**63 - 1),
-    messages=st.integers(1, 2**31),
-    in_topic=st.booleans(),
+topics = st.sampled_from(["orders", "payments", 'a "b" \\ ü'])
+partitions = st.integers(0, 2**31 - 1)
+offsets = st.none() | st.integers(0, 2**63 - 1)
+counts = st.integers(1, 2**31)
+others = st.none() | st.lists(partitions, max_size=5).map(tuple)
+places = st.builds(Place, topics, partitions, offsets, counts) | st.builds(
+    Place, topics, partitions, offsets, counts, st.just(True), others
 )
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 
 
 @settings(max_examples=30)
-@given(st.lists(places, min_size=1, max_size=MAX_PLACES), moments)
+@given(st.lists(places, min_size=1, max_size=20), moments)
 def test_a_stored_delivery_is_read_back(listed: list[Place], moment: datetime) -> None:
     delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment)
     assert Delivery.parse(delivery.text()) == delivery
@@ -38,17 +39,33 @@ def test_no_messages_give_no_delivery() -> None:
     assert Delivery.parse("") is None
 
 
-@settings(max_examples=30)
-@given(st.lists(places, min_size=MAX_PLACES + 1, max_size=3 * MAX_PLACES))
+def test_every_place_of_a_wide_transaction_is_stored() -> None:
+    wide = tuple(Place("orders", index, 10**10 + index, 1000) for index in range(MAX_PLACES))
+    made = Delivery(1000 * MAX_PLACES, wide, NOON)
+    assert Delivery.parse(made.text()) == made
+    assert len(made.text()) < MAX_DELIVERY_LENGTH
+
+
+WIDE = [Place("orders", index, None, 2) for index in range(MAX_PLACES)]
+LONG = [Place(f"{index:x}" + "t" * 240, 0, None, 2) for index in range(200)]
+TOPICS = [Place("orders", 0, None, 2, in_topic=True, others=tuple(range(10**9, 10**9 + 5000)))]
+
+
+@table("listed", [WIDE, LONG, TOPICS, [*LONG, *TOPICS, *WIDE]])
 def test_long_lists_of_places_are_shortened_but_keep_the_count_and_a_proof(listed: list[Place]) -> None:
-    made = Delivery.of(listed)
+    proof = Place("proof", 7, 17, 1)
+    made = Delivery.of([*listed, proof])
     assert made is not None
     stored = Delivery.parse(made.text())
     assert stored is not None
-    assert len(stored.places) == MAX_PLACES
-    assert stored.messages == sum(p.messages for p in listed)
-    assert (not stored.proofs) == all(p.first_offset is None for p in listed)
-    assert set(stored.places) <= set(listed)
+    assert len(stored.places) <= MAX_PLACES
+    assert len(made.text()) <= MAX_DELIVERY_LENGTH
+    assert stored.messages == sum(p.messages for p in listed) + 1
+    assert stored.proofs == (proof,)
+    assert {dataclasses.replace(place, others=()) for place in stored.places} <= {
+        dataclasses.replace(place, others=()) for place in (*listed, proof)
+    }
+    assert all(place.others is None for place in stored.places if place.in_topic)
 
 
 def test_the_text_shows_messages_places_and_time() -> None:
@@ -73,6 +90,10 @@ def test_counts_known_by_topic_are_shown_by_topic() -> None:
         "[]",
         "{}",
         '{"messages":1,"places":[["t",0]],"prepared_at":"2026-11-23"}',
+        '{"messages":1,"places":[["t",0,1,2,3]],"prepared_at":"2026-11-23"}',
+        '{"messages":1,"places":[["t",0,1,2,3,4]],"prepared_at":"2026-11-23"}',
+        '{"messages":1,"places":[["t"]],"prepared_at":"2026-11-23"}',
+        '{"messages":1,"places":[[3,0,1,2]],"prepared_at":"2026-11-23"}',
         '{"messages":1,"places":[],"prepared_at":"x"}',
     ],
 )

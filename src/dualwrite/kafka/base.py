@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from dualwrite.deadline import Limit
 from dualwrite.errors import UsageError
-from dualwrite.state import Delivery, Fate, Place, PreparedTxnState, ProducerKind, TransactionDescription, TransactionStatus
+from dualwrite.state import (
+    Delivery,
+    Fate,
+    FoundMessages,
+    Place,
+    PreparedTxnState,
+    ProducerKind,
+    TransactionDescription,
+    TransactionStatus,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -481,6 +490,52 @@ class TransactionCoordinator(Protocol):
         """How the transaction that wrote the first message at `place` ended, according to the partition's log.
 
         For a transaction that the coordinator no longer knows. Requires Read on the topic.
+        """
+        ...
+
+    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
+        """Where the messages of an aborted transaction still are in the log, and which ones can't be read any more.
+
+        Reads the log from the first offset of each place to the transaction's ABORT marker, and checks that every message is
+        there: the number of messages at each place, the producer's sequence numbers, the records and the checksum of each
+        batch. Where only the number of messages in a topic is known (`Place.in_topic`), all partitions of the topic are
+        searched. Keeps no message in memory. Requires Read on the topics; without it, their messages are missing.
+
+        The transaction must have ended, and no later one may have the same producer id and epoch.
+
+        Args:
+            state: The transaction.
+            delivery: Its acknowledged messages.
+            timeout: A number of seconds limits the time without progress, since reading millions of messages takes longer; a
+                deadline limits the whole call.
+
+        Raises:
+            MessagesCommittedError: The log shows that the transaction was committed.
+            MissingDependencyError: The messages are compressed, and the package that decompresses them is not installed.
+            BrokerUnavailableError: No progress within the time limit: for example, a partition has no leader, or does not have
+                the transaction's marker yet.
+        """
+        ...
+
+    def read_messages(
+        self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
+    ) -> Iterator[Message]:
+        """Read the messages that `find_messages` has found, partition by partition in the order of their offsets.
+
+        Key, value, headers, partition and timestamp are as they were written; in a topic with LogAppendTime, the timestamp is
+        that of the broker. Everything is checked again while it is read: what was returned before an error must not be
+        committed. Keeps one response of a broker in memory, about 1 MiB or one batch.
+
+        Args:
+            state: The transaction.
+            found: What `find_messages` has returned; if it is not complete, only what was found is read.
+            timeout: Limits the time of each wait without progress; of a deadline, the seconds that are left when reading
+                begins. The time that the caller takes between two messages does not count.
+
+        Raises (while the messages are iterated):
+            MessagesChangedError: Something differs from `found`: messages were deleted, or a topic was created again.
+            MessagesCommittedError: The log shows that the transaction was committed.
+            MissingDependencyError, BrokerUnavailableError: As for `find_messages`.
         """
         ...
 

@@ -45,7 +45,7 @@ from dualwrite.kafka.messages import (
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, TimeBudget, chosen_timeout_ms, transaction_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DELIVERY, REQUEST, kafka_at
-from dualwrite.state import Delivery, PreparedTxnState, TransactionStatus
+from dualwrite.state import Delivery, PreparedTxnState, TransactionDescription, TransactionStatus
 
 log = SubjectLogger(__name__)
 
@@ -273,11 +273,11 @@ class LibrdkafkaProducer:
                     transactional_id=self._id,
                 )
             )
-        state = self._described(deadline)
+        found = self._described(deadline)
         self.check_time_left()
-        self._previous_start_ms = state.start_time_ms
-        self._delivery = Delivery.of(self._reports.places)
-        return state
+        self._previous_start_ms = found.start_time_ms
+        self._delivery = Delivery.of(self._reports.places(found.partitions))
+        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
 
     @property
     def delivery(self) -> Delivery | None:
@@ -335,7 +335,7 @@ class LibrdkafkaProducer:
     def _unusable(self, call: str, state: str, next_step: str) -> UsageError:
         return UsageError(f"{call}(): the producer {state}.", transactional_id=self._id, next_step=next_step)
 
-    def _described(self, deadline: Deadline) -> PreparedTxnState:
+    def _described(self, deadline: Deadline) -> TransactionDescription:
         found = self._coordinator.describe(self._id, timeout=deadline)
         if found is None or found.status is not TransactionStatus.ONGOING:
             status = "it does not know the id" if found is None else f"its state is {found.status.value}"
@@ -355,7 +355,7 @@ class LibrdkafkaProducer:
                     transactional_id=self._id,
                 )
             )
-        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
+        return found
 
     def _list_topics(self, topic: str, timeout: float) -> Any:
         return self._producer.list_topics(topic, timeout)
