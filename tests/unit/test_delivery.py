@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import StoredStateError
-from dualwrite.state import MAX_DELIVERY_LENGTH, MAX_PLACES, Delivery, Place, delivery_text
+from dualwrite.state import MAX_DELIVERY_LENGTH, MAX_PLACES, ConsumedOffset, Delivery, GroupOffsets, Place, delivery_text
 from fixtures.tables import table
 
 NOON = datetime(2026, 11, 23, 12, 0, 0, 5000, tzinfo=UTC)
@@ -26,11 +26,37 @@ places = st.builds(Place, topics, partitions, offsets, counts) | st.builds(
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 
 
-@settings(max_examples=30)
-@given(st.lists(places, min_size=1, max_size=20), moments)
-def test_a_stored_delivery_is_read_back(listed: list[Place], moment: datetime) -> None:
-    delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment)
+consumed = st.builds(ConsumedOffset, topics, partitions, st.integers(0, 2**63 - 1), st.integers(-1, 2**31 - 1), st.text())
+groups = st.builds(
+    GroupOffsets,
+    st.text(min_size=1),
+    st.lists(consumed, max_size=5).map(lambda listed: tuple(sorted(listed, key=lambda one: one.topic))),
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(places, max_size=20), moments, st.lists(groups, max_size=3))
+def test_a_stored_delivery_is_read_back(listed: list[Place], moment: datetime, offsets: list[GroupOffsets]) -> None:
+    delivery = Delivery(sum(p.messages for p in listed), tuple(listed), moment, tuple(offsets))
     assert Delivery.parse(delivery.text()) == delivery
+
+
+def test_offsets_alone_are_a_delivery_without_messages() -> None:
+    made = Delivery.of([], [GroupOffsets("orders", (ConsumedOffset("in", 0, 17, 3, "note"), ConsumedOffset("in", 2, 5)))])
+    assert made is not None
+    assert made.messages == 0
+    assert str(made).startswith("0 messages; offsets of group orders (2 partitions); prepared at ")
+    assert '"places":[],"offsets":[["orders",["in",0,17,3,"note",2,5,-1,""]]],' in made.text()
+
+
+def test_too_many_offsets_are_left_out_and_the_group_is_kept() -> None:
+    wide = GroupOffsets("orders", tuple(ConsumedOffset("in", index, 10**12, 3, "note") for index in range(1000)))
+    made = Delivery.of([Place("orders", 0, 17, 1)], [wide])
+    assert made is not None
+    stored = Delivery.parse(made.text())
+    assert stored is not None
+    assert stored.offsets == (GroupOffsets("orders", ()),)
+    assert stored.places == made.places
 
 
 def test_no_messages_give_no_delivery() -> None:
@@ -95,6 +121,8 @@ def test_counts_known_by_topic_are_shown_by_topic() -> None:
         '{"messages":1,"places":[["t"]],"prepared_at":"2026-11-23"}',
         '{"messages":1,"places":[[3,0,1,2]],"prepared_at":"2026-11-23"}',
         '{"messages":1,"places":[],"prepared_at":"x"}',
+        '{"messages":0,"places":[],"offsets":[["g",["t",0,1,2]]],"prepared_at":"2026-11-23"}',
+        '{"messages":0,"places":[],"offsets":[7],"prepared_at":"2026-11-23"}',
     ],
 )
 def test_an_invalid_delivery_is_an_error_with_the_text(text: str) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtim
 from dualwrite.deadline import Limit
 from dualwrite.errors import UsageError
 from dualwrite.state import (
+    ConsumedOffset,
     Delivery,
     Fate,
     FoundMessages,
+    GroupOffsets,
     Place,
     PreparedTxnState,
     ProducerKind,
@@ -28,25 +30,6 @@ _LIBRDKAFKA_MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedOffset:
-    """How far one partition is consumed.
-
-    Args:
-        topic: The topic.
-        partition: The partition.
-        offset: The offset of the next message to read.
-        leader_epoch: The leader epoch of the last message read, or -1.
-        metadata: Free text of the consumer.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +101,30 @@ def progress_of(
         if p.offset >= 0
     ]
     return found, group
+
+
+class SentOffsets:
+    """The offsets of consumer groups that were sent to a transaction; a later one of a partition replaces an earlier one."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], ConsumedOffset]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[GroupOffsets]:
+        for group_id, offsets in self._groups.items():
+            yield GroupOffsets(group_id, tuple(offsets.values()))
+
+    def add(self, group_id: str, offsets: Iterable[ConsumedOffset]) -> None:
+        """Remember the offsets of a group, which has at least one."""
+        self._groups.setdefault(group_id, {}).update(((one.topic, one.partition), one) for one in offsets)
+
+    def clear(self) -> None:
+        """Another transaction begins."""
+        self._groups.clear()
 
 
 class Message(NamedTuple):
@@ -248,7 +255,8 @@ class TransactionalProducer(Protocol):
     def delivery(self) -> Delivery | None:
         """Where in the log the messages of the most recently prepared transaction are, as acknowledged by the brokers.
 
-        None before `prepare_transaction` has returned, and if the transaction has no messages.
+        And the consumer groups' offsets that are part of it. None before `prepare_transaction` has returned, and if the
+        transaction has neither messages nor offsets.
         """
         ...
 

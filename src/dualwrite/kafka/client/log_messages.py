@@ -53,6 +53,7 @@ def find_messages(reader: LogReader, state: PreparedTxnState, delivery: Delivery
     elsewhere = delivery.messages - sum(place.messages for place in delivery.places)
     if elsewhere:
         missing.append(f"the places of {elsewhere} of the {delivery.messages} messages were not stored")
+    missing += [f"the offsets of {group} were not stored" for group in delivery.offsets if not group.offsets]
     return FoundMessages(tuple(places), tuple(missing))
 
 
