@@ -28,6 +28,12 @@ settings.load_profile("dualwrite")
 
 
 @pytest.fixture
+def losses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Kafka has aborted after the database's commit is not published again, but reported."""
+    monkeypatch.setenv("DUALWRITE_ON_LOST", "raise")
+
+
+@pytest.fixture
 def no_recovery_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that must recover its id waits for its user, however long a test takes from one step to the next."""
     monkeypatch.setattr("dualwrite.recipe.idle.RECOVER_AFTER", threading.TIMEOUT_MAX / 2)

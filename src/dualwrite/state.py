@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache
@@ -26,6 +26,7 @@ MAX_DELIVERY_LENGTH: Final = 32_000
 
 _PLACE: Final = 3  # numbers of a stored place
 _IN_TOPIC: Final = 4  # and of one with `in_topic`
+_OFFSET: Final = 4  # values of a stored offset
 _STORED_STATE: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})(?:@(0|[1-9][0-9]{0,18}))?", re.ASCII)
 
 
@@ -208,26 +209,65 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumedOffset:
+    """How far one partition is consumed.
+
+    Args:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset of the next message to read.
+        leader_epoch: The leader epoch of the last message read, or -1.
+        metadata: Free text of the consumer.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """The offsets of one consumer group that are part of a transaction (KIP-447).
+
+    Args:
+        group_id: The group.
+        offsets: The offsets, one for each partition; none if they were too many to store.
+    """
+
+    group_id: str
+    offsets: tuple[ConsumedOffset, ...]
+
+    def __str__(self) -> str:
+        """Readable text: `group orders (3 partitions)`."""
+        count = len(self.offsets)
+        return f"group {self.group_id}" + (f" ({count} partition{'' if count == 1 else 's'})" if count else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
-    """The acknowledged messages of one prepared transaction.
+    """The acknowledged messages of one prepared transaction, and the consumer groups' offsets in it.
 
     Args:
         messages: The number of messages.
         places: Where they are. All are stored, unless there are more than MAX_PLACES or they need too much space.
         prepared_at: When the transaction was prepared (UTC, aware; this machine's clock), just before the database's commit.
+        offsets: The offsets of consumer groups that become visible with the messages.
     """
 
     messages: int
     places: tuple[Place, ...]
     prepared_at: datetime
+    offsets: tuple[GroupOffsets, ...] = ()
 
     @classmethod
-    def of(cls, places: Iterable[Place]) -> Self | None:
-        """The delivery of a transaction that was just prepared; None if no message was sent."""
-        listed = tuple(places)
-        if not listed:
+    def of(cls, places: Iterable[Place], offsets: Iterable[GroupOffsets] = ()) -> Self | None:
+        """The delivery of a transaction that was just prepared; None if it has neither messages nor offsets."""
+        listed, groups = tuple(places), tuple(offsets)
+        if not listed and not groups:
             return None
-        return cls(sum(place.messages for place in listed), listed, datetime.now(UTC))
+        return cls(sum(place.messages for place in listed), listed, datetime.now(UTC), groups)
 
     @property
     def proofs(self) -> tuple[Place, ...]:
@@ -236,31 +276,37 @@ class Delivery:
 
     def __str__(self) -> str:
         """Readable text: the number of messages, where they are, and when the transaction was prepared."""
-        shown = ", ".join(map(str, self.places))
+        shown = f": {', '.join(map(str, self.places))}" if self.places else ""
         more = self.messages - sum(place.messages for place in self.places)
         elsewhere = f" and {more} elsewhere" if more else ""
-        return f"{self.messages} messages: {shown}{elsewhere}; prepared at {self.prepared_at.astimezone(UTC):%F %T} UTC"
+        groups = f"; offsets of {', '.join(map(str, self.offsets))}" if self.offsets else ""
+        prepared = f"; prepared at {self.prepared_at.astimezone(UTC):%F %T} UTC"
+        return f"{self.messages} messages{shown}{elsewhere}{groups}{prepared}"
 
     def text(self) -> str:
         """The text to store: JSON with all places, or with as many as may be stored, including one with a known offset.
 
         `["orders",0,17,3,2,5,1]` are two places in a topic: partition, first offset and number of messages of each.
         `["orders",0,17,4,[2,5]]` is a place with `in_topic` and its other partitions.
+        `["a group",["orders",0,17,-1,""]]` are offsets: partition, offset, leader epoch and metadata of each.
         """
-        text = self._text_of(self.places)
+        groups = _offsets_text(self.offsets) if self.offsets else ""
+        if len(groups) > MAX_DELIVERY_LENGTH // 2:
+            groups = _offsets_text([GroupOffsets(each.group_id, ()) for each in self.offsets])
+        text = self._text_of(self.places, groups)
         if len(self.places) <= MAX_PLACES and len(text) <= MAX_DELIVERY_LENGTH:
             return text
-        kept, proofs = self.places[:MAX_PLACES], self.proofs
+        kept, proofs = tuple(map(_shortened, self.places[:MAX_PLACES])), self.proofs
         while kept:
-            if proofs and proofs[0] not in kept:
-                kept = (proofs[0], *kept[1:])
-            text = self._text_of(kept)
+            if proofs and all(place.first_offset is None for place in kept):
+                kept = (_shortened(proofs[0]), *kept[1:])
+            text = self._text_of(kept, groups)
             if len(text) <= MAX_DELIVERY_LENGTH:
-                break
+                return text
             kept = kept[: len(kept) * MAX_DELIVERY_LENGTH // len(text)]
-        return text
+        return self._text_of((), groups)
 
-    def _text_of(self, places: Iterable[Place]) -> str:
+    def _text_of(self, places: Iterable[Place], groups: str) -> str:
         # not json.dumps for all of it, which takes four times as long: every transaction needs this
         parts = [f'{{"messages":{self.messages},"places":[']
         topic, between = None, "["
@@ -279,7 +325,7 @@ class Delivery:
             between = "],["
         end = "]" if between != "[" else ""
         prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
-        parts.append(f'{end}],"prepared_at":"{prepared_at[:-6]}Z"}}')
+        parts.append(f'{end}]{groups},"prepared_at":"{prepared_at[:-6]}Z"}}')
         return "".join(parts)
 
     @classmethod
@@ -294,8 +340,9 @@ class Delivery:
         try:
             found = json.loads(text)
             places = tuple(place for stored in found["places"] for place in _parsed_places(stored))
-            return cls(int(found["messages"]), places, datetime.fromisoformat(found["prepared_at"]).astimezone(UTC))
-        except (ValueError, TypeError, KeyError) as error:
+            groups = tuple(map(_parsed_group, found.get("offsets", ())))
+            return cls(int(found["messages"]), places, datetime.fromisoformat(found["prepared_at"]).astimezone(UTC), groups)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoredStateError(
                 f"The stored delivery {text[:200]!r} can't be read.",
                 cause="the row was changed manually or by a newer release",
@@ -356,6 +403,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
+def _shortened(place: Place) -> Place:
+    """The place without its other partitions, if these are too many to store."""
+    return replace(place, others=None) if place.others and len(place.others) > MAX_PLACES else place
+
+
 def _parsed_places(stored: Any) -> Iterator[Place]:
     topic, *numbers = stored
     if not isinstance(topic, str):
@@ -371,6 +423,30 @@ def _parsed_places(stored: Any) -> Iterator[Place]:
     for at in range(0, len(numbers), _PLACE):
         partition, offset, messages = numbers[at : at + _PLACE]
         yield Place(topic, int(partition), _parsed_offset(offset), int(messages))
+
+
+def _offsets_text(groups: Iterable[GroupOffsets]) -> str:
+    """The offsets as a member of the stored JSON; their number is small, and few transactions have them."""
+    listed = []
+    for group in groups:
+        topics: dict[str, list[Any]] = {}
+        for one in group.offsets:
+            numbers = [one.partition, one.offset, one.leader_epoch, one.metadata]
+            topics.setdefault(one.topic, [one.topic]).extend(numbers)
+        listed.append([group.group_id, *topics.values()])
+    return f',"offsets":{json.dumps(listed, separators=(",", ":"))}'
+
+
+def _parsed_group(stored: Any) -> GroupOffsets:
+    group_id, *topics = stored
+    found = []
+    for topic, *numbers in topics:
+        if len(numbers) % _OFFSET:
+            raise ValueError(f"{topic!r} has {len(numbers)} numbers")
+        for at in range(0, len(numbers), _OFFSET):
+            partition, offset, leader_epoch, metadata = numbers[at : at + _OFFSET]
+            found.append(ConsumedOffset(str(topic), int(partition), int(offset), int(leader_epoch), str(metadata)))
+    return GroupOffsets(str(group_id), tuple(found))
 
 
 def _parsed_offset(stored: Any) -> int | None:

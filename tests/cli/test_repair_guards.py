@@ -295,6 +295,7 @@ def test_lost_transactions_are_found(scene: Scene) -> None:
     assert (code, "Lost or unverified, not acknowledged:" in out) == (1, True)
 
 
+@pytest.mark.usefixtures("losses_stay")
 def test_a_lost_outcome_is_found(scene: Scene) -> None:
     left = scene.crash("after_db_commit")
     seen = described(scene, left.kafka_id)

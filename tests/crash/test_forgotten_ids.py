@@ -196,6 +196,7 @@ def test_a_transaction_beyond_an_open_one_is_proven_by_its_marker(scene: Scene, 
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)
+@pytest.mark.usefixtures("losses_stay")
 def test_a_transaction_aborted_and_forgotten_by_kafka_is_reported_lost_with_its_messages(forgotten: Forgotten) -> None:
     scene = forgotten("after_db_commit")
     report = scene.recover()
@@ -292,6 +293,7 @@ def test_an_unverified_transaction_is_proven_by_the_log_once_it_can_be_read(
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["librdkafka"]), indirect=True)
+@pytest.mark.usefixtures("losses_stay")
 def test_an_unverified_transaction_is_lost_once_the_log_shows_its_abort(
     forgotten: Forgotten, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import TransactionalProducer
+from dualwrite.kafka.base import GroupMetadata, TransactionalProducer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.native.native_producer import NativeProducer
-from dualwrite.state import Delivery, Fate, Place, PreparedTxnState
+from dualwrite.state import ConsumedOffset, Delivery, Fate, FoundMessages, GroupOffsets, Place, PreparedTxnState
 from fixtures.broker import make_topic, wait_for_markers
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
@@ -106,6 +107,33 @@ def test_every_topic_of_a_transaction_has_a_place(producer: TransactionalProduce
     producer.commit_transaction(timeout=LIMIT)
     assert producer.delivery is not None
     assert set(producer.delivery.places) == {Place(topic, 2, 0, 2, by_topic), Place(other, 0, 0, 1, by_topic)}
+
+
+def test_the_offsets_of_a_transaction_are_part_of_its_delivery(
+    producer: TransactionalProducer, topic: str, new_name: NewName, coordinator: WireTransactionCoordinator
+) -> None:
+    groups = [GroupMetadata(new_name("group")) for _ in range(2)]
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction([ConsumedOffset(topic, 0, 3), ConsumedOffset(topic, 1, 5)], groups[0], timeout=LIMIT)
+    producer.send_offsets_to_transaction([ConsumedOffset(topic, 1, 6, 2, "note")], groups[0], timeout=LIMIT)
+    producer.send_offsets_to_transaction([ConsumedOffset(topic, 0, 8)], groups[1], timeout=LIMIT)
+    producer.send_offsets_to_transaction([], groups[1], timeout=LIMIT)
+    state = producer.prepare_transaction(timeout=LIMIT)
+    assert state is not None
+    delivery = producer.delivery
+    assert delivery is not None
+    assert (delivery.messages, delivery.places) == (0, ())
+    assert delivery.offsets == (
+        GroupOffsets(groups[0].group_id, (ConsumedOffset(topic, 0, 3), ConsumedOffset(topic, 1, 6, 2, "note"))),
+        GroupOffsets(groups[1].group_id, (ConsumedOffset(topic, 0, 8),)),
+    )
+    producer.abort_transaction(timeout=LIMIT)
+    assert coordinator.find_messages(state, delivery) == FoundMessages(())
+    unknown = replace(delivery, offsets=(GroupOffsets("orders", ()),))
+    assert coordinator.find_messages(state, unknown).missing == ("the offsets of group orders were not stored",)
+    _, second = prepared(producer, topic)
+    assert second.offsets == ()
+    producer.abort_transaction(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -23,13 +23,14 @@ from dualwrite.errors import (
     DualWriteError,
     InvalidTransitionError,
 )
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect import describe_topics
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.native_producer import ALLOWED, NativeProducer, ProducerState
+from dualwrite.state import ConsumedOffset
 from fixtures.acls import Operation, Resource, grant
 from fixtures.broker import make_topic, read_topic, read_values, started
 from fixtures.leaders import coordinator_of

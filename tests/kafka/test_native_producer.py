@@ -21,10 +21,10 @@ from dualwrite.errors import (
     UnknownTopicError,
 )
 from dualwrite.kafka.base import GroupMetadata
+from dualwrite.kafka.client.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
-from dualwrite.kafka.native.compression import NAMES as COMPRESSIONS
 from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from fixtures import pace

@@ -10,7 +10,8 @@ from confluent_kafka.admin import AdminClient
 
 from dualwrite.admin import Ending, Reason, TransactionAdmin, log_records
 from dualwrite.errors import BrokerError, BrokerUnavailableError, UnknownTopicError
-from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
+from dualwrite.kafka.client.log_fetch import LogNotReadableError
+from dualwrite.kafka.client.log_proof import fate_in_log
 from dualwrite.state import Fate
 from fixtures.pace import LIMIT, limit
 from fixtures.producing import producing

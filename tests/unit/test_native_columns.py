@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dualwrite.kafka.client.compression import NAMES, compression_by_name
 from dualwrite.kafka.native.arrow_records import RecordColumns
-from dualwrite.kafka.native.compression import NAMES, compression_by_name
 from dualwrite.kafka.native.records import RECORD_OVERHEAD, SMALL, BatchBuilder
 from fixtures.tables import table
 

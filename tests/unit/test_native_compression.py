@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
-from dualwrite.kafka.native.compression import NAMES, compression_by_name
+from dualwrite.kafka.client.compression import NAMES, compression_by_name
 from fixtures.tables import table
 
 CODES = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

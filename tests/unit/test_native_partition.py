@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kafka.record.default_records import DefaultRecordBatch
 
-from dualwrite.kafka.native.compression import compression_by_name
+from dualwrite.kafka.client.compression import compression_by_name
 from dualwrite.kafka.native.native_settings import MAX_IN_FLIGHT
 from dualwrite.kafka.native.partition import Batch, Partition
 from dualwrite.kafka.native.records import BatchBuilder

@@ -14,7 +14,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from kafka.record.util import decode_varint, encode_varint
 
 from dualwrite.errors import InvalidMessageError, UsageError
-from dualwrite.kafka.native.compression import NAMES, compression_by_name
+from dualwrite.kafka.client.compression import NAMES, compression_by_name
 from dualwrite.kafka.native.records import (
     BATCH_OVERHEAD,
     SIGNED,

@@ -76,7 +76,7 @@ def test_lost_transactions_are_raised_before_unverified_ones() -> None:
     with pytest.raises(LostTransactionError, match=r"7:5@1000.*\(and 1 more\)") as caught:
         report.raise_for_problems()
     assert (caught.value.transactional_id, caught.value.state, caught.value.generation) == ("b", "7:5@1000", 2)
-    assert "dualwrite recover --id b --acknowledge" in str(caught.value)
+    assert "dualwrite recover --id b --republish" in str(caught.value)
     assert "transaction.timeout.ms" in str(caught.value)
 
 

@@ -234,6 +234,7 @@ def test_a_successor_recovers_what_is_not_confirmed(scene: Scene) -> None:
     scene.assert_resolved()
 
 
+@pytest.mark.usefixtures("losses_stay")
 def test_a_commit_that_an_operator_has_prevented_is_recorded_as_lost(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with connected(scene) as writer:
         scene.write(writer, 1)

@@ -223,6 +223,7 @@ def test_an_id_that_another_process_has_claimed_is_not_claimed_again(scene: Scen
     assert scene.agree() == [1]
 
 
+@pytest.mark.usefixtures("losses_stay")
 def test_a_loss_that_nobody_waits_for_is_logged(scene: Scene, soon: None, caplog: pytest.LogCaptureFixture) -> None:
     with scene.connect() as writer:
         with failpoints.armed("recover_after_claim", failpoints.raises(StoreUnavailableError("It is away."))):

@@ -272,6 +272,7 @@ def test_an_interrupt_while_lanes_are_claimed(scene: Scene, opens: str, point: s
 
 
 @producers_and_databases
+@pytest.mark.usefixtures("losses_stay")
 def test_a_lost_transaction_of_a_lane_is_reported_until_acknowledged(scene: Scene) -> None:
     name = TransactionalId(scene.transactional_id, 2).row
     with scene.connect() as writer:
@@ -300,6 +301,7 @@ def writer_after_acknowledging(scene: Scene, name: str) -> DualWriter:
 
 
 @mostly_native
+@pytest.mark.usefixtures("losses_stay")
 def test_a_writer_that_reopens_with_an_unacknowledged_loss_can_use_its_other_lanes(scene: Scene) -> None:
     """As with one lane: reopen() raises, nothing stays in doubt, and the writer may be used all the same."""
     with scene.connect() as writer:

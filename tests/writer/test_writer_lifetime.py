@@ -330,6 +330,7 @@ def test_opening_reports_what_it_resolved(scene: Scene, point: str, outcome: Out
 
 
 @producers_and_databases
+@pytest.mark.usefixtures("losses_stay")
 def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.write(writer, 1)

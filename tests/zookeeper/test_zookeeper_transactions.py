@@ -226,16 +226,16 @@ def test_the_server_accepts_a_transaction_of_exactly_the_limit(store: ZooKeeperS
 
 
 def test_a_row_that_grew_since_the_batch_was_filled(url: str) -> None:
-    with ZooKeeperStore.from_url(url, max_request_bytes=10_000) as store:
+    with ZooKeeperStore.from_url(url, max_request_bytes=60_000) as store:
         claim = store.claim(ID, "tests", timeout=LIMIT)
         transaction = store.begin(claim)
         with pytest.raises(StoreError) as caught:
-            transaction.handle.create(ORDER, b"x" * 10_000)
-        transaction.handle.create(ORDER, b"x" * (20_000 - caught.value.size))
+            transaction.handle.create(ORDER, b"x" * 60_000)
+        transaction.handle.create(ORDER, b"x" * (120_000 - caught.value.size))
         at = store.read_claimed(claim).updated_at
         for generation in range(5):
             store.record_resolution(claim, Resolution(lost=LostTransaction(LostKind.LOST, STATE, generation, at)))
-        with pytest.raises(StoreError, match="the limit is 10,000"):
+        with pytest.raises(StoreError, match="the limit is 60,000"):
             transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
         transaction.rollback()
         assert store.client.exists(ORDER) is None

@@ -14,8 +14,10 @@ from dualwrite.admin.requests import PAUSE, Brokers, ClusterView, Key, Partition
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.log_proof import Batch, LogNotReadableError, batches, fate_in_log
+from dualwrite.kafka.client.log_fetch import LogNotReadableError
+from dualwrite.kafka.client.log_proof import fate_in_log
 from dualwrite.kafka.client.messages_generated import FetchRequest, FetchResponse
+from dualwrite.kafka.client.record_batches import Batch, batches
 from dualwrite.kafka.client.retries import rounds
 from dualwrite.state import Fate, Place, PreparedTxnState
 

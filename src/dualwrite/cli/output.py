@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from datetime import datetime
 from enum import Enum
 from functools import reduce
@@ -158,7 +159,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Delivery):
-        return json.loads(value.text())
+        return asdict(value)
     return value.value if isinstance(value, Enum) else str(value)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.inspect import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, probe
+from dualwrite.state import ConsumedOffset
 
 if TYPE_CHECKING:
     from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from dualwrite.deadline import Limit
 from dualwrite.errors import UsageError
-from dualwrite.state import Delivery, Fate, Place, PreparedTxnState, ProducerKind, TransactionDescription, TransactionStatus
+from dualwrite.state import (
+    ConsumedOffset,
+    Delivery,
+    Fate,
+    FoundMessages,
+    GroupOffsets,
+    Place,
+    PreparedTxnState,
+    ProducerKind,
+    TransactionDescription,
+    TransactionStatus,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,25 +30,6 @@ _LIBRDKAFKA_MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedOffset:
-    """How far one partition is consumed.
-
-    Args:
-        topic: The topic.
-        partition: The partition.
-        offset: The offset of the next message to read.
-        leader_epoch: The leader epoch of the last message read, or -1.
-        metadata: Free text of the consumer.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +101,30 @@ def progress_of(
         if p.offset >= 0
     ]
     return found, group
+
+
+class SentOffsets:
+    """The offsets of consumer groups that were sent to a transaction; a later one of a partition replaces an earlier one."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], ConsumedOffset]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[GroupOffsets]:
+        for group_id, offsets in self._groups.items():
+            yield GroupOffsets(group_id, tuple(offsets.values()))
+
+    def add(self, group_id: str, offsets: Iterable[ConsumedOffset]) -> None:
+        """Remember the offsets of a group, which has at least one."""
+        self._groups.setdefault(group_id, {}).update(((one.topic, one.partition), one) for one in offsets)
+
+    def clear(self) -> None:
+        """Another transaction begins."""
+        self._groups.clear()
 
 
 class Message(NamedTuple):
@@ -239,7 +255,8 @@ class TransactionalProducer(Protocol):
     def delivery(self) -> Delivery | None:
         """Where in the log the messages of the most recently prepared transaction are, as acknowledged by the brokers.
 
-        None before `prepare_transaction` has returned, and if the transaction has no messages.
+        And the consumer groups' offsets that are part of it. None before `prepare_transaction` has returned, and if the
+        transaction has neither messages nor offsets.
         """
         ...
 
@@ -481,6 +498,52 @@ class TransactionCoordinator(Protocol):
         """How the transaction that wrote the first message at `place` ended, according to the partition's log.
 
         For a transaction that the coordinator no longer knows. Requires Read on the topic.
+        """
+        ...
+
+    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
+        """Where the messages of an aborted transaction still are in the log, and which ones can't be read any more.
+
+        Reads the log from the first offset of each place to the transaction's ABORT marker, and checks that every message is
+        there: the number of messages at each place, the producer's sequence numbers, the records and the checksum of each
+        batch. Where only the number of messages in a topic is known (`Place.in_topic`), all partitions of the topic are
+        searched. Keeps no message in memory. Requires Read on the topics; without it, their messages are missing.
+
+        The transaction must have ended, and no later one may have the same producer id and epoch.
+
+        Args:
+            state: The transaction.
+            delivery: Its acknowledged messages.
+            timeout: A number of seconds limits the time without progress, since reading millions of messages takes longer; a
+                deadline limits the whole call.
+
+        Raises:
+            MessagesCommittedError: The log shows that the transaction was committed.
+            MissingDependencyError: The messages are compressed, and the package that decompresses them is not installed.
+            BrokerUnavailableError: No progress within the time limit: for example, a partition has no leader, or does not have
+                the transaction's marker yet.
+        """
+        ...
+
+    def read_messages(
+        self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
+    ) -> Iterator[Message]:
+        """Read the messages that `find_messages` has found, partition by partition in the order of their offsets.
+
+        Key, value, headers, partition and timestamp are as they were written; in a topic with LogAppendTime, the timestamp is
+        that of the broker. Everything is checked again while it is read: what was returned before an error must not be
+        committed. Keeps one response of a broker in memory, about 1 MiB or one batch.
+
+        Args:
+            state: The transaction.
+            found: What `find_messages` has returned; if it is not complete, only what was found is read.
+            timeout: Limits the time of each wait without progress; of a deadline, the seconds that are left when reading
+                begins. The time that the caller takes between two messages does not count.
+
+        Raises (while the messages are iterated):
+            MessagesChangedError: Something differs from `found`: messages were deleted, or a topic was created again.
+            MessagesCommittedError: The log shows that the transaction was committed.
+            MissingDependencyError, BrokerUnavailableError: As for `find_messages`.
         """
         ...
 

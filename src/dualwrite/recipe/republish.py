@@ -140,6 +140,12 @@ class LostMessages:
 
     def _keep(self, ownership: Ownership, entry: LostTransaction, reasons: tuple[str, ...]) -> None:
         self._kept.add(self._name(ownership, entry))
+        log.error(
+            "transaction %s, which Kafka had aborted after the database's commit, can't be published again: %s",
+            entry.state,
+            "; ".join(reasons),
+            transactional_id=ownership.transactional_id,
+        )
         ownership.note_not_published(entry, reasons)
 
     @staticmethod

@@ -55,7 +55,7 @@ _IN_WORDS: Final = {
     Outcome.COMMITTED: "the database had committed; Kafka's side is committed now",
     Outcome.ALREADY_COMMITTED: "the database and Kafka had both committed",
     Outcome.ABORTED: "the database had not committed; Kafka's side is aborted now",
-    Outcome.LOST: "the database had committed, and Kafka had aborted: its messages are lost",
+    Outcome.LOST: "the database had committed, and Kafka had aborted",
     Outcome.UNVERIFIED: "the database had committed, and Kafka has no evidence left",
     Outcome.PUBLISHED_AGAIN: "the database had committed, and Kafka had aborted; its messages are published again now",
     Outcome.NOTHING: "nothing was open or in doubt",

@@ -16,6 +16,7 @@ UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing 
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -41,7 +42,7 @@ from dualwrite.state import (
     TransactionDescription,
     TransactionStatus,
 )
-from dualwrite.stores.base import Claim, LostTransaction, Resolution, StateRow, TxnStateStore
+from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.rows import found_again, on_cluster
 
 log = SubjectLogger(__name__)
@@ -403,7 +404,8 @@ class GenerationResolver:
             if kind is not None:
                 now = datetime.now(UTC)
                 lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer, self._cluster_id)
-                log.error("transaction %s: %s", stored, outcome.in_words, transactional_id=self._claim.transactional_id)
+                level = logging.WARNING if kind is LostKind.LOST else logging.ERROR  # lost ones may be published again
+                log.log(level, "transaction %s: %s", stored, outcome.in_words, transactional_id=self._claim.transactional_id)
             yield from self._clear_state(stored, lost=lost)
         self._remember(outcome, stored, lost)
 

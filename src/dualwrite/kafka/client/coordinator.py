@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dualwrite.deadline import Deadline, Limit
-from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, ListedTransaction, NewProducerId
+from dualwrite.kafka.base import (
+    EndingTransaction,
+    EndTxnResult,
+    InitProducerIdResult,
+    ListedTransaction,
+    Message,
+    NewProducerId,
+)
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.descriptions import check_leaders, described
@@ -22,7 +29,10 @@ from dualwrite.kafka.client.ids_together import (
     ended_together,
 )
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name, status_of, timeout_refused, two_phase_refused
-from dualwrite.kafka.client.log_proof import LogNotReadableError, fate_in_log
+from dualwrite.kafka.client.log_fetch import LogNotReadableError
+from dualwrite.kafka.client.log_messages import find_messages, read_messages
+from dualwrite.kafka.client.log_proof import fate_in_log
+from dualwrite.kafka.client.log_reader import LogReader
 from dualwrite.kafka.client.messages_generated import (
     DescribeConfigsRequest,
     EndTxnRequest,
@@ -32,7 +42,7 @@ from dualwrite.kafka.client.messages_generated import (
     ListTransactionsRequest,
 )
 from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, check_response, check_retriable
-from dualwrite.state import Fate, Place, PreparedTxnState, TransactionDescription
+from dualwrite.state import Delivery, Fate, FoundMessages, Place, PreparedTxnState, TransactionDescription
 
 _END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
 _BROKER_RESOURCE: Final = 4
@@ -304,6 +314,15 @@ class WireTransactionCoordinator:
                 raise TryAgainError(str(error)) from error
 
         return self._client.repeated(request, f"the leader of {place.topic}-{place.partition}", timeout)
+
+    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
+        return find_messages(LogReader(self._client, timeout), state, delivery)
+
+    def read_messages(
+        self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
+    ) -> Iterator[Message]:
+        seconds = timeout.left if isinstance(timeout, Deadline) else timeout
+        return read_messages(LogReader(self._client, seconds), state, found)
 
     def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[ListedTransaction]:
         """ListTransactions on every broker (KIP-664), sorted by id."""

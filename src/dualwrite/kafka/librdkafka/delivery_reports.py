@@ -8,7 +8,7 @@ topic, whose place in the log identifies the transaction later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -82,14 +82,23 @@ class DeliveryReports:
         """The topics of the transaction's messages."""
         return (name for name, topic in self._topics.items() if topic.sent)
 
-    @property
-    def places(self) -> Iterator[Place]:
+    def places(self, written: Collection[tuple[str, int]]) -> Iterator[Place]:
         """Where the first message of each topic is stored, with the number of messages sent to the topic.
 
-        To know every partition, the callbacks would have to keep every message until the end of the transaction.
+        To know the number in each partition, the callbacks would have to keep every message until the end of the transaction.
+
+        Args:
+            written: The partitions that the coordinator has added to the transaction, each before its first message was sent.
         """
         for name, topic in self._topics.items():
             partition, offset = topic.place
             if topic.sent and partition is not None:
                 first = None if offset is None or offset < 0 else offset
-                yield Place(name, partition, first, topic.sent, in_topic=True)
+                yield Place(name, partition, first, topic.sent, in_topic=True, others=_others(written, name, partition))
+
+
+def _others(written: Collection[tuple[str, int]], topic: str, partition: int) -> tuple[int, ...] | None:
+    """The other partitions of the topic; None if the partition is not among those that are written to."""
+    if (topic, partition) not in written:
+        return None
+    return tuple(sorted(index for name, index in written if name == topic and index != partition))

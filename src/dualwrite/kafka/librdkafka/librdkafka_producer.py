@@ -26,7 +26,7 @@ from dualwrite.errors import (
     TransactionTimeoutError,
     UsageError,
 )
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, Headers
+from dualwrite.kafka.base import GroupMetadata, Headers, SentOffsets
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.delivery_reports import DeliveryReports
@@ -45,7 +45,7 @@ from dualwrite.kafka.messages import (
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, TimeBudget, chosen_timeout_ms, transaction_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DELIVERY, REQUEST, kafka_at
-from dualwrite.state import Delivery, PreparedTxnState, TransactionStatus
+from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState, TransactionDescription, TransactionStatus
 
 log = SubjectLogger(__name__)
 
@@ -120,7 +120,7 @@ class LibrdkafkaProducer:
         self._is_closed = self._must_be_replaced = False
         self._previous_start_ms: int | None = None
         self._failure: BrokerError | None = None
-        self._offsets_sent = False
+        self._offsets = SentOffsets()
         self._budget = TimeBudget(None)
 
     @property
@@ -140,7 +140,7 @@ class LibrdkafkaProducer:
 
     @property
     def _has_content(self) -> bool:
-        return self._reports.sent > 0 or self._offsets_sent
+        return self._reports.sent > 0 or bool(self._offsets)
 
     # --- the transaction ----------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class LibrdkafkaProducer:
         self._delivery = None
         self._failure = None
         self._budget.reset()
-        self._offsets_sent = False
+        self._offsets.clear()
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -243,11 +243,12 @@ class LibrdkafkaProducer:
 
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         """Make a consumer's positions part of the transaction (KIP-447)."""
-        positions = [TopicPartition(o.topic, o.partition, o.offset, o.metadata, o.leader_epoch) for o in offsets]
+        listed = list(offsets)
+        positions = [TopicPartition(o.topic, o.partition, o.offset, o.metadata, o.leader_epoch) for o in listed]
         if not positions:
             return
         self._budget.start()
-        self._offsets_sent = True
+        self._offsets.add(group.group_id, listed)
         self._until_done(
             lambda left: self._producer.send_offsets_to_transaction(positions, group.for_librdkafka(), left),
             "send_offsets_to_transaction",
@@ -273,11 +274,11 @@ class LibrdkafkaProducer:
                     transactional_id=self._id,
                 )
             )
-        state = self._described(deadline)
+        found = self._described(deadline)
         self.check_time_left()
-        self._previous_start_ms = state.start_time_ms
-        self._delivery = Delivery.of(self._reports.places)
-        return state
+        self._previous_start_ms = found.start_time_ms
+        self._delivery = Delivery.of(self._reports.places(found.partitions), self._offsets)
+        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
 
     @property
     def delivery(self) -> Delivery | None:
@@ -335,7 +336,7 @@ class LibrdkafkaProducer:
     def _unusable(self, call: str, state: str, next_step: str) -> UsageError:
         return UsageError(f"{call}(): the producer {state}.", transactional_id=self._id, next_step=next_step)
 
-    def _described(self, deadline: Deadline) -> PreparedTxnState:
+    def _described(self, deadline: Deadline) -> TransactionDescription:
         found = self._coordinator.describe(self._id, timeout=deadline)
         if found is None or found.status is not TransactionStatus.ONGOING:
             status = "it does not know the id" if found is None else f"its state is {found.status.value}"
@@ -355,7 +356,7 @@ class LibrdkafkaProducer:
                     transactional_id=self._id,
                 )
             )
-        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
+        return found
 
     def _list_topics(self, topic: str, timeout: float) -> Any:
         return self._producer.list_topics(topic, timeout)

@@ -23,7 +23,14 @@ from dualwrite.errors import (
     ProducerFencedError,
     UsageError,
 )
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, Headers, InitProducerIdResult, Message, NewProducerId
+from dualwrite.kafka.base import (
+    GroupMetadata,
+    Headers,
+    InitProducerIdResult,
+    Message,
+    NewProducerId,
+    SentOffsets,
+)
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
@@ -34,7 +41,7 @@ from dualwrite.kafka.native.registration import Identity, Registrar, commit_offs
 from dualwrite.kafka.native.retry_policy import MarkerWait, Patience, failure
 from dualwrite.kafka.native.sender import Sender, Whole
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS, TimeBudget
-from dualwrite.state import LAST_EPOCH, Delivery, PreparedTxnState
+from dualwrite.state import LAST_EPOCH, ConsumedOffset, Delivery, PreparedTxnState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +142,7 @@ class NativeProducer:
         self._state = ProducerState.UNINITIALIZED
         self._producer_id = self._epoch = -1
         self._accumulator = RecordAccumulator(self._sender, settings, kafka_transactional_id)
-        self._offsets_sent = False
+        self._offsets = SentOffsets()
         self._prepared: PreparedTxnState | None = None
         self._delivery: Delivery | None = None
         self._budget = TimeBudget(None)
@@ -256,7 +263,7 @@ class NativeProducer:
         self._check_allowed("begin_transaction")
         self._sender.begin()
         self._accumulator.begin(self._producer_id, self._epoch)
-        self._offsets_sent = False
+        self._offsets.clear()
         self._delivery = None
         self._budget.reset()
         self._state = ProducerState.IN_TRANSACTION
@@ -347,7 +354,7 @@ class NativeProducer:
             return
         deadline = Deadline(timeout)
         self._begin_sending(deadline)
-        self._offsets_sent = True
+        self._offsets.add(group.group_id, listed)
         try:
             with Whole(self._sender):
                 commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
@@ -368,7 +375,7 @@ class NativeProducer:
             raise
         self.check_time_left()
         self._prepared = PreparedTxnState(self._producer_id, self._epoch) if self._has_content else None
-        self._delivery = Delivery.of(self._accumulator.places)
+        self._delivery = Delivery.of(self._accumulator.places, self._offsets)
         self._state = ProducerState.PREPARED
         return self._prepared
 
@@ -438,7 +445,7 @@ class NativeProducer:
 
     @property
     def _has_content(self) -> bool:
-        return self._offsets_sent or self._sender.has_sent
+        return bool(self._offsets) or self._sender.has_sent
 
     def _check_allowed(self, call: str) -> None:
         """Check that a method may be called in this process and state.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.client.compression import Compression, compression_by_name
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.native.compression import Compression, compression_by_name
 from dualwrite.kafka.native.partitioners import Partitioner, partitioner_by_name
 
 MAX_IN_FLIGHT: Final = 5  # a broker remembers this many batches of a producer to detect duplicates (KIP-98)

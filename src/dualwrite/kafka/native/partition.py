@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dualwrite.errors import UnknownTopicError
+from dualwrite.kafka.client.compression import Compression
 from dualwrite.kafka.messages import MAX_PARTITION, check_number
-from dualwrite.kafka.native.compression import Compression
 from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords, next_sequence, split
 from dualwrite.state import Place

@@ -11,8 +11,9 @@ from crc32c import crc32c
 
 from dualwrite.errors import UsageError
 from dualwrite.kafka.base import Headers
+from dualwrite.kafka.client.compression import NAMES, Compression, compression_by_name
+from dualwrite.kafka.client.record_batches import read_records
 from dualwrite.kafka.messages import header_list
-from dualwrite.kafka.native.compression import NAMES, Compression, compression_by_name
 
 
 def unsigned_varint(number: int) -> bytes:
@@ -168,7 +169,7 @@ def split(batch: bytes) -> list[BatchBuilder]:
     """
     attributes, _, first_timestamp, *_, count = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
     records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
-    read = _read_records(records, count, first_timestamp)
+    read = read_records(records, count, first_timestamp)
     sizes = [size_bound(key, value, headers) for key, value, headers, _ in read]
     half = sum(sizes) / 2
     builders = [BatchBuilder()]
@@ -178,37 +179,6 @@ def split(batch: bytes) -> list[BatchBuilder]:
         builders[-1].records.append(record)
         builders[-1].size += size
     return builders
-
-
-def _read_records(data: bytes, count: int, first_timestamp: int) -> list[Record]:
-    read: list[Record] = []
-    at = 0
-    for _ in range(count):
-        length, at = _read_varint(data, at)
-        end = at + length
-        delta, at = _read_varint(data, at + len(_NO_ATTRIBUTES))
-        _, at = _read_varint(data, at)  # the offset
-        key, at = _read_bytes(data, at)
-        value, at = _read_bytes(data, at)
-        read.append((key, value, data[at:end], first_timestamp + delta))
-        at = end
-    return read
-
-
-def _read_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
-    length, at = _read_varint(data, at)
-    return (None, at) if length < 0 else (data[at : at + length], at + length)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number that `signed_varint` encoded, and the place after it."""
-    number = shift = 0
-    while data[at] & 0x80:
-        number |= (data[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-    number |= data[at] << shift
-    return number >> 1 ^ -(number & 1), at + 1
 
 
 def size_bound(key: bytes | None, value: bytes | None, headers: bytes) -> int:

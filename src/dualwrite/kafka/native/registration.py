@@ -8,7 +8,7 @@ from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, InitProducerIdResult, NewProducerId
+from dualwrite.kafka.base import GroupMetadata, InitProducerIdResult, NewProducerId
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.brokers import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
@@ -18,7 +18,7 @@ from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
 from dualwrite.kafka.client.retries import repeated
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
 from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
-from dualwrite.state import PreparedTxnState, TransactionStatus
+from dualwrite.state import ConsumedOffset, PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
 _OFFSETS_PAUSE: Final = 0.005

@@ -31,7 +31,7 @@ from dualwrite.errors import (
     StoreError,
     UsageError,
 )
-from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
+from dualwrite.state import MAX_DELIVERY_LENGTH, MAX_EPOCH, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
 from dualwrite.stores.key_values import Batch, BatchTransaction
 from dualwrite.stores.rows import Claim, StateRow, check_fence, document, fenced, recorded
 from dualwrite.stores.zookeeper.nodes import Nodes, StateNode, condition
@@ -47,7 +47,8 @@ from dualwrite.stores.zookeeper.zookeeper_connection import (
 _LONGEST_STATE: Final = PreparedTxnState(MAX_PRODUCER_ID, MAX_EPOCH, MAX_PRODUCER_ID)
 _LARGEST_NUMBER: Final = 2**63 - 1
 _LONGEST_PLACE: Final = Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, _LARGEST_NUMBER, _LARGEST_NUMBER, in_topic=True)
-LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * MAX_PLACES, datetime.max.replace(tzinfo=UTC))
+_MOST_PLACES: Final = MAX_DELIVERY_LENGTH // len(_LONGEST_PLACE.topic)
+LONGEST_DELIVERY: Final = Delivery(_LARGEST_NUMBER, (_LONGEST_PLACE,) * _MOST_PLACES, datetime.max.replace(tzinfo=UTC))
 """What `begin` reserves space for: the delivery is known only when the batch is complete."""
 _READ_AGAIN_AFTER: Final = 0.5  # seconds
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)

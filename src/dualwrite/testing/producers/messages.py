@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 
 from dualwrite.errors import InvalidMessageError, ProducerFencedError, UnknownTopicError
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata
+from dualwrite.kafka.base import GroupMetadata
+from dualwrite.state import ConsumedOffset
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, SeenMessage, prepare_and_commit
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from dualwrite.errors import InvalidTransitionError, TransactionTimeoutError
-from dualwrite.kafka.base import ConsumedOffset, GroupMetadata, TransactionalProducer
-from dualwrite.state import Place, PreparedTxnState, TransactionStatus
+from dualwrite.kafka.base import GroupMetadata, TransactionalProducer
+from dualwrite.state import ConsumedOffset, Place, PreparedTxnState, TransactionStatus
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.producers.scene import ProducerScene, prepare_and_commit
 

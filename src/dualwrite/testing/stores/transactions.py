@@ -28,7 +28,8 @@ _STATES: Final = (
 _PREPARED_AT: Final = datetime(2026, 11, 23, 12, 0, 0, 123000, tzinfo=UTC)
 _DELIVERIES: Final = (
     Delivery(3, (Place("orders", 0, 0, 2), Place("payments", 7, None, 1)), _PREPARED_AT),
-    Delivery(2**40, (Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, 2**63 - 1, 2**31),) * MAX_PLACES, _PREPARED_AT),
+    Delivery(2**40, (Place("t" * MAX_TOPIC_LENGTH, 2**31 - 1, 2**63 - 1, 2**31, in_topic=True),) * 100, _PREPARED_AT),
+    Delivery(2**40, tuple(Place("t", each, 2**40 + each, 2**20) for each in range(MAX_PLACES)), _PREPARED_AT),
 )
 _MANY: Final = 200
 _MANY_UNITS = 64

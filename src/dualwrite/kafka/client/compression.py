@@ -24,7 +24,8 @@ _GZIP: Final = 31  # zlib's window of 15 bits, plus 16 for a gzip header
 # Java's snappy uses its own framing (xerial's snappy-java): magic, version 1, readable since version 1; then blocks, each
 # preceded by its length. Java writes blocks of 32 KiB by default and reads any size. Ours are larger: the GIL is released for
 # each block, and another busy thread then keeps it for 5 ms.
-_SNAPPY_START: Final = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01"
+_SNAPPY_MAGIC: Final = b"\x82SNAPPY\0"
+_SNAPPY_START: Final = _SNAPPY_MAGIC + b"\0\0\0\x01\0\0\0\x01"
 _SNAPPY_BLOCK: Final = 1 << 20
 _SNAPPY_LENGTH: Final = 4
 
@@ -98,6 +99,8 @@ def _snappy(_level: int) -> _Functions:
         return b"".join(parts)
 
     def decompress(data: Data) -> bytes:
+        if bytes(data[: len(_SNAPPY_MAGIC)]) != _SNAPPY_MAGIC:  # librdkafka writes one block without Java's framing
+            return bytes(codec.decompress_raw(bytes(data)))
         parts = []
         with memoryview(data) as whole:
             at = len(_SNAPPY_START)

@@ -1,0 +1,154 @@
+"""Reads partitions from an offset on, committed or not, with retries: leaders move, connections break."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
+from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.client.log_fetch import (
+    EARLIEST,
+    READ_UNCOMMITTED,
+    LogNotReadableError,
+    PartitionData,
+    PartitionGoneError,
+    fetched,
+    leader,
+    offset_at,
+)
+from dualwrite.kafka.client.record_batches import Batch, batches, following_offset
+from dualwrite.kafka.client.retries import RetryingClient, TryAgainError
+
+T = TypeVar("T")
+
+_READ_SIZE: Final = 2**20
+_WAIT_MS: Final = 500  # a broker may have to read from remote storage first
+_CERTAIN: Final = 1.0  # seconds for which every answer says that a partition does not exist: one broker may lag behind
+
+
+class LogReader:
+    """Reads the log of any partition. It holds the connections for one request at a time.
+
+    Args:
+        client: The connections, and the retries.
+        timeout: As for `TransactionCoordinator.find_messages`: seconds without progress, or a deadline for everything.
+    """
+
+    def __init__(self, client: RetryingClient, timeout: Limit | None) -> None:
+        self._client = client
+        self._whole = timeout if isinstance(timeout, Deadline) else None
+        self._seconds = client.limit(timeout).seconds
+        self._leaders: dict[tuple[str, int], Address] = {}
+
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        """The offset of the first record with this timestamp or a later one, or None.
+
+        Raises: as `batches_from`.
+        """
+
+        def ask(connection: Connection, deadline: Deadline) -> int | None:
+            return offset_at(connection, topic, partition, timestamp_ms, deadline)
+
+        return self._from_leader(topic, partition, ask)
+
+    def first_offset(self, topic: str, partition: int) -> int:
+        """The first offset that the log still has.
+
+        Raises: as `batches_from`.
+        """
+        return self.offset_at(topic, partition, EARLIEST) or 0
+
+    def batches_from(
+        self, topic: str, partition: int, offset: int, has_more: Callable[[], bool] = lambda: False
+    ) -> Iterator[Batch]:
+        """Every batch from the one with the offset to the end that the partition has now.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The offset.
+            has_more: Whether more batches must follow at the end, which then are waited for.
+
+        Raises:
+            OffsetGoneError: The partition does not have the offset, or not any more the one reached.
+            PartitionGoneError: It does not exist, or the principal may not read it.
+            BrokerUnavailableError: Nothing could be read within the time limit.
+        """
+        end: int | None = None
+        while True:
+            found = self._fetched(topic, partition, offset, must_follow=end is not None and offset >= end)
+            end = found.high_watermark if end is None else end
+            following = following_offset(found.records)
+            if following is None:
+                return
+            for batch in batches(found.records):
+                if not batch.is_truncated:
+                    yield batch
+            offset = following
+            if offset >= end and not has_more():
+                return
+
+    def _fetched(self, topic: str, partition: int, offset: int, *, must_follow: bool) -> PartitionData:
+        def ask(connection: Connection, deadline: Deadline) -> PartitionData:
+            found = fetched(
+                connection,
+                topic,
+                partition,
+                offset,
+                deadline,
+                size=_READ_SIZE,
+                isolation=READ_UNCOMMITTED,
+                max_wait_ms=min(_WAIT_MS, int(500 * deadline.left)),
+            )
+            if following_offset(found.records) is None and (must_follow or offset < found.high_watermark):
+                raise LogNotReadableError(f"{topic}-{partition} has nothing at offset {offset} yet")
+            return found
+
+        return self._from_leader(topic, partition, ask)
+
+    @property
+    def _limit(self) -> Limit:
+        return self._seconds if self._whole is None else self._whole
+
+    def _from_leader(self, topic: str, partition: int, ask: Callable[[Connection, Deadline], T]) -> T:
+        """Ask the leader of a partition, and look the leader up again when it has moved."""
+        certain = _Certain()
+        key = (topic, partition)
+        network = self._client.network
+
+        def once(deadline: Deadline) -> T:
+            with certain:
+                if key not in self._leaders:
+                    self._leaders[key] = leader(network, topic, partition, deadline)
+                try:
+                    return ask(network.connection(self._leaders[key], deadline), deadline)
+                except (LogNotReadableError, ConnectionLostError, PartitionGoneError):
+                    del self._leaders[key]
+                    raise
+
+        return self._client.repeated(once, f"the leader of {topic}-{partition}", self._limit)
+
+
+class _Certain:
+    """Makes errors that may pass ones that are tried again: a partition is gone only after every answer of a while says so."""
+
+    def __init__(self) -> None:
+        self._gone_since: float | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, LogNotReadableError):
+            raise TryAgainError(str(error)) from error
+        if isinstance(error, PartitionGoneError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            now = time.monotonic()
+            self._gone_since = self._gone_since or now
+            if now - self._gone_since < _CERTAIN:
+                raise TryAgainError("the partition is unknown") from error
+        elif error is None:
+            self._gone_since = None
