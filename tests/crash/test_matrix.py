@@ -24,6 +24,7 @@ from crash.cases import (
     OPENING_POINTS,
     PRODUCERS,
     RECOVERY_POINTS,
+    REPUBLISH_POINTS,
     WRITER_POINTS,
     after_crash_at,
     crash_recovery,
@@ -98,6 +99,8 @@ def test_a_writer_that_ends_with_the_decision_and_dies(
 
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
     """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
-    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *GROUP_POINTS, *JOB_POINTS]) == sorted(NAMES)
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *REPUBLISH_POINTS, *GROUP_POINTS, *JOB_POINTS]) == sorted(
+        NAMES
+    )
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,11 +26,10 @@ from dualwrite.errors import (
 from dualwrite.jobs.job_recovery import delete_staged, recover_job
 from dualwrite.jobs.job_tables import AttemptRow, StagedRows
 from dualwrite.jobs.ledger import JobLedger
-from dualwrite.jobs.rules import TaskOutcome
+from dualwrite.jobs.rules import Prepared, TaskOutcome
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recovery.recoverer import Recoverer
-from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
 from fixtures.pace import LIMIT, done, happened
@@ -188,22 +188,45 @@ def test_commit_waits_for_the_recoverer_of_a_winner_of_the_previous_run(postgres
     scene.assert_holds([1, 2, 3])
 
 
-@pytest.mark.slow
-def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
-    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+def lose_decided(scene: JobScene) -> Prepared:
+    """A driver that dies right after the database's commit; Kafka aborts the first task's transaction after its timeout."""
     outcomes = scene.write(scene.run(), PARTS)
     decided_only(scene, outcomes)
     prepared = outcomes[0].prepared
     assert prepared is not None
-    coordinator = WireTransactionCoordinator(KafkaConfig.of(scene.servers))
     state = prepared.state
-    with SqlStateStore.from_url(scene.url) as store:
-        row = store.read(prepared.transactional_id)
-    assert row is not None
-    kafka_id = row.kafka_id(prepared.generation)
-    ended = coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
-    assert ended.proven  # as the broker does after its timeout
-    coordinator.close()
+    with scene.site.opened() as opened:
+        row = opened.store.read(prepared.transactional_id)
+        assert row is not None
+        kafka_id = row.kafka_id(prepared.generation)
+        ended = opened.coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
+    assert ended.proven
+    return prepared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finder", ["the next run", "recovery", "a run after a recovery that published nothing"])
+def test_lost_messages_of_a_batch_are_published_again(
+    finder: str, postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]
+) -> None:
+    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+    lose_decided(scene)
+    if finder != "the next run":
+        site = scene.site if finder == "recovery" else replace(scene.site, on_lost="raise")
+        with site.opened() as opened:
+            report = recover_job(opened, scene.prefix)
+        assert report is not None
+        assert report.ok == (finder == "recovery")
+        assert scene.topic() == ([1, 2, 3] if finder == "recovery" else [3])
+    assert scene.commit(scene.write(scene.run(), PARTS)) == 0
+    scene.assert_holds([1, 2, 3])
+    scene.close()
+
+
+@pytest.mark.slow
+def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False, on_lost="raise")
+    prepared = lose_decided(scene)
     with scene.site.opened() as opened:
         report = recover_job(opened, scene.prefix)
     assert report is not None

@@ -279,7 +279,7 @@ def test_a_lost_transaction_of_a_lane_is_reported_until_acknowledged(scene: Scen
         scene.write(writer, 1, 2)
         error = scene.lose(writer, 3, lane=2)
         assert (error.transactional_id, error.lane) == (scene.transactional_id, name)
-        assert f"--id {name} --acknowledge" in str(error)
+        assert f"--id {name} --republish" in str(error)
         scene.write(writer, 4, 5, 6)
     for lanes in (3, 1):  # even if the writer does not use that lane
         with pytest.raises(LostTransactionError) as caught:
