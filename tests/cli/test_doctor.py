@@ -133,6 +133,25 @@ def test_topics_are_examined(examined: Examined, broker: DevCluster, new_name: N
     assert "Change: unclean.leader.election.enable=false" in out
 
 
+def test_how_long_the_records_of_a_topic_last_is_shown(
+    examined: Examined, broker: DevCluster, new_name: NewName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = new_name("topic")
+    make_topic(broker, name, retention_ms="7200000", cleanup_policy="compact,delete")
+    arguments = ("--kafka", broker.bootstrap_servers, "--topic", name)
+    told = [what for _, what in found(as_json(examined, *arguments)[1], f"topic {name}")]
+    assert not any("records last" in what for what in told)  # with two-phase commit, Kafka aborts nothing
+    monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false")
+    report = as_json(examined, *arguments)[1]
+    told = [what for severity, what in found(report, f"topic {name}") if severity == "weak"]
+    assert any(what.startswith("Its records last 2 h: later,") for what in told)
+    assert any(what.startswith("It is compacted: the cleaner removes") for what in told)
+    assert report["topics"][1]["retention"]["retention_ms"] == 7_200_000
+    out = examined(*arguments)[1]
+    assert "records last" in " ".join(out.split())
+    assert "retention.ms=604800000" in out
+
+
 def test_a_missing_topic_is_broken_if_the_broker_does_not_create_topics(
     examined: Examined, strict_broker: DevCluster, new_name: NewName
 ) -> None:

@@ -10,6 +10,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity
 from dualwrite.diagnosis.kafka_findings import judge_topic
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
+from dualwrite.kafka.retention import Retention
 from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, until
 
@@ -18,7 +19,16 @@ NewName = Callable[[str], str]
 
 def test_a_topic_and_its_settings(broker: DevCluster, new_name: NewName) -> None:
     name = new_name("topic")
-    make_topic(broker, name, 3, max_message_bytes="2000", unclean_leader_election_enable="true")
+    make_topic(
+        broker,
+        name,
+        3,
+        max_message_bytes="2000",
+        unclean_leader_election_enable="true",
+        cleanup_policy="compact,delete",
+        retention_bytes="1000000",
+        min_compaction_lag_ms="5000",
+    )
     assert describe_topics(broker.bootstrap_servers, [name]) == [
         TopicFacts(
             name,
@@ -30,6 +40,14 @@ def test_a_topic_and_its_settings(broker: DevCluster, new_name: NewName) -> None
             min_insync_replicas=1,
             unclean_leader_election=True,
             max_message_bytes=2000,
+            retention=Retention(
+                deletes=True,
+                compacts=True,
+                retention_ms=604_800_000,
+                retention_bytes=1_000_000,
+                min_compaction_lag_ms=5000,
+                segment_ms=604_800_000,
+            ),
         )
     ]
 

@@ -11,8 +11,10 @@ import pytest
 from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity, judge_database
 from dualwrite.diagnosis.findings import Promise, duration, promise
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
+from dualwrite.diagnosis.retention_findings import judge_retention, records_last
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.retention import Retention
 from fixtures.capabilities import EVERYTHING
 from fixtures.tables import table
 
@@ -232,6 +234,61 @@ def test_internal_topics_are_judged_by_their_content() -> None:
     assert severity is WEAK
     assert "outcome of a transaction" in text
     assert "transaction.state.log.replication.factor" in text
+
+
+WEEK_MS, HOUR_MS = 7 * 86_400_000, 3_600_000
+KEPT = Retention(
+    deletes=True, compacts=False, retention_ms=WEEK_MS, retention_bytes=None, min_compaction_lag_ms=0, segment_ms=WEEK_MS
+)
+BOUNDED = Promise(Guarantee.BOUNDED, "native", 900_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lasts", "severity", "words"),
+    [
+        ({}, "7 days", None, ""),
+        ({"retention_ms": None}, "no limit", None, ""),
+        ({"retention_ms": 24 * HOUR_MS}, "24 h", None, ""),
+        ({"retention_ms": 23 * HOUR_MS}, "23 h", WEAK, "Its records last 23 h: later, the messages of a transaction"),
+        ({"retention_ms": 90_000}, "90 s", WEAK, "retention.ms=604800000 (7 days)"),
+        ({"retention_bytes": 5000}, "7 days, 5000 bytes", NOTE, "retention.bytes is 5000 for each partition"),
+        ({"deletes": False, "compacts": True}, "until compacted", WEAK, "closed. That is after 7 days (segment.ms)"),
+        ({"deletes": False, "compacts": True, "min_compaction_lag_ms": 24 * HOUR_MS}, "until compacted", None, ""),
+        (
+            {"compacts": True, "min_compaction_lag_ms": HOUR_MS},
+            "7 days, until compacted",
+            WEAK,
+            "closed, and 60 min after they were written (min.compaction.lag.ms)",
+        ),
+    ],
+)
+def test_how_long_records_last_is_told(changes: dict[str, Any], lasts: str, severity: Severity | None, words: str) -> None:
+    kept = replace(KEPT, **changes)
+    topic = replace(GOOD, retention=kept)
+    assert records_last(kept) == lasts
+    findings = judge_retention(topic, BOUNDED)
+    assert (only(findings)[0] if findings else None) is severity
+    assert words in (only(findings)[1] if findings else "")
+    assert judge_retention(topic, Promise(Guarantee.TWO_PHASE, "native", None)) == []
+    assert judge_retention(topic, None) == []
+    assert judge_retention(replace(topic, name=TRANSACTION_STATE_TOPIC), BOUNDED) == []
+    assert judge_retention(replace(topic, exists=False), BOUNDED) == []
+
+
+def test_retention_that_is_hidden_is_unknown() -> None:
+    severity, text = only(judge_retention(GOOD, BOUNDED))
+    assert severity is UNKNOWN
+    assert "retention settings can't be read" in text
+    assert "DescribeConfigs" in text
+    settings = {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "min.compaction.lag.ms": "0",
+        "segment.ms": "604800000",
+    }
+    assert Retention.of(settings) == replace(KEPT, retention_ms=None)
+    assert all(Retention.of({n: v for n, v in settings.items() if n != name}) is None for name in settings)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from dualwrite.cli.options import AsJson, JsonGroup, Target, grouped, refuse
 from dualwrite.cli.output import print_json, table_of, versioned
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
 from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
+from dualwrite.diagnosis.retention_findings import records_last
 from dualwrite.kafka import BrokerCapabilities
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
+from dualwrite.kafka.retention import Retention
 
 BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.UNKNOWN: "yellow", Severity.NOTE: ""}
@@ -38,6 +40,7 @@ _TOPICS: Final[Mapping[str, str]] = {
     "min.insync.replicas": "min_insync_replicas",
     "max.message.bytes": "max_message_bytes",
     "unclean election": "unclean_leader_election",
+    "records last": "retention",
 }
 
 app = typer.Typer(cls=JsonGroup)
@@ -113,6 +116,8 @@ def _show_facts(console: Console, heading: str, facts: Mapping[str, Any]) -> Non
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Retention):
+        return records_last(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _UNSEEN if value is None else str(value)

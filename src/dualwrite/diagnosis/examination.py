@@ -12,6 +12,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
+from dualwrite.diagnosis.retention_findings import judge_retention
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import MakeRequest, Network
@@ -119,6 +120,7 @@ def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float)
     except DualWriteError as error:
         found.append(_broken("kafka", error))
     found += [finding for topic in seen for finding in judge_topic(topic, message_max_bytes=limit)]
+    found += [finding for topic in seen for finding in judge_retention(topic, promised)]
     shown = tuple(topic for topic in seen if topic.exists or topic.name != TRANSACTION_STATE_TOPIC)
     return Diagnosis(config.servers, capabilities, promised, shown, None, tuple(found))
 

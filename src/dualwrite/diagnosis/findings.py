@@ -132,6 +132,9 @@ def promise(
 
 
 def duration(milliseconds: int) -> str:
-    """A duration as text: whole minutes as minutes, anything else in seconds."""
+    """A duration as text: whole days, hours or minutes from two of them on, anything else in seconds."""
+    for unit, name in ((86_400_000, "days"), (3_600_000, "h")):
+        if milliseconds >= 2 * unit and milliseconds % unit == 0:
+            return f"{milliseconds // unit} {name}"
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{milliseconds / 1000:g} s" if rest or minutes < 2 else f"{minutes} min"  # noqa: PLR2004  (60 s is clearer)

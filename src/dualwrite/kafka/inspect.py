@@ -26,6 +26,7 @@ from dualwrite.kafka.client.messages_generated import (
     ProduceRequest,
 )
 from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, TryAgainError, check_transient, repeated
+from dualwrite.kafka.retention import RETENTION_SETTINGS, Retention
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
@@ -424,6 +425,7 @@ class TopicFacts:
         min_insync_replicas: `min.insync.replicas`; None if it can't be read, as for the next two.
         unclean_leader_election: `unclean.leader.election.enable`.
         max_message_bytes: `max.message.bytes`, the limit for one batch of messages.
+        retention: How long it keeps its records; None if that can't be read.
     """
 
     name: str
@@ -438,6 +440,7 @@ class TopicFacts:
     min_insync_replicas: int | None = None
     unclean_leader_election: bool | None = None
     max_message_bytes: int | None = None
+    retention: Retention | None = None
 
 
 def describe_topics(
@@ -457,7 +460,8 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
     if response.error_code:
         raise BrokerError(f"Metadata returned {error_name(response.error_code)}.", code=response.error_code)
     there = [topic.name for topic in response.topics if topic.error_code in _EXISTS]
-    settings = described_settings(connection, TOPIC_RESOURCE, there, _SETTINGS, deadline) if there else {}
+    keys = (*_SETTINGS, *RETENTION_SETTINGS)
+    settings = described_settings(connection, TOPIC_RESOURCE, there, keys, deadline) if there else {}
     auto_create = _creates_topics(network, deadline) if len(there) < len(names) else None
     found = {topic.name: topic for topic in response.topics}
     return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
@@ -489,6 +493,7 @@ def _facts(
         min_insync_replicas=None if min_insync is None else int(min_insync),
         unclean_leader_election=None if unclean is None else unclean == "true",
         max_message_bytes=None if limit is None else int(limit),
+        retention=Retention.of(settings),
     )
 
 
