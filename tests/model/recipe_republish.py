@@ -221,6 +221,8 @@ def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
         pc = t.processes[n].pc
         if pc in ("over", "copy end"):  # delayed
             yield what, t
+        elif pc == "refused" and not scene.has("KU"):
+            yield f"{what}: reported as lost", go(t._replace(reported=t.reported | {p.copy}), n, "over")
         elif pc == "refused" and is_writer:
             yield what, go(t, n, "claim again", repeated=False)
         elif pc == "refused" or (p.repeated and not scene.is_native and scene.has("F9") and not is_writer):

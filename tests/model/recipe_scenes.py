@@ -84,6 +84,7 @@ REPUBLISHED: Final = {
     "not published again: another cluster": Scene(_MOVED, budget=(TIMEOUT, MOVE), clusters=2),
     "not published again: a copied database": Scene((("writer", 0, 0, 1), ("recoverer", 1, 0)), budget=(TIMEOUT, COPIED)),
     "librdkafka, published again": Scene(_LATE, client=LIBRDKAFKA, budget=(TIMEOUT, TIMEOUT, REPEAT)),
+    "librdkafka, two published again": Scene(_REPORTED, client=LIBRDKAFKA, budget=(TIMEOUT, TIMEOUT, REPEAT)),
     "an old broker, published again": Scene(_LATE, client=OLD_BROKER, budget=(TIMEOUT, TIMEOUT, ACKNOWLEDGE)),
 }
 """Lost transactions are published again, or must not be; as small as the others."""

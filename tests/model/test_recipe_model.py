@@ -11,8 +11,8 @@ import pytest
 
 from model.check_recipe import as_text
 from model.recipe_model import successors
-from model.recipe_scenes import INSTEAD, NEEDS, SMALL, search
-from model.recipe_state import COPY, RULES, TRIED, State, first_state
+from model.recipe_scenes import INSTEAD, LARGE, NEEDS, SMALL, search
+from model.recipe_state import COPY, RULES, TRIED, Scene, State, first_state
 from model.search import explore
 
 TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
@@ -51,9 +51,8 @@ def test_what_no_timeout_has_aborted_is_not_reported_as_lost() -> None:
     assert search(NEEDS["UG"].without("UG"), wanted=reported).violation == reported
 
 
-def _reached(name: str, wanted: Callable[[State], bool]) -> bool:
-    """Whether the scene has such a state, with all rules."""
-    scene = SMALL[name]
+def _reached(scene: Scene, wanted: Callable[[State], bool]) -> bool:
+    """Whether the scene has such a state."""
     return explore(first_state(scene), lambda s: successors(scene, s), lambda s: "reached" if wanted(s) else "").violation != ""
 
 
@@ -61,11 +60,11 @@ def _reached(name: str, wanted: Callable[[State], bool]) -> bool:
     "name", ["published again by a recoverer", "librdkafka, published again", "an old broker, published again"]
 )
 def test_what_is_lost_twice_is_published_again(name: str) -> None:
-    assert _reached(name, lambda s: len(s.timed_out) == 2 and any(txn >= COPY for txn in s.visible))
+    assert _reached(SMALL[name], lambda s: len(s.timed_out) == 2 and any(txn >= COPY for txn in s.visible))
 
 
 def test_a_writer_whose_commit_came_too_late_says_that_it_is_committed() -> None:
-    assert _reached("published again by its writer", lambda s: 0 in s.timed_out and 0 in s.confirmed)
+    assert _reached(SMALL["published again by its writer"], lambda s: 0 in s.timed_out and 0 in s.confirmed)
 
 
 def test_an_acknowledged_transaction_is_not_published_although_its_copy_was_prepared() -> None:
@@ -75,6 +74,16 @@ def test_an_acknowledged_transaction_is_not_published_although_its_copy_was_prep
         first_state(scene), lambda s: successors(scene, s), lambda s: "a copy is aborted" if _copy_aborted(s) else ""
     )
     assert any(acknowledged in step for step in found.trace)
+
+
+def test_after_a_repeated_commit_of_a_copy_the_next_copy_needs_a_new_session_too() -> None:
+    scene = replace(SMALL["librdkafka, two published again"], without=frozenset({"F9"}))
+    assert _reached(scene, lambda s: any(txn >= COPY for txn in s.visible - s.committed))
+
+
+def test_a_copy_whose_commit_is_refused_has_an_unknown_outcome_too() -> None:
+    scene = replace(LARGE["published again: two writers and a recoverer"], without=frozenset({"KU"}))
+    assert _reached(scene, lambda s: any(txn >= COPY for txn in s.visible & s.reported))
 
 
 def _copy_aborted(s: State) -> bool:
