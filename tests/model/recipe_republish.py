@@ -167,7 +167,7 @@ def _verdict(scene: Scene, s: State, n: int) -> Steps:
         return
     listed = {entry.stored.txn % COPY for entry in row.lost} | {stored.txn % COPY for stored in row.unverified}
     if p.was_lost if scene.has("RW") else p.owed in listed:
-        yield f"reports transaction {p.owed} as lost", t
+        yield f"reports transaction {p.owed} as lost", t._replace(told=t.told | {p.owed})
     else:
         yield f"reports transaction {p.owed} as committed", t._replace(confirmed=t.confirmed | {p.owed})
 
@@ -253,6 +253,8 @@ def broken(scene: Scene, s: State) -> str:
         return "a message is visible that an operator has acknowledged as lost"
     if any(entry.stored.txn % COPY in messages for row in s.rows for entry in row.lost):
         return "a message is visible, and its transaction is still in the list of lost ones"
+    if messages & s.told:
+        return "a writer says that a transaction is lost, and its messages are visible"
     coming = {txn % COPY for k in s.ids if k.status == "PC" for txn in k.sent}
     if s.confirmed - messages - coming:
         return "a writer says that a lost transaction is committed"

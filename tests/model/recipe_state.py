@@ -35,7 +35,7 @@ RULES: Final = {
     "RD": "a copy of the database that gets a store id of its own loses its entries",
     "RO": "a writer publishes lost transactions again before it begins a new one",
     "RP": "lost transactions are published again in the order of their database transactions, also those lost twice",
-    "RW": "a writer reports its lost transaction as committed only if its own copy was committed",
+    "RW": "a writer reports a late commit as committed only if Kafka has confirmed it, or that of the copy",
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
@@ -145,6 +145,7 @@ class State(NamedTuple):
     log: frozenset[tuple[int, int, int, int]] = frozenset()  # what can be read: cluster, generation, epoch, transaction
     acknowledged: frozenset[int] = frozenset()
     confirmed: frozenset[int] = frozenset()  # a writer said that they are committed, after its commit came too late
+    told: frozenset[int] = frozenset()  # a writer that publishes again said that they are lost
     order: tuple[int, ...] | None = None  # committed transactions in their order, if it matters
     shown: tuple[int, ...] = ()  # those that became visible
 
