@@ -7,16 +7,17 @@ needs no action: the process is not chosen for a while. A crashed process is nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from model import recipe_republish
+from model.recipe_kafka import CONCURRENT, Steps, advanced, completed, executed, in_words, requested, timed_out
 from model.recipe_state import (
-    CONCURRENT,
-    DELAY,
+    COPIED,
+    COPY,
     END,
-    GENERATIONS,
+    FORGETS,
     RAISES,
     REPEAT,
     SETTING,
@@ -27,19 +28,15 @@ from model.recipe_state import (
     Scene,
     State,
     Stored,
-    completed,
+    committed,
     decided,
-    executed,
     go,
-    in_words,
+    numbered,
     resolved,
-    timed_out,
     to_look_at,
     with_row,
     without,
 )
-
-Steps = Iterator[tuple[str, State]]
 
 
 def successors(scene: Scene, s: State) -> Steps:
@@ -47,7 +44,7 @@ def successors(scene: Scene, s: State) -> Steps:
     yield from environment(scene, s)
     for n, (kind, database, cluster, *_) in enumerate(scene.processes):
         p = s.processes[n]
-        if p.pc == "over":
+        if p.pc == "over" or (COPIED in s.budget and database == 1):
             continue
         for what, t in process_step(scene, s, n):
             where = f" (database {database}, cluster {cluster})" if scene.databases + scene.clusters > 2 else ""
@@ -61,18 +58,25 @@ def environment(scene: Scene, s: State) -> Steps:
             yield f"the broker aborts the transaction of id {i} by its timeout", timed_out(scene, without(s, TIMEOUT), i)
         if k.status in ("PC", "PA"):
             yield f"the markers of id {i} are written", completed(s, i)
+    yield from recipe_republish.environment(scene, s)
     for number, request in enumerate(s.late):
         t, error, epoch = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
         yield f"a late request arrives: {in_words(scene, request)}: {error}", _answered(t, request, error, epoch)
     for database, row in enumerate(s.rows):
         if row.pending is not None and row.lock is None and row.fence != row.pending_fence:
-            t = with_row(s, database, row._replace(pending=None, pending_fence=-1))
+            t = with_row(s, database, row._replace(pending=None, pending_fence=-1, pending_entry=None))
             yield f"the late record with COMMIT finds another fencing token in database {database}", t
+        elif row.pending is not None and row.lock is None and not recipe_republish.may_record(scene, row, row.pending_entry):
+            t = with_row(s, database, row._replace(pending=None, pending_fence=-1, pending_entry=None))
+            yield f"the late record with COMMIT finds its entry gone in database {database}", t
         elif row.pending is not None:
-            yield f"the late COMMIT succeeds in database {database}", _committed(s, database, row.pending)
+            yield (
+                f"the late COMMIT succeeds in database {database}",
+                committed(scene, s, database, row.pending, row.pending_entry),
+            )
             yield (
                 f"the late COMMIT is lost in database {database}",
-                with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1)),
+                with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1, pending_entry=None)),
             )
 
 
@@ -95,6 +99,8 @@ def process_step(scene: Scene, s: State, n: int) -> Steps:
         yield from resolve_step(scene, s, n)
     elif p.pc in ("take", "create", "init", "verify"):
         yield from take_step(scene, s, n)
+    elif p.pc in recipe_republish.STEPS:
+        yield from recipe_republish.republish_step(scene, s, n)
     elif row.lock in (None, n) or p.pc not in ("begin", "record"):
         yield from transaction_step(scene, s, n)
 
@@ -104,6 +110,7 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     _, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     again = p.pc == "claim again"
+    mine = _txn(n, p.number - 1) if again and p.entry is None else -1  # its own transaction, whose outcome it wants to know
     if row.lock is not None and row.pending is None and again:
         return
     if row.lock is not None:
@@ -120,19 +127,20 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     number = row.number if again and row.fence == p.fence else -1
     lock = n if "HL" in scene.tried else None
     t = with_row(s, database, row._replace(fence=row.fence + 1, number=number, lock=lock))
-    if again and number != _txn(n, p.number - 1):
-        t = t._replace(denied=t.denied | {_txn(n, p.number - 1)})
+    owed = p.owed if again else -1
+    if mine >= 0 and number != mine:
+        t = t._replace(denied=t.denied | {mine})
+    elif mine >= 0 and scene.publishes(n):
+        owed = mine
     todo = to_look_at(scene, row)
-    yield (
-        f"claims, fencing token {row.fence + 1}",
-        go(t, n, "describe" if todo else "resolved", fence=row.fence + 1, todo=todo, stored=row.stored, taking=False),
-    )
+    changes = {"fence": row.fence + 1, "todo": todo, "stored": row.stored, "taking": False, "entry": None, "copy": -1}
+    yield f"claims, fencing token {row.fence + 1}", go(t, n, "describe" if todo else "resolved", owed=owed, **changes)
 
 
 # --- recovery -----------------------------------------------------------------------------------------------------------------
 
 
-def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912  (a branch for each step)
+def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912, PLR0915  (a branch for each step)
     """Describe, read again, decide, act, record, fence: one generation after the other."""
     kind, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
@@ -166,9 +174,13 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
             return
         t = s
         if p.stored is not None:
-            t = with_row(s, database, resolved(row, p.stored, p.seen[3]))
+            t = with_row(s, database, resolved(scene, row, p.stored, p.seen[3]))
             if p.seen[3] == "lost":
                 t = t._replace(reported=t.reported | {p.stored.txn})
+            if p.owed >= 0 and p.stored.txn % COPY == p.owed:
+                t = go(t, n, "clear", was_lost=p.seen[3] in ("lost", "unverified"))
+            if scene.republish and REPEAT in s.budget:
+                yield f"resolves S={_named(p.stored)}: {p.seen[3]}; the answer is lost", without(t, REPEAT)
         by_epoch = "next" if scene.ends_by_epoch else "raise"
         after = {"commit": by_epoch, "abort": "end" if scene.has("SA") else by_epoch}.get(
             p.seen[3], "raise" if scene.has("F7") else "next"
@@ -186,7 +198,8 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
         yield f"may not resolve: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
     elif row.lock in (None, n):
         t = with_row(s, database, row._replace(resolved=max(row.resolved, row.generation), lock=None))
-        yield "records that everything is resolved", go(t, n, "take" if kind == "writer" else "over")
+        takes = kind == "writer" or recipe_republish.publishable(scene, t, n)
+        yield "records that everything is resolved", go(t, n, "take" if takes else "over")
 
 
 def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
@@ -207,45 +220,18 @@ def _end_step(scene: Scene, s: State, n: int, i: int) -> Steps:
             yield what, t
 
 
-def advanced(s: State, n: int, after: str, epoch: int = -1) -> State:
-    """The state at another step of recovery, or after the generation."""
-    p = s.processes[n]
-    if after != "next":
-        return go(s, n, after, epoch=epoch)
-    if p.taking:
-        return go(s, n, "verify", epoch=epoch)
-    return go(s, n, "describe" if p.todo[1:] else "resolved", todo=p.todo[1:], stored=None)
-
-
-def requested(scene: Scene, s: State, n: int, request: tuple[Any, ...], proven: str, refused: str) -> Steps:
-    """The request is answered, or it is delayed and its sender dies or repeats it."""
-    t, error, epoch = executed(scene, s, request)
-    before = s.processes[n].epoch
-    sent = f"sends {in_words(scene, request)}"
-    if error == "NONE":
-        yield f"{sent}: NONE", advanced(t, n, proven, epoch)
-    elif error != CONCURRENT or t != s:
-        yield f"{sent}: {error}", advanced(t, n, refused, before)
-    late = tuple(sorted((*s.late, request), key=str))
-    if DELAY in s.budget:
-        yield f"{sent}: it is delayed, and its sender dies", go(without(s, DELAY)._replace(late=late), n, "over")
-    if REPEAT in s.budget and request[0] == "end" and s.processes[n].pc in ("complete", "undo", "end"):
-        again = go(without(s, REPEAT)._replace(late=late), n, s.processes[n].pc, repeated=True)
-        yield f"{sent}: it is delayed, and will be sent again", again
-
-
 # --- taking over --------------------------------------------------------------------------------------------------------------
 
 
 def take_step(scene: Scene, s: State, n: int) -> Steps:
     """Take a generation, and the id at Kafka: native by compare-and-set, librdkafka by InitProducerId."""
-    _, database, cluster, *_ = scene.processes[n]
+    kind, database, cluster, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     if row.fence != p.fence and p.pc in ("take", "verify"):
         yield f"{p.pc}: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
     elif p.pc == "take":
         generation = row.generation if _reuses(scene, row) else row.generation + 1
-        if row.lock is not None or generation == GENERATIONS:
+        if row.lock is not None or generation == scene.generations:
             return
         taken = row._replace(generation=generation, resolved=min(row.resolved, generation - 1))
         if scene.has("CL"):
@@ -261,7 +247,8 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
         i = scene.id_of(database, cluster, p.generation)
         yield from requested(scene, s, n, ("init", i, -1, None), "verify", "init")
     else:
-        yield f"continues with epoch {p.epoch}", go(s, n, "begin", todo=(), seen=(), stored=None, taking=False)
+        pc = "list" if scene.publishes(n) and (kind == "recoverer" or scene.has("RO")) else "begin"
+        yield f"continues with epoch {p.epoch}", go(s, n, pc, todo=(), seen=(), stored=None, taking=False)
 
 
 def _reuses(scene: Scene, row: Row) -> bool:
@@ -276,7 +263,7 @@ def _reuses(scene: Scene, row: Row) -> bool:
 
 def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR0912, PLR0915  (a branch for each step)
     """One transaction after another."""
-    _, database, cluster, count = scene.processes[n]
+    _, database, cluster, count, *_ = scene.processes[n]
     p, row = s.processes[n], s.rows[database]
     i = scene.id_of(database, cluster, p.generation)
     txn = _txn(n, p.number)
@@ -284,7 +271,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if scene.idles and p.number and _is_of(row.stored, n, p) and row.fence == p.fence and row.lock is None:
             yield f"is idle, clears S={_named(row.stored)}", go(with_row(s, database, row._replace(stored=None)), n, "begin")
         if p.number == count:
-            yield "is done", go(s, n, "over")
+            is_late = scene.publishes(n) and not scene.has("RO") and p.owed >= 0
+            yield ("has no more transactions", go(s, n, "list")) if is_late else ("is done", go(s, n, "over"))
         elif scene.has("F2") and row.fence != p.fence:
             yield f"begins nothing: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
         else:
@@ -315,7 +303,7 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if row.lock != n:
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
-        yield "COMMITS", go(_committed(s, database, stored), n, _after_commit(scene))
+        yield "COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene))
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
@@ -339,7 +327,7 @@ def _commit_merged(scene: Scene, s: State, n: int, database: int) -> Steps:
     """The record sent with the COMMIT, in one message: no lock is held before it is executed."""
     p, row = s.processes[n], s.rows[database]
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
-    yield "records its state and COMMITS", go(_committed(s, database, stored), n, _after_commit(scene))
+    yield "records its state and COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene))
     if UNKNOWN in s.budget:
         late = row._replace(pending=stored, pending_fence=p.fence)
         t = with_row(without(s, UNKNOWN), database, late)
@@ -355,7 +343,7 @@ def _commit_after_setting(scene: Scene, s: State, n: int, database: int) -> Step
         return
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
     what = f"changes its session, records its state in database {place} and COMMITS"
-    yield what, go(_committed(t, place, stored), n, _after_commit(scene))
+    yield what, go(committed(scene, t, place, stored), n, _after_commit(scene))
 
 
 def _confirm_step(scene: Scene, s: State, n: int) -> Steps:
@@ -390,7 +378,7 @@ def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:
 
 
 def _named(stored: Stored | None) -> str:
-    return "none" if stored is None else f"transaction {stored.txn}, epoch {stored.epoch}"
+    return "none" if stored is None else f"transaction {numbered(stored.txn)}, epoch {stored.epoch}"
 
 
 def _is_of(stored: Stored | None, n: int, p: P) -> bool:
@@ -402,23 +390,20 @@ def _txn(n: int, number: int) -> int:
     return 10 * n + number
 
 
-def _committed(s: State, database: int, stored: Stored) -> State:
-    row = s.rows[database]._replace(stored=stored, lock=None, pending=None, pending_fence=-1, number=stored.txn)
-    return with_row(s, database, row)._replace(committed=s.committed | {stored.txn})
-
-
 # --- the promise --------------------------------------------------------------------------------------------------------------
 
 
 def violated(scene: Scene, s: State) -> str:
     """How a state violates the promise; empty if it does not. Recovery is tried after every state."""
-    if found := _broken(s):
+    if found := _broken(scene, s):
         return found
     if s.denied & s.committed:
         return "a writer says that a committed transaction was rolled back"
     ended = s
     for database, row in enumerate(s.rows):
-        ended = with_row(ended, database, row._replace(lock=None, pending=None, pending_fence=-1))  # a COMMIT under way is lost
+        ended = with_row(
+            ended, database, row._replace(lock=None, pending=None, pending_fence=-1, pending_entry=None)
+        )  # a COMMIT under way is lost
     return _violated_after_recovery(scene, ended._replace(processes=(END,) * len(s.processes), budget=()))
 
 
@@ -433,7 +418,7 @@ def _violated_after_recovery(scene: Scene, s: State) -> str:
     return _after_recovery(scene, s)
 
 
-def _broken(s: State) -> str:
+def _broken(scene: Scene, s: State) -> str:
     if s.visible - s.committed:
         return "a message is visible, and its row is not committed"
     if (s.aborted & s.committed) - s.timed_out:
@@ -442,23 +427,24 @@ def _broken(s: State) -> str:
         return "a transaction is reported as lost, and its messages are visible"
     if s.reported - s.timed_out:
         return "a transaction is reported as lost, and no timeout has aborted it"
-    return ""
+    return recipe_republish.broken(scene, s)
 
 
 def _after_recovery(scene: Scene, s: State) -> str:
-    if found := _broken(s):
+    if found := _broken(scene, s):
         return f"after recovery {found}"
-    unverified = {entry.txn for row in s.rows for entry in row.unverified}
+    listed = {entry.stored.txn % COPY for row in s.rows for entry in row.lost}
+    unverified = {entry.txn % COPY for row in s.rows for entry in row.unverified}
     if not scene.older and any(k.status == "O" for k in s.ids):
         return "after recovery a transaction is open"
     if not scene.older and any(k.sent for k in s.ids):
         return "after recovery a message is in the log, and no marker will follow"
-    if not scene.older and unverified:
+    if not scene.older and FORGETS not in scene.budget and unverified:
         return "after recovery a committed transaction can't be verified"
-    missing = s.committed - s.visible
-    if missing - s.reported - unverified:
+    missing = {txn % COPY for txn in s.committed} - {txn % COPY for txn in s.visible}
+    if missing - listed - unverified - s.acknowledged:
         return "after recovery a message is missing, and it is not reported"
-    return ""
+    return recipe_republish.left(scene, s)
 
 
 def _recovered(scene: Scene, s: State) -> State:

@@ -7,11 +7,16 @@ from typing import Final
 
 from model.recipe_model import successors, violated
 from model.recipe_state import (
+    ACKNOWLEDGE,
+    COPIED,
     DELAY,
+    FORGETS,
     LIBRDKAFKA,
+    MOVE,
     OLD_BROKER,
     RAISES,
     REPEAT,
+    RETENTION,
     SETTING,
     TIMEOUT,
     UNKNOWN,
@@ -57,7 +62,47 @@ SMALL: Final = {
     "an old broker, two recoverers": Scene(_RECOVERED_TWICE, client=OLD_BROKER, budget=(DELAY,)),
     "an old broker, slow markers": Scene(_ONE_EACH, client=OLD_BROKER, budget=(DELAY,), is_slow=True),
 }
+
+_LATE: Final = (("writer", 0, 0, 1), _RECOVERER)
+_REPORTED: Final = (("writer", 0, 0, 2, "reports"), _RECOVERER)
+_MOVED: Final = (("writer", 0, 0, 1), _WRONG_WRITER, _WRONG_RECOVERER)
+
+REPUBLISHED: Final = {
+    "published again by its writer": Scene((("writer", 0, 0, 2),), budget=(TIMEOUT, TIMEOUT, UNKNOWN, ACKNOWLEDGE)),
+    "published again by a recoverer": Scene(_LATE, budget=(TIMEOUT, TIMEOUT, UNKNOWN)),
+    "published again by two recoverers": Scene((("writer", 0, 0, 1), _RECOVERER, _RECOVERER), budget=(TIMEOUT,)),
+    "published again by two writers": Scene(_ONE_EACH, budget=(TIMEOUT, ACKNOWLEDGE)),
+    "acknowledged while it is published again": Scene(_LATE, budget=(TIMEOUT, ACKNOWLEDGE, REPEAT, UNKNOWN)),
+    "published again, a late request": Scene(_LATE, budget=(TIMEOUT, TIMEOUT, DELAY)),
+    "published again, slow markers": Scene(_LATE, budget=(TIMEOUT, TIMEOUT, ACKNOWLEDGE), is_slow=True),
+    "published again, record with COMMIT": Scene(_LATE, budget=(TIMEOUT, UNKNOWN, UNKNOWN, ACKNOWLEDGE), is_merged=True),
+    "published again, retention": Scene(_LATE, budget=(TIMEOUT, TIMEOUT, RETENTION)),
+    "published again, a requested commit": Scene(_LATE, budget=(TIMEOUT, TIMEOUT), requests=True, idles=True),
+    "published again, in order": Scene(_TWO, budget=(TIMEOUT,), is_ordered=True),
+    "published again, two in order": Scene(_REPORTED, budget=(TIMEOUT, TIMEOUT, TIMEOUT), is_ordered=True),
+    "not published again: a forgotten id": Scene(_LATE, budget=(TIMEOUT, FORGETS)),
+    "not published again: another cluster": Scene(_MOVED, budget=(TIMEOUT, MOVE), clusters=2),
+    "not published again: a copied database": Scene((("writer", 0, 0, 1), ("recoverer", 1, 0)), budget=(TIMEOUT, COPIED)),
+    "librdkafka, published again": Scene(_LATE, client=LIBRDKAFKA, budget=(TIMEOUT, TIMEOUT, REPEAT)),
+    "librdkafka, two published again": Scene(_REPORTED, client=LIBRDKAFKA, budget=(TIMEOUT, TIMEOUT, REPEAT)),
+    "an old broker, published again": Scene(_LATE, client=OLD_BROKER, budget=(TIMEOUT, TIMEOUT, ACKNOWLEDGE)),
+}
+"""Lost transactions are published again, or must not be; as small as the others."""
+
+SMALL |= {name: replace(scene, republish=True) for name, scene in REPUBLISHED.items()}
 """Each is explored completely within seconds."""
+
+_AGAIN: Final = {
+    "published again: two writers and a recoverer": Scene((*_ONE_EACH, _RECOVERER), budget=(TIMEOUT,)),
+    "published again: a writer and a recoverer": Scene(
+        (("writer", 0, 0, 2), _RECOVERER), budget=(TIMEOUT, TIMEOUT, UNKNOWN, ACKNOWLEDGE)
+    ),
+    "published again: two writers in order": Scene(_TWO, budget=(TIMEOUT, TIMEOUT, UNKNOWN), is_ordered=True),
+    "published again: two recoverers": Scene((*_LATE, _RECOVERER), budget=(TIMEOUT, TIMEOUT, ACKNOWLEDGE)),
+    "published again: record with COMMIT": Scene(_TWO, budget=(TIMEOUT, DELAY, REPEAT), is_merged=True),
+    "published again: librdkafka": Scene(_TWO, client=LIBRDKAFKA, budget=(TIMEOUT, TIMEOUT, REPEAT, UNKNOWN)),
+    "published again: an old broker": Scene((*_LATE, _RECOVERER), client=OLD_BROKER, budget=(TIMEOUT, DELAY), is_slow=True),
+}
 
 LARGE: Final = {
     "two writers, a late request and an unknown COMMIT": Scene(_TWO, budget=(DELAY, UNKNOWN)),
@@ -77,6 +122,7 @@ LARGE: Final = {
     "librdkafka, two writers and a recoverer": Scene((*_TWO, _RECOVERER), client=LIBRDKAFKA, budget=(REPEAT,)),
     "an old broker, several faults": Scene(_TWO, client=OLD_BROKER, budget=(DELAY, REPEAT, TIMEOUT), is_slow=True),
 }
+LARGE |= {name: replace(scene, republish=True) for name, scene in _AGAIN.items()}
 """Minutes each."""
 
 
@@ -101,6 +147,9 @@ _ABORTED: Final = "a committed transaction is aborted without a timeout"
 _MISSING: Final = "after recovery a message is missing, and it is not reported"
 _PHANTOM: Final = "a message is visible, and its row is not committed"
 _FALSE_LOST: Final = "a transaction is reported as lost, and its messages are visible"
+_ORDER: Final = "messages are visible in another order than that of their database transactions"
+_TWICE: Final = "a message is visible twice"
+_ACKNOWLEDGED: Final = "a message is visible that an operator has acknowledged as lost"
 
 NEEDS: Final = {
     "F1": Need(Scene((_RECOVERER, ("writer", 0, 0, 1)), taken=True), _ABORTED),
@@ -119,8 +168,17 @@ NEEDS: Final = {
     "QN": Need(SMALL["one id in two schemas"], f"after recovery {_ABORTED}"),
     "UC": Need(SMALL["an older row, recovered on another cluster"], f"after recovery {_ABORTED}"),
     "UG": Need(SMALL["an older row, opened on another cluster"], f"after recovery {_PHANTOM}"),
+    "RA": Need(SMALL["published again by a recoverer"], _TWICE),
+    "RE": Need(SMALL["acknowledged while it is published again"], _ACKNOWLEDGED),
+    "RI": Need(SMALL["acknowledged while it is published again"], _ABORTED),
+    "RS": Need(SMALL["acknowledged while it is published again"], _ACKNOWLEDGED),
+    "RL": Need(SMALL["not published again: a forgotten id"], _TWICE),
+    "RC": Need(SMALL["not published again: another cluster"], _TWICE),
+    "RD": Need(SMALL["not published again: a copied database"], _TWICE),
+    "RO": Need(SMALL["published again, in order"], _ORDER),
+    "RP": Need(SMALL["published again, two in order"], _ORDER),
+    "RW": Need(SMALL["published again by its writer"], "a writer says that a lost transaction is committed"),
 }
-
 """For each rule, the scene that breaks the promise without it."""
 
 INSTEAD: Final = {

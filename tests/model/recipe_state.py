@@ -1,4 +1,4 @@
-"""What the model of the recipe is made of: its rules by name, the state, Kafka's answers, the decision table.
+"""What the model of the recipe is made of: its rules by name, the state, the decision table, and what a change does to a row.
 
 One logical id. Several databases may use it, and there may be several Kafka clusters, whose producer ids are the same numbers:
 a transaction is named by its epoch (and start time) alone, which is the worst case.
@@ -26,6 +26,16 @@ RULES: Final = {
     "QN": "our statements name the schema of the row, and the record its store",
     "UC": "look for UNVERIFIED transactions again, and commit those that are found ongoing",
     "UG": "don't reuse a generation with an UNVERIFIED entry",
+    "RA": "publishing again: the record removes the entry, in the same database transaction",
+    "RE": "publishing again: the record requires that the entry is still in the row",
+    "RI": "publishing again: a record that is sent again recognizes itself by its state",
+    "RS": "an entry is added only by the change that clears its state",
+    "RL": "only what is proven LOST is published again, nothing UNVERIFIED",
+    "RC": "a transaction is published again only on the cluster that its entry names",
+    "RD": "a copy of the database that gets a store id of its own loses its entries",
+    "RO": "a writer publishes lost transactions again before it begins a new one",
+    "RP": "lost transactions are published again in the order of their database transactions, also those lost twice",
+    "RW": "a writer reports a late commit as committed only if Kafka has confirmed it, or that of the copy",
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
@@ -37,28 +47,20 @@ NATIVE: Final = "native"
 LIBRDKAFKA: Final = "librdkafka"
 OLD_BROKER: Final = "librdkafka on a broker without EndTxn v5"
 
-CONCURRENT: Final = "CONCURRENT_TRANSACTIONS"
 GENERATIONS: Final = 5
+COPY: Final = 1000
+"""A copy's number is this times its own number, plus the transaction whose messages it publishes again."""
 DELAY: Final = "a request is delayed in the network, and its sender dies"
 REPEAT: Final = "a request is delayed in the network, and its sender sends it again"
 UNKNOWN: Final = "the answer to a COMMIT is lost"
 TIMEOUT: Final = "the broker's timeout"
 RAISES: Final = "the user's block raises"
 SETTING: Final = "the user's block changes which table an unqualified name means"
-
-
-class Answer(NamedTuple):
-    """Kafka's answer to a request.
-
-    Args:
-        state: The state with the request's effect.
-        error: NONE, CONCURRENT_TRANSACTIONS (send it again), or "another error".
-        epoch: The epoch in the answer; -1 unless the error is NONE.
-    """
-
-    state: State
-    error: str = "another error"
-    epoch: int = -1
+ACKNOWLEDGE: Final = "an operator acknowledges a lost transaction, whose messages he publishes himself"
+RETENTION: Final = "retention removes messages from the log"
+FORGETS: Final = "the coordinator forgets an id, and the log can't be read for a while"
+MOVE: Final = "the id moves to cluster 1"
+COPIED: Final = "database 0 is copied to database 1, which gets a store id of its own"
 
 
 class Stored(NamedTuple):
@@ -68,6 +70,13 @@ class Stored(NamedTuple):
     epoch: int
     txn: int
     start: int = -1  # librdkafka keeps one epoch over many transactions: the start time distinguishes them
+
+
+class Entry(NamedTuple):
+    """An entry of the row's list of lost transactions."""
+
+    stored: Stored
+    cluster: int | None
 
 
 class Row(NamedTuple):
@@ -82,7 +91,9 @@ class Row(NamedTuple):
     lock: int | None = None  # the process between record and the end of its COMMIT
     pending: Stored | None = None  # what a delayed COMMIT will store; it holds the lock if the state was recorded before
     pending_fence: int = -1  # the fencing token that a delayed record with its COMMIT requires
+    pending_entry: Entry | None = None  # and the entry that it requires and removes
     number: int = -1  # the newest claim's last committed transaction
+    lost: tuple[Entry, ...] = ()
 
 
 class Id(NamedTuple):
@@ -110,6 +121,10 @@ class P(NamedTuple):
     start: int = -1  # of the transaction that it has prepared (librdkafka)
     repeated: bool = False  # its EndTxn was sent twice
     answer: tuple[Any, ...] = ()  # to the commit that it has requested, not read yet: error, epoch
+    entry: Entry | None = None  # what it publishes again
+    copy: int = -1  # under which number
+    owed: int = -1  # the transaction whose outcome its caller waits for, since its commit came too late
+    was_lost: bool = False  # that one
 
 
 class State(NamedTuple):
@@ -126,11 +141,20 @@ class State(NamedTuple):
     denied: frozenset[int] = frozenset()  # the writer said that they were rolled back
     late: tuple[tuple[Any, ...], ...] = ()  # requests in the network whose senders are gone
     budget: tuple[str, ...] = ()
+    copies: int = 0  # how many were begun
+    log: frozenset[tuple[int, int, int, int]] = frozenset()  # what can be read: cluster, generation, epoch, transaction
+    acknowledged: frozenset[int] = frozenset()
+    confirmed: frozenset[int] = frozenset()  # a writer said that they are committed, after its commit came too late
+    told: frozenset[int] = frozenset()  # a writer that publishes again said that they are lost
+    order: tuple[int, ...] | None = None  # committed transactions in their order, if it matters
+    shown: tuple[int, ...] = ()  # those that became visible
 
 
 @dataclass(frozen=True)
 class Scene:
     """Who takes part: ("writer", database, cluster, transactions) or ("recoverer", database, cluster).
+
+    A writer with "reports" at its end publishes nothing again: it reports what is lost, and goes on (`on_lost="report"`).
 
     Args:
         processes: The processes. Unless a database's row says otherwise, its id is on cluster 0.
@@ -146,6 +170,8 @@ class Scene:
         idles: Between two transactions a writer may clear the state of the one whose commit it knows (`recipe.idle`).
         requests: A writer only requests Kafka's commit, and reads the answer before its next transaction
             (`acknowledge="decided"`).
+        republish: Everybody publishes lost transactions again, unless it "reports" them.
+        is_ordered: The order of the messages is compared with that of the database transactions.
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -160,6 +186,8 @@ class Scene:
     is_merged: bool = False
     idles: bool = False
     requests: bool = False
+    republish: bool = False
+    is_ordered: bool = False
 
     def has(self, rule: str) -> bool:
         """Whether the rule is kept."""
@@ -170,6 +198,10 @@ class Scene:
     def databases(self) -> int:
         """How many."""
         return 1 + max(spec[1] for spec in self.processes)
+
+    def publishes(self, n: int) -> bool:
+        """Whether a process publishes lost transactions again."""
+        return self.republish and self.processes[n][-1] != "reports"
 
     @property
     def is_native(self) -> bool:
@@ -184,7 +216,12 @@ class Scene:
     def id_of(self, database: int, cluster: int, generation: int) -> int:
         """Which Kafka id a generation has: one of its own for each database, or (without ST) one for all."""
         name = database if self.has("ST") else 0
-        return (cluster * self.databases + name) * GENERATIONS + generation
+        return (cluster * self.databases + name) * self.generations + generation
+
+    @property
+    def generations(self) -> int:
+        """How many an id can have, and one more."""
+        return 2 * GENERATIONS if self.republish else GENERATIONS
 
 
 END: Final = P("over")
@@ -195,7 +232,7 @@ OLDER: Final = Stored(1, 0, 100)
 def first_state(scene: Scene) -> State:
     """The initial state: nothing has happened, except that a crashed writer or an older release may have left a row."""
     rows = [Row() for _ in range(scene.databases)]
-    ids = [Id() for _ in range(scene.databases * scene.clusters * GENERATIONS)]
+    ids = [Id() for _ in range(scene.databases * scene.clusters * scene.generations)]
     committed: frozenset[int] = frozenset()
     if scene.taken:
         rows[0] = Row(fence=1, generation=1)
@@ -203,115 +240,13 @@ def first_state(scene: Scene) -> State:
         rows[0] = Row(fence=1, generation=1, stored=OLDER)
         ids[scene.id_of(0, 0, 1)] = Id("O", 0, (OLDER.txn,), 1, 0)
         committed = frozenset({OLDER.txn})
-    return State(tuple(rows), tuple(ids), (P(),) * len(scene.processes), committed, budget=scene.budget)
+    order = () if scene.is_ordered else None
+    return State(tuple(rows), tuple(ids), (P(),) * len(scene.processes), committed, budget=scene.budget, order=order)
 
 
-# --- Kafka --------------------------------------------------------------------------------------------------------------------
-
-
-def executed(scene: Scene, s: State, request: tuple[Any, ...]) -> Answer:
-    """The effect of a request, and its answer."""
-    what, i, epoch, argument = request
-    k = s.ids[i]
-    if what == "end" and scene.ends_by_epoch and argument[1]:
-        return _ended_by_epoch(scene, s, i, epoch, commit=argument[0])
-    if what == "end":
-        return _ended_plainly(scene, s, i, epoch, commit=argument[0])
-    if what == "create":
-        return Answer(with_id(s, i, Id("E", 0, mark=0)), "NONE", 0) if k.status == "N" else Answer(s)
-    if what == "init":
-        return _initialised(scene, s, i)
-    return _received(scene, s, i, what, epoch, argument)
-
-
-def in_words(scene: Scene, request: tuple[Any, ...]) -> str:
-    """The request as Kafka's protocol names it."""
-    what, i, epoch, argument = request
-    if what == "end":
-        outcome, by_epoch = "commit" if argument[0] else "abort", argument[1] and scene.ends_by_epoch
-        return f"EndTxn {'v5' if by_epoch else 'v4'}({outcome}, epoch {epoch}) of id {i}"
-    name = {"create": "create-only InitProducerId", "init": "InitProducerId", "add": "AddPartitionsToTxn"}.get(what, "Produce")
-    if what in ("create", "init"):
-        return f"{name} of id {i}"
-    return f"{name}(epoch {epoch}{'' if argument is None else f', transaction {argument}'}) of id {i}"
-
-
-def _ended_by_epoch(scene: Scene, s: State, i: int, epoch: int, *, commit: bool) -> Answer:
-    """EndTxn v5: it raises the epoch, and repeating it changes nothing."""
-    k = s.ids[i]
-    if k.status == "N":
-        return Answer(s)
-    is_repeated = k.epoch == epoch + 1
-    if k.status in ("PC", "PA"):
-        return Answer(s, CONCURRENT) if is_repeated and commit == (k.status == "PC") else Answer(s)
-    if is_repeated and k.status in ("C", "A"):
-        return Answer(s, "NONE", k.epoch) if commit == (k.status == "C") else Answer(s)
-    if epoch != k.epoch or (commit and k.status != "O"):
-        return Answer(s)
-    start = k.start if k.status == "O" else k.start + 1
-    return Answer(_ending(scene, s, i, k._replace(epoch=k.epoch + 1, start=start), commit=commit), "NONE", k.epoch + 1)
-
-
-def _ended_plainly(scene: Scene, s: State, i: int, epoch: int, *, commit: bool) -> Answer:
-    """EndTxn v4: the epoch stays, and its holders may go on."""
-    k = s.ids[i]
-    if k.status == "N" or epoch != k.epoch:
-        return Answer(s)
-    if k.status == "O":
-        return Answer(_ending(scene, s, i, k, commit=commit), "NONE", epoch)
-    if k.status in ("PC", "PA"):
-        return Answer(s, CONCURRENT) if commit == (k.status == "PC") else Answer(s)
-    is_repeated = k.status == ("C" if commit else "A")
-    return Answer(s, "NONE", epoch) if is_repeated else Answer(s)
-
-
-def _initialised(scene: Scene, s: State, i: int) -> Answer:
-    """InitProducerId: aborts what is ongoing, and raises the epoch."""
-    k = s.ids[i]
-    if k.status in ("PC", "PA"):
-        return Answer(s, CONCURRENT)
-    if k.status == "O":
-        return Answer(_ending(scene, s, i, k._replace(epoch=k.epoch + 1), commit=False), CONCURRENT)
-    return Answer(with_id(s, i, k._replace(status="E", epoch=k.epoch + 1)), "NONE", k.epoch + 1)
-
-
-def _received(scene: Scene, s: State, i: int, what: str, epoch: int, txn: int) -> Answer:
-    """A message ("produce": the native producer's, which adds its partition), or librdkafka's "add" and "send"."""
-    k = s.ids[i]
-    if what == "send":  # to the partition's leader, which asks the coordinator only from EndTxn v5 on (KIP-890)
-        is_refused = epoch < k.mark or (scene.ends_by_epoch and (k.status != "O" or epoch != k.epoch))
-        return Answer(s) if is_refused else Answer(with_id(s, i, k._replace(sent=(*k.sent, txn), mark=epoch)), "NONE", epoch)
-    if k.status == "N" or k.epoch != epoch:
-        return Answer(s)
-    if k.status in ("PC", "PA"):
-        return Answer(s, CONCURRENT)
-    if k.status != "O":
-        k = k._replace(status="O", start=k.start + 1)
-    if what == "produce":
-        k = k._replace(sent=(*k.sent, txn), mark=epoch)
-    return Answer(with_id(s, i, k), "NONE", epoch)
-
-
-def _ending(scene: Scene, s: State, i: int, k: Id, *, commit: bool) -> State:
-    s = with_id(s, i, k._replace(status="PC" if commit else "PA"))
-    return s if scene.is_slow else completed(s, i)
-
-
-def completed(s: State, i: int) -> State:
-    """The state after the markers of an id's ending transaction have been written."""
-    k = s.ids[i]
-    if k.status not in ("PC", "PA"):
-        return s
-    ended = frozenset(k.sent)
-    s = s._replace(visible=s.visible | ended) if k.status == "PC" else s._replace(aborted=s.aborted | ended)
-    return with_id(s, i, k._replace(status=k.status[1], sent=(), mark=max(k.mark, k.epoch)))
-
-
-def timed_out(scene: Scene, s: State, i: int) -> State:
-    """The state after an id's ongoing transaction has been aborted by its timeout."""
-    k = s.ids[i]
-    s = s._replace(timed_out=s.timed_out | set(k.sent))
-    return _ending(scene, s, i, k._replace(epoch=k.epoch + 1), commit=False)
+def numbered(txn: int) -> str:
+    """The transaction's number, in words if it is a copy."""
+    return f"{txn % COPY}, copy {txn // COPY}" if txn >= COPY else str(txn)
 
 
 # --- the decision -------------------------------------------------------------------------------------------------------------
@@ -353,12 +288,34 @@ def to_look_at(scene: Scene, row: Row) -> tuple[int, ...]:
     return tuple(sorted({*range(row.resolved + 1, row.generation + 1), *again}))
 
 
-def resolved(row: Row, stored: Stored, found: str) -> Row:
-    """The row after a state has been resolved, or recorded as UNVERIFIED."""
+def resolved(scene: Scene, row: Row, stored: Stored, found: str) -> Row:
+    """The row after a state has been resolved, or recorded as LOST or UNVERIFIED."""
     left = tuple(entry for entry in row.unverified if entry != stored)
+    lost, entry = row.lost, Entry(stored, row.cluster)
+    if found == "lost" and entry not in lost and (not scene.has("RS") or row.stored == stored or left != row.unverified):
+        lost = (*lost, entry)
     if found == "unverified":
         left = (*left, stored)
-    return row._replace(stored=None if row.stored == stored else row.stored, unverified=left)
+    return row._replace(stored=None if row.stored == stored else row.stored, unverified=left, lost=lost)
+
+
+def committed(scene: Scene, s: State, database: int, stored: Stored, entry: Entry | None = None) -> State:
+    """The state after a COMMIT that records `stored`; the entry of what it publishes again leaves the row with it."""
+    row = s.rows[database]
+    row = row._replace(stored=stored, lock=None, pending=None, pending_fence=-1, pending_entry=None)
+    if entry is None:
+        row = row._replace(number=stored.txn)
+    elif scene.has("RA"):
+        row = without_entry(row, entry)
+    if s.order is not None and entry is None:
+        s = s._replace(order=(*s.order, stored.txn))
+    return with_row(s, database, row)._replace(committed=s.committed | {stored.txn})
+
+
+def without_entry(row: Row, entry: Entry) -> Row:
+    """The row without an entry."""
+    lost = tuple(one for one in row.lost if one != entry)
+    return row._replace(lost=lost, unverified=tuple(stored for stored in row.unverified if stored != entry.stored))
 
 
 # --- changed copies -----------------------------------------------------------------------------------------------------------

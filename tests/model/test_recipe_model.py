@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -9,8 +10,10 @@ from typing import Final
 import pytest
 
 from model.check_recipe import as_text
-from model.recipe_scenes import INSTEAD, NEEDS, SMALL, search
-from model.recipe_state import RULES, TRIED
+from model.recipe_model import successors
+from model.recipe_scenes import INSTEAD, LARGE, NEEDS, SMALL, search
+from model.recipe_state import COPY, RULES, TRIED, Scene, State, first_state
+from model.search import explore
 
 TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
 
@@ -46,6 +49,45 @@ def test_what_no_timeout_has_aborted_is_not_reported_as_lost() -> None:
     """Callers with `acknowledge="decided"` rely on this. No scene above breaks it; without rule UG it breaks."""
     reported = "a transaction is reported as lost, and no timeout has aborted it"
     assert search(NEEDS["UG"].without("UG"), wanted=reported).violation == reported
+
+
+def _reached(scene: Scene, wanted: Callable[[State], bool]) -> bool:
+    """Whether the scene has such a state."""
+    return explore(first_state(scene), lambda s: successors(scene, s), lambda s: "reached" if wanted(s) else "").violation != ""
+
+
+@pytest.mark.parametrize(
+    "name", ["published again by a recoverer", "librdkafka, published again", "an old broker, published again"]
+)
+def test_what_is_lost_twice_is_published_again(name: str) -> None:
+    assert _reached(SMALL[name], lambda s: len(s.timed_out) == 2 and any(txn >= COPY for txn in s.visible))
+
+
+def test_a_writer_whose_commit_came_too_late_says_that_it_is_committed() -> None:
+    assert _reached(SMALL["published again by its writer"], lambda s: 0 in s.timed_out and 0 in s.confirmed)
+
+
+def test_an_acknowledged_transaction_is_not_published_although_its_copy_was_prepared() -> None:
+    acknowledged = "may not record: transaction 0 is not in the row any more"
+    scene = SMALL["acknowledged while it is published again"]
+    found = explore(
+        first_state(scene), lambda s: successors(scene, s), lambda s: "a copy is aborted" if _copy_aborted(s) else ""
+    )
+    assert any(acknowledged in step for step in found.trace)
+
+
+def test_after_a_repeated_commit_of_a_copy_the_next_copy_needs_a_new_session_too() -> None:
+    scene = replace(SMALL["librdkafka, two published again"], without=frozenset({"F9"}))
+    assert _reached(scene, lambda s: any(txn >= COPY for txn in s.visible - s.committed))
+
+
+def test_a_copy_whose_commit_is_refused_has_an_unknown_outcome_too() -> None:
+    scene = replace(LARGE["published again: two writers and a recoverer"], without=frozenset({"KU"}))
+    assert _reached(scene, lambda s: any(txn >= COPY for txn in s.visible & s.reported))
+
+
+def _copy_aborted(s: State) -> bool:
+    return any(txn >= COPY and txn not in s.timed_out | s.committed for txn in s.aborted) and bool(s.acknowledged)
 
 
 def test_recovery_on_another_cluster_loses_what_was_committed() -> None:
