@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -88,3 +89,10 @@ def _ready(url: str) -> Events:
     events = events_at(url)
     events.create()
     return events
+
+
+def copied_file(scene: Scene, target: Path) -> Scene:
+    """Copy the SQLite file with the contents of its write-ahead log."""
+    with scene.engine.connect() as connection:
+        connection.exec_driver_sql(f"VACUUM INTO '{target}'")
+    return replace(scene, events=events_at(f"sqlite:///{target}"))

@@ -36,6 +36,16 @@ class Cut(NamedTuple):
     committed: bool | None
 
 
+CUTS = {
+    "cut before it arrives": Cut("before", Link.cut, committed=False),
+    "reset before it arrives": Cut("before", Link.cut_with_reset, committed=False),
+    "cut while it runs": Cut("after", Link.cut, committed=None),
+    "reset while it runs": Cut("after", Link.cut_with_reset, committed=None),
+    "cut when it was answered": Cut("answered", Link.cut, committed=True),
+    "reset when it was answered": Cut("answered", Link.cut_with_reset, committed=True),
+}
+
+
 @dataclass
 class Proxied:
     """A scene whose writer connects through a proxy; the test's own checks bypass it."""

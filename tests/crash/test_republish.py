@@ -6,7 +6,9 @@ They are lost here by an abort at the coordinator, as an operator's; `test_timeo
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import dualwrite
 from crash.cases import PRODUCERS, REPUBLISH_POINTS, crash_writer
-from crash.databases import Databases
+from crash.databases import Databases, copied_file
+from crash.proxied import CUTS, through_a_proxy
 from crash.retention import delete_records
 from crash.scene import Scene, Worker
 from dualwrite.cli import main
@@ -23,7 +26,9 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.recipe.republish import HEADER
 from dualwrite.state import TransactionStatus
+from dualwrite.stores.rows import LostKind, Resolution
 from dualwrite.testing import failpoints
+from dualwrite.testing.proxy import Link
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
@@ -63,6 +68,20 @@ def lose(scene: Scene) -> None:
     crash_writer(scene, "after_db_commit")
     abort(scene)
     assert (scene.rows(), scene.messages()) == ([1, 2], [1])
+
+
+def acknowledge(scene: Scene) -> None:
+    with dualwrite.store_from_url(scene.url) as store:
+        assert len(store.acknowledge(scene.transactional_id)) == 1
+
+
+def with_entry(scene: Scene, **changes: Any) -> None:
+    """Find what was lost, publish nothing, and change its entry."""
+    scene.connect(on_lost="report").close()
+    with dualwrite.store_from_url(scene.url) as store:
+        claim = store.claim(scene.transactional_id, "test", timeout=LIMIT)
+        (entry,) = store.read_claimed(claim).lost
+        store.record_resolution(claim, Resolution(resolved_entry=entry, lost=replace(entry, **changes)))
 
 
 def publishing(scene: Scene, publisher: str, failpoint: str = "") -> Worker:
@@ -133,7 +152,7 @@ def test_a_writer_whose_commit_comes_too_late_publishes_before_it_returns(scene:
 
 
 def test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_transaction(scene: Scene) -> None:
-    """Meanwhile the caller has learned that its messages are lost."""
+    """Meanwhile the caller has learned that they are not published yet."""
 
     def fail() -> None:
         raise dualwrite.BrokerUnavailableError("simulated", transactional_id=scene.transactional_id)
@@ -143,12 +162,27 @@ def test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_tr
         with (
             failpoints.armed("before_kafka_commit", lambda: abort(scene)),
             failpoints.armed("republish_after_check", failpoints.only_at(1, fail)),
-            pytest.raises(dualwrite.LostTransactionError),
+            pytest.raises(dualwrite.InDoubtTransactionError, match="not published again yet") as caught,
         ):
             scene.event(writer, 2)
+        assert caught.value.database_committed
         assert in_order(scene) == [1]
         scene.event(writer, 3)
     assert in_order(scene) == [1, 2, 3]
+    scene.assert_resolved()
+
+
+def test_a_writer_whose_lost_transaction_was_acknowledged_does_not_report_it_as_committed(scene: Scene) -> None:
+    with scene.connect() as writer:
+        scene.event(writer, 1)
+        with (
+            failpoints.armed("before_kafka_commit", lambda: abort(scene)),
+            failpoints.armed("republish_after_prepare", lambda: acknowledge(scene)),
+            pytest.raises(dualwrite.LostTransactionError),
+        ):
+            scene.event(writer, 2)
+        scene.event(writer, 3)
+    assert in_order(scene) == [1, 3]
     scene.assert_resolved()
 
 
@@ -188,15 +222,83 @@ def test_the_new_transaction_may_be_lost_as_well(scene: Scene, publisher: str) -
     assert_published(scene)
 
 
+def test_a_copy_that_is_lost_keeps_its_place(scene: Scene) -> None:
+    """Two transactions were lost; the first is published again, and lost again."""
+    lose(scene)
+    scene.connect(on_lost="report").close()
+    scene.write(3, 1, "after_db_commit=kill", DUALWRITE_ON_LOST="report").killed()
+    abort(scene)
+    scene.connect(on_lost="report").close()
+    scene.recovery("republish_after_record=kill").killed()
+    abort(scene)
+    assert scene.recover()["unacknowledged"] == []
+    assert in_order(scene) == [1, 2, 3]
+    assert scene.agree() == [1, 2, 3]
+
+
+def test_an_unverified_transaction_is_not_published_again(scene: Scene) -> None:
+    """Its entry names no cluster, so that the log can't prove how it ended."""
+    lose(scene)
+    with_entry(scene, kind=LostKind.UNVERIFIED, cluster_id="")
+    report = scene.recover()
+    assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
+    assert scene.messages() == [1]
+
+
+@pytest.mark.parametrize("cluster_id", ["another", ""])
+def test_what_was_lost_on_another_cluster_is_not_published(scene: Scene, cluster_id: str) -> None:
+    lose(scene)
+    with_entry(scene, cluster_id=cluster_id)
+    with pytest.raises(dualwrite.LostTransactionError, match="on another Kafka cluster"):
+        scene.connect()
+    assert scene.messages() == [1]
+
+
+def test_a_copied_database_publishes_nothing_of_its_original(
+    databases: Databases, broker: DevCluster, producer: str, tmp_path: Path
+) -> None:
+    del producer
+    original = databases.scene("sqlite", broker)
+    lose(original)
+    original.connect(on_lost="report").close()
+    copy = copied_file(original, tmp_path / "copy.db")
+    assert main(["db", "new-store-id", "--url", copy.url, "--yes"]) == 0
+    copy.write_here(3)
+    assert copy.messages() == [1, 3]
+    original.recover()
+    copy.assert_resolved()
+    assert original.messages() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", ["cut before it arrives", "cut when it was answered"])
+def test_a_record_without_an_answer_is_not_followed_by_an_abort(
+    databases: Databases, broker: DevCluster, producer: str, cut: str
+) -> None:
+    """The store repeats the record; the first one has removed the entry, if it was executed."""
+    del producer
+    with through_a_proxy(databases, "postgresql", broker) as proxied:
+        scene = proxied.scene
+        lose(scene)
+        met = []
+
+        def break_connection(link: Link) -> None:
+            met.append(link)
+            link.cut()
+
+        def hook() -> None:
+            proxied.proxy.on_client_bytes(proxied.commit, break_connection, when=CUTS[cut].when)
+
+        with failpoints.armed("republish_after_prepare", hook), proxied.connect() as writer:
+            assert met
+            scene.event(writer, 3)
+        assert in_order(scene) == [1, 2, 3]
+        scene.assert_resolved()
+
+
 @pytest.mark.parametrize("point", BEFORE_COMMIT)
 def test_what_is_acknowledged_meanwhile_is_not_published(scene: Scene, point: str) -> None:
     lose(scene)
-
-    def acknowledge() -> None:
-        with dualwrite.store_from_url(scene.url) as store:
-            assert len(store.acknowledge(scene.transactional_id)) == 1
-
-    with failpoints.armed(point, acknowledge), scene.connect() as writer:
+    with failpoints.armed(point, lambda: acknowledge(scene)), scene.connect() as writer:
         assert writer.recovery_report.ok
         assert "PUBLISHED_AGAIN" not in [found.outcome.value for found in writer.recovery_report]
         scene.event(writer, 3)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import dualwrite
 from crash.cases import crash_writer
-from crash.databases import DATABASES, Databases
+from crash.databases import DATABASES, Databases, copied_file
 from crash.events import events_at
 from crash.scene import Scene
 from dualwrite import migration
@@ -118,13 +118,6 @@ def test_the_longest_id_has_room_for_the_store_at_kafka(databases: Databases, br
 
 
 # --- copies -------------------------------------------------------------------------------------------------------------------
-
-
-def copied_file(scene: Scene, target: Path) -> Scene:
-    """Copy the SQLite file with the contents of its write-ahead log."""
-    with scene.engine.connect() as connection:
-        connection.exec_driver_sql(f"VACUUM INTO '{target}'")
-    return replace(scene, events=events_at(f"sqlite:///{target}"))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 import dualwrite
 from crash.cases import PRODUCERS
 from crash.databases import Databases
-from crash.proxied import Cut, Proxied, through_a_proxy
+from crash.proxied import CUTS, Proxied, through_a_proxy
 from dualwrite import DualWriter, InDoubtTransactionError, Phase, StoreCommitFailedError
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
@@ -34,14 +34,6 @@ pytestmark = pytest.mark.usefixtures("producer", "one_lane", "no_recovery_when_i
 STORES = ("postgresql", "mariadb", "zookeeper")
 """Those with a connection that can break. An error of the disk at SQLite and RocksDB: tests/stores, tests/rocksdb."""
 
-CUTS = {
-    "cut before it arrives": Cut("before", Link.cut, committed=False),
-    "reset before it arrives": Cut("before", Link.cut_with_reset, committed=False),
-    "cut while it runs": Cut("after", Link.cut, committed=None),
-    "reset while it runs": Cut("after", Link.cut_with_reset, committed=None),
-    "cut when it was answered": Cut("answered", Link.cut, committed=True),
-    "reset when it was answered": Cut("answered", Link.cut_with_reset, committed=True),
-}
 ENDS = ("cut before it arrives", "cut when it was answered")
 
 mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import LostKind, LostTransaction, StateRow
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import with_resolution
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -25,6 +27,24 @@ def row(*, generation: int, resolved: int, lost: tuple[LostTransaction, ...] = (
         owner="test",
         updated_at=NOW,
     )
+
+
+def test_a_repeated_resolution_does_not_add_an_acknowledged_entry_again() -> None:
+    """Rule RS: the store may repeat a resolution after a broken connection."""
+    found = entry(LostKind.LOST, 6)
+    resolution = Resolution(clear_state=True, lost=found)
+    once = with_resolution(
+        replace(row(generation=6, resolved=5), prepared_state=found.state, prepared_generation=6), resolution
+    )
+    assert once.lost == (found,)
+    assert with_resolution(once, resolution).lost == (found,)
+    assert with_resolution(replace(once, lost=()), resolution).lost == ()
+    unverified = entry(LostKind.UNVERIFIED, 6)
+    proven = Resolution(resolved_entry=unverified, lost=found)
+    once = with_resolution(row(generation=6, resolved=6, lost=(unverified,)), proven)
+    assert once.lost == (found,)
+    assert with_resolution(once, proven).lost == (found,)
+    assert with_resolution(replace(once, lost=()), proven).lost == ()
 
 
 def entry(kind: LostKind, generation: int) -> LostTransaction:

@@ -24,6 +24,7 @@ from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
     in_doubt,
+    not_published_yet,
     raise_outcome,
     report_committed,
     rolled_back,
@@ -31,7 +32,7 @@ from dualwrite.recipe.outcomes import (
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recipe.republish import LostMessages
-from dualwrite.recovery.report import GenerationOutcome, lost_error
+from dualwrite.recovery.report import GenerationOutcome, Outcome, lost_error
 from dualwrite.settings import Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
@@ -319,29 +320,34 @@ class Lane(WriterState):
         except DualWriteError as unresolved:
             raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
         generation = self.ownership.generation
+        postponed: DualWriteError | None = None
         try:
             self.ownership.start()
             self._publish_lost()
             self.advance(Event.OPENED)
         except DualWriteError as starting:
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
+            postponed = starting
         if not database_committed:
             raise_outcome(error, rolled_back(self.id, error))
         lost = self._lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
+            if self._lost is not None and postponed is not None:  # it is not final
+                raise_outcome(error, not_published_yet(self.id, state, postponed))
             raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
 
     def _publish_lost(self) -> None:
-        """Before the next transaction, publish again what was found lost, if that is wanted; see `LostMessages.publish`."""
+        """Before the next transaction, publish again what was found lost, if that is wanted (rule RO)."""
         if self._lost is not None:
             self._lost.publish(self.ownership)
 
     def _lost_error(self, found: Iterable[GenerationOutcome]) -> DualWriteError | None:
-        """The error for the transactions that were found lost, except those that were published again since."""
-        left = self.ownership.unacknowledged
-        entries = ((each.transactional_id, each.lost) for each in found if each.lost is not None and each.lost in left)
-        return lost_error(entries, self.ownership.report.not_published)
+        """The error for the transactions that were found lost, except those that were published again since (rule RW)."""
+        report = self.ownership.report
+        again = {(each.generation, each.state) for each in report if each.outcome is Outcome.PUBLISHED_AGAIN}
+        left = (each for each in found if (each.generation, each.state) not in again)
+        return lost_error(((each.transactional_id, each.lost) for each in left if each.lost is not None), report.not_published)
 
     def _is_surely_rolled_back(self, error: BaseException) -> bool:
         assert self._store_transaction is not None

@@ -15,7 +15,7 @@ from dualwrite.outages import DATABASE, database_at
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
-from dualwrite.recipe.republish import LostMessages, publish_and_release
+from dualwrite.recipe.republish import LostMessages, taken_over
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.recovery.side_by_side import SideBySide, Steps
@@ -162,11 +162,9 @@ class Lanes:
             self._are_acquired = True
 
     def _publish_lost(self, lost: LostMessages) -> None:
-        """Before the first transaction, publish again what was lost, in the order in which it was found lost."""
-        for ownership in self._additional:
-            publish_and_release(lost, ownership)
-        for lane in self._lanes:
-            lost.publish(lane.ownership)
+        """Before the first transaction, publish again what was lost (rule RO)."""
+        with taken_over(lost, self._additional) as additional:
+            lost.publish(*(lane.ownership for lane in self._lanes), *additional)
 
     def _raise_for_lost(self) -> None:
         """Raise an error for what is lost or unverified, and leave the id as clean as before."""

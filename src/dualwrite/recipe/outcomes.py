@@ -119,6 +119,20 @@ def in_doubt(
     return error
 
 
+def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
+    """The error for a transaction that Kafka has aborted after the database's commit, if its copy is not committed yet."""
+    error = InDoubtTransactionError(
+        "The database committed the transaction, but Kafka has aborted it, and its messages are not published again yet.",
+        transactional_id=transactional_id,
+        cause=str(why),
+        next_step="don't repeat the transaction: this writer, before its next transaction, or recovery publishes them",
+        state=state_text(state),
+        database_committed=True,
+    )
+    error.__cause__ = why
+    return error
+
+
 def has_committed_on_both_sides(
     coordinator: TransactionCoordinator,
     kafka_transactional_id: str,

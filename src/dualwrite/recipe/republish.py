@@ -8,7 +8,10 @@ finds that it is lost as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from dualwrite.errors import DualWriteError, TransactionChangedError, TransactionTimeoutError
@@ -47,33 +50,34 @@ class LostMessages:
         self._is_marked = is_marked
         self._kept: set[tuple[str, str]] = set()
 
-    def find(self, ownership: Ownership) -> list[tuple[LostTransaction, FoundMessages]]:
-        """The LOST transactions that can be published again, in the order in which they were found lost.
+    def find(self, *owned: Ownership) -> list[tuple[Ownership, LostTransaction, FoundMessages]]:
+        """The LOST transactions that can be published again, in the order in which they were prepared (rule RP).
 
-        Why the others can't be is added to the ownership's report.
+        Why the others can't be is added to the report of their ownership.
 
         Raises:
             DualWriteError: The log could not be read now.
         """
         found = []
-        for entry in ownership.unacknowledged:
-            if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:
-                continue
-            messages = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
-            if messages.is_complete:
-                found.append((entry, messages))
-            else:
-                self._keep(ownership, entry, messages.missing)
-        return found
+        for ownership in owned:
+            for entry in ownership.unacknowledged:
+                if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:  # rule RL
+                    continue
+                messages = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+                if messages.is_complete:
+                    found.append((ownership, entry, messages))
+                else:
+                    self._keep(ownership, entry, messages.missing)
+        return sorted(found, key=lambda each: _prepared_at(each[1]))
 
-    def publish(self, ownership: Ownership) -> None:
-        """Publish the LOST transactions of an id that was resolved and taken over; the ownership's report says the outcomes.
+    def publish(self, *owned: Ownership) -> None:
+        """Publish the LOST transactions of ids that were resolved and taken over; their ownerships' reports say the outcomes.
 
         Raises:
             FencedError: Another writer or recoverer has claimed the id.
             DualWriteError: The database or Kafka did not answer. The id must be recovered, which resolves what was begun.
         """
-        for entry, found in self.find(ownership):
+        for ownership, entry, found in self.find(*owned):
             self._publish_one(ownership, entry, found)
 
     def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
@@ -94,7 +98,7 @@ class LostMessages:
             return
         hit("republish_after_prepare")
         try:
-            # unless it is certain that this was not written, only recovery may end the transaction at Kafka
+            # rule RI: unless it is certain that this was not written, only recovery may end the transaction at Kafka
             self._store.record_resolution(ownership.claim, Resolution(republished=new))
         except TransactionChangedError as error:  # rule RE
             self._abort(producer, ownership, error)
@@ -130,7 +134,8 @@ class LostMessages:
         state = producer.prepare_transaction(timeout=timeouts.for_delivery)
         assert state is not None  # messages were sent
         producer.check_time_left()
-        return Republished(entry, state, ownership.generation, producer.delivery)
+        delivery = producer.delivery and replace(producer.delivery, prepared_at=_prepared_at(entry))  # rule RP
+        return Republished(entry, state, ownership.generation, delivery)
 
     def _abort(self, producer: TransactionalProducer, ownership: Ownership, error: DualWriteError) -> None:
         """Abort the new transaction; if that fails, the id must be recovered."""
@@ -190,20 +195,29 @@ class RecoveryPublisher:
         )
         ownership.adopt(claim)
         ownership.report = RecoveryReport((report,))
-        publish_and_release(lost, ownership)
+        with taken_over(lost, [ownership]) as owned:
+            lost.publish(*owned)
         return ownership.report.ids[0]
 
 
-def publish_and_release(lost: LostMessages, ownership: Ownership) -> None:
-    """Publish what is lost on an id that nobody uses afterwards: take it over only if there is something to publish.
+@contextmanager
+def taken_over(lost: LostMessages, owned: Iterable[Ownership]) -> Iterator[list[Ownership]]:
+    """Those of several ids on which there is something to publish, taken over for the block; nobody uses them afterwards.
 
     Raises: as `LostMessages.publish`.
     """
-    if not lost.find(ownership):
-        return
+    found = [ownership for ownership in owned if lost.find(ownership)]
     try:
-        ownership.start()
-        lost.publish(ownership)
+        for ownership in found:
+            ownership.start()
+        yield found
     finally:
-        ownership.drop_producer()
-    ownership.clear_row()
+        for ownership in found:
+            ownership.drop_producer()
+    for ownership in found:
+        ownership.clear_row()
+
+
+def _prepared_at(entry: LostTransaction) -> datetime:
+    """When the transaction was prepared; of a copy that was lost as well, when the original was."""
+    return entry.recorded_at if entry.delivery is None else entry.delivery.prepared_at

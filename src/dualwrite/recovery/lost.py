@@ -20,8 +20,8 @@ def found_in_log(
     """
     if entry.delivery is None:
         return FoundMessages((), ("the row does not say where its messages are",))
-    if entry.cluster_id and entry.cluster_id != cluster_id:  # there, the same offsets are those of other messages
-        return FoundMessages((), (f"its messages are on another Kafka cluster, {entry.cluster_id}",))
+    if not entry.cluster_id or entry.cluster_id != cluster_id:  # rule RC: the same offsets may be those of other messages
+        return FoundMessages((), (f"its messages are on another Kafka cluster, {entry.cluster_id or 'which is not known'}",))
     return coordinator.find_messages(entry.state, entry.delivery, timeout=timeout)
 
 

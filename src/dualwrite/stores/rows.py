@@ -174,7 +174,8 @@ class Resolution:
 
     Args:
         clear_state: S is resolved: set it to None, and its delivery too.
-        lost: Add this entry to `lost`, in the same write that clears S.
+        lost: Add this entry to `lost`, in the same write that clears S or removes `resolved_entry`; if that is not in the row
+            any more, add nothing (rule RS).
         resolved_generation: No transaction is open any more on the generations up to this one.
         resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
         cluster_id: The id has moved to this Kafka cluster.
@@ -339,13 +340,18 @@ def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
         return _with_republished(row, resolution.republished)
     kept = () if resolution.clear_lost else row.lost
     left = tuple(entry for entry in kept if resolution.resolved_entry is None or not _is_same(entry, resolution.resolved_entry))
+    added = resolution.lost
+    if added is not None and resolution.clear_state and row.prepared_state != added.state:
+        added = None  # rule RS: written before, without an answer, and perhaps acknowledged since
+    if added is not None and resolution.resolved_entry is not None and not has_entry(row, resolution.resolved_entry):
+        added = None
     is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
     clears = resolution.clear_state or is_meant
     return changed(
         row,
         prepared_state=None if clears else row.prepared_state,
         delivery=None if clears else row.delivery,
-        lost=left if resolution.lost is None else with_lost(left, resolution.lost),
+        lost=left if added is None else with_lost(left, added),
         cluster_id=row.cluster_id if resolution.cluster_id is None else resolution.cluster_id,
         resolved_generation=(
             row.resolved_generation if resolution.resolved_generation is None else resolution.resolved_generation

@@ -86,9 +86,12 @@ class ResolutionConformance:
         store, name, claim = scene.claimed()
         scene.transact(store, claim)
         found_again = LostTransaction(LOST.kind, LOST.state, LOST.generation, _AT + timedelta(days=1))
-        for entry in (LOST, LOST, UNVERIFIED, found_again):
+        for entry in (LOST, LOST, found_again):
             store.record_resolution(claim, Resolution(clear_state=True, lost=entry))
-        expect_row(store, name, "after resolving again", prepared_state=None, lost=(LOST, UNVERIFIED))
+        expect_row(store, name, "after resolving again", prepared_state=None, lost=(LOST,))
+        store.acknowledge(name)
+        store.record_resolution(claim, Resolution(clear_state=True, lost=LOST))
+        expect_row(store, name, "after resolving what was acknowledged meanwhile (RS)", prepared_state=None, lost=())
 
     def test_a_resolved_entry_is_removed_from_the_list(self, scene: StoreScene) -> None:
         """`Resolution.resolved_entry` (UC): removes the entry of this kind, state and generation; a missing one is ignored."""
