@@ -319,6 +319,27 @@ def test_what_differs_from_what_was_found_is_an_error(
 
 
 @pytest.mark.slow
+def test_numbers_that_do_not_fit_are_missing(open_producer: Open, topic: str, coordinator: WireTransactionCoordinator) -> None:
+    state, delivery = aborted(open_producer(), topic)
+    first, *rest = delivery.places
+    more, fewer = (dataclasses.replace(first, messages=first.messages + each) for each in (1, -1))
+    for place, words in ((more, "has removed 1 of"), (fewer, "messages of the transaction and not")):
+        wrong = Delivery(place.messages + sum(each.messages for each in rest), (place, *rest), delivery.prepared_at)
+        (missing,) = coordinator.find_messages(state, wrong).missing
+        assert words in missing
+    beyond = dataclasses.replace(delivery, messages=7)
+    (missing,) = coordinator.find_messages(state, beyond).missing
+    assert missing == "the places of 2 of the 7 messages were not stored"
+    if first.in_topic:
+        unknown = dataclasses.replace(delivery, places=(dataclasses.replace(first, others=None),))
+        found = coordinator.find_messages(state, unknown)
+        assert (found.places, found.missing) == ((), (f"the partitions of the 5 messages of {topic} were not stored",))
+        incomplete = dataclasses.replace(delivery, places=(dataclasses.replace(first, others=(1,)),))
+        (missing,) = coordinator.find_messages(state, incomplete).missing
+        assert missing == f"retention or compaction has removed 2 of 5 messages of {topic}"
+
+
+@pytest.mark.slow
 def test_many_partitions_and_large_batches_are_found(
     open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster
 ) -> None:

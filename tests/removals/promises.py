@@ -106,6 +106,54 @@ PROMISES: Final = (
         "and state is not None",
         ("kafka/test_log_proof.py::test_a_message_of_another_producer_proves_nothing",),
     ),
+    # --- the messages of an aborted transaction in the log --------------------------------------------------------------------
+    Removal(
+        "messages of a committed transaction are never returned",
+        "kafka/client/log_messages.py",
+        """        if run.is_committed:
+            raise _committed(self._state""",
+        """        if run.is_committed and not run.messages:
+            raise _committed(self._state""",
+        ("kafka/test_log_messages.py::test_a_committed_transaction_is_never_read",),
+    ),
+    Removal(
+        "every message of a partition is accounted for",
+        "kafka/client/log_messages.py",
+        "        if run.messages < place.messages:\n",
+        "        if run.messages < 0:\n",
+        ("kafka/test_log_messages.py::test_numbers_that_do_not_fit_are_missing",),
+    ),
+    Removal(
+        "every message of a topic is accounted for",
+        "kafka/client/log_messages.py",
+        "        if count < place.messages and not missing:\n",
+        "        if count < 0:\n",
+        ("kafka/test_log_messages.py::test_numbers_that_do_not_fit_are_missing",),
+    ),
+    Removal(
+        "a producer's last transaction in a partition is the lost one",
+        "kafka/client/transaction_runs.py",
+        "                opened = self.last = Run(batch.base_offset, batch.base_sequence)",
+        "                opened = self.last = self.last or Run(batch.base_offset, batch.base_sequence)",
+        (
+            "kafka/test_log_messages.py::test_only_the_messages_of_this_transaction_are_found",
+            "unit/test_record_batches.py::test_the_last_run_is_that_of_the_last_transaction",
+        ),
+    ),
+    Removal(
+        "a batch whose checksum is wrong is not published again",
+        "kafka/client/transaction_runs.py",
+        "        if not batch.is_intact:\n",
+        "        if batch.count < 0:\n",
+        ("unit/test_record_batches.py::test_a_run_that_does_not_fit_is_damaged",),
+    ),
+    Removal(
+        "what was found is checked again while it is read",
+        "kafka/client/log_messages.py",
+        "            if (run.messages, run.marker.base_offset) != (place.messages, place.end_offset):\n",
+        "            if run.messages < 0:\n",
+        ("kafka/test_log_messages.py::test_what_differs_from_what_was_found_is_an_error",),
+    ),
     # --- a look before a claim ------------------------------------------------------------------------------------------------
     Removal(
         "recovery asks Kafka before it claims an id",
