@@ -348,7 +348,7 @@ def test_a_message_is_published_again_as_it_was(scene: Scene) -> None:
         with scene.connect() as writer, writer.transaction() as tx:
             scene.events.write(tx.db, scene.transactional_id, number)
             tx.send(scene.topic, None, key=b"\xff", headers=headers, timestamp=1_000)
-            tx.send(scene.topic, b"\0", timestamp=2_000)
+            tx.send(scene.topic, b"\0", partition=1, timestamp=2_000)
             tx.send_many(scene.topic, map(str, range(50_000)), keys=map(str, range(50_000)), timestamp=3_000)
 
     create_topic(scene, partitions=3)
