@@ -24,7 +24,8 @@ READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
 EARLIEST: Final = -2
-"""In place of a timestamp: the first offset that the log still has."""
+LATEST: Final = -1
+"""In place of a timestamp: the first offset that the log still has, and the one after the last."""
 
 _CLIENT: Final = -1
 _GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -112,7 +113,7 @@ def fetched(
 
 
 def offset_at(connection: Connection, topic: str, partition: int, timestamp_ms: int, deadline: Deadline) -> int | None:
-    """The offset of the first record with this timestamp or a later one; None if there is none. Or EARLIEST.
+    """The offset of the first record with this timestamp or a later one; None if there is none. Or EARLIEST, or LATEST.
 
     Raises: as `fetched`.
     """
