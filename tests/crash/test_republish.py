@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import dualwrite
@@ -359,6 +359,34 @@ def test_a_message_is_published_again_as_it_was(scene: Scene) -> None:
     after = read_all(scene)
     for partition, messages in before.items():
         assert after[partition] == [*messages, *messages]
+
+
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_a_group_continues_after_what_was_published_again(scene: Scene, moves_on: bool) -> None:
+    """Offsets in the lost transaction are committed again, unless the group has gone further by itself."""
+    source = f"source-{scene.transactional_id}"
+    producer = Producer({"bootstrap.servers": scene.bootstrap})
+    for number in range(5):
+        producer.produce(source, str(number))
+    producer.flush(LIMIT)
+    group = {**scene.settings, "group.id": scene.transactional_id, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    here = TopicPartition(source, 0)
+
+    def meanwhile() -> None:
+        abort(scene)
+        if moves_on:
+            consumer.commit(offsets=[TopicPartition(source, 0, 4)], asynchronous=False)
+
+    with closing(Consumer(group)) as consumer, scene.connect() as writer:
+        consumer.assign([TopicPartition(source, 0, OFFSET_BEGINNING)])
+        assert [consumer.poll(LIMIT) is not None for _ in range(3)] == [True] * 3
+        with failpoints.armed("before_kafka_commit", meanwhile), writer.transaction() as tx:
+            scene.events.write(tx.db, scene.transactional_id, 1)
+            tx.send(scene.topic, "1", key=scene.transactional_id)
+            tx.send_offsets(consumer)
+        assert scene.agree() == [1]
+        (found,) = consumer.committed([here], LIMIT)
+        assert found.offset == (4 if moves_on else 3)
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
