@@ -24,8 +24,9 @@ from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe.republish import HEADER
-from dualwrite.state import TransactionStatus
+from dualwrite.state import Fate, TransactionStatus
 from dualwrite.stores.rows import LostKind, Resolution
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link
@@ -236,10 +237,11 @@ def test_a_copy_that_is_lost_keeps_its_place(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_an_unverified_transaction_is_not_published_again(scene: Scene) -> None:
-    """Its entry names no cluster, so that the log can't prove how it ended."""
+def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: the log can't be read when recovery asks for the proof, and can be read right after that."""
     lose(scene)
-    with_entry(scene, kind=LostKind.UNVERIFIED, cluster_id="")
+    with_entry(scene, kind=LostKind.UNVERIFIED)
+    monkeypatch.setattr(WireTransactionCoordinator, "fate", lambda *_, **__: Fate.GONE)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
     assert scene.messages() == [1]
