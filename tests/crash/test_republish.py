@@ -244,6 +244,8 @@ def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypa
     monkeypatch.setattr(WireTransactionCoordinator, "fate", lambda *_, **__: Fate.GONE)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
+    with pytest.raises(dualwrite.UnverifiedTransactionError):
+        scene.connect()
     assert scene.messages() == [1]
 
 
