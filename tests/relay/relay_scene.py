@@ -13,7 +13,7 @@ from confluent_kafka import Message
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.outbox.layout import GENERIC, OutboxLayout
-from dualwrite.relay.table_sql import create_table
+from dualwrite.relay import RelayOptions, create_table
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 
 PARTITIONS = 3
@@ -63,6 +63,13 @@ class RelayScene:
     @contextmanager
     def writer(self, **more: Any) -> Iterator[dualwrite.DualWriter[Any]]:
         with dualwrite.connect(self.url, kafka=self.servers, transactional_id=f"{self.name}.1", **more) as made:
+            yield made
+
+    @contextmanager
+    def relay(self, **options: Any) -> Iterator[dualwrite.Relay]:
+        """A relay with these options."""
+        chosen = RelayOptions(**{"layout": self.layout, "lease": 3, "longest_poll": 0.2, **options})
+        with dualwrite.Relay(self.url, kafka=self.servers, name=self.name, options=chosen) as made:
             yield made
 
     def messages(self) -> list[Message]:

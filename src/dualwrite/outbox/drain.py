@@ -38,7 +38,7 @@ class BatchOptions:
         ConfigurationError: A value is not allowed.
     """
 
-    rows: int = 1000
+    rows: int = 2000
     size: int = 4_000_000
     attempts: int = 3
 
@@ -71,7 +71,8 @@ class Drain:
         writer: An open writer on the database of the source. It stays open.
         source: The rows.
         options: The limits of a batch.
-        dead_letters: Where rows go that can't be sent; None: their error is raised, and nothing is removed.
+        dead_letters: Where rows go that can't be sent; None: the rows before the first one are published, then its error is
+            raised.
 
     Raises:
         ConfigurationError: The writer's store is not a SQL database.
@@ -126,10 +127,12 @@ class Drain:
             except DualWriteError as error:
                 if isinstance(error, TransactionTimeoutError):
                     self._most = max(1, len(batch.rows) // 2)
-                is_row = verdict_of(error, self._store) is Verdict.ROW
-                if not is_row or self._dead_letters is None or not batch.rows:
+                if verdict_of(error, self._store) is not Verdict.ROW or not batch.rows:
                     raise
-                if self._is_blamed(batch, error) and self._set_aside(batch.rows[0], error):
+                is_blamed = self._is_blamed(batch, error)
+                if is_blamed and self._dead_letters is None:
+                    raise
+                if is_blamed and self._set_aside(batch.rows[0], error):
                     self._log_dead(batch.rows[0], error)
                     return self._done(batch, Turn(dead=1))
 
@@ -138,10 +141,10 @@ class Drain:
             begun = opened(tx)
             with own_statements(begun) as connection:
                 batch.read(connection, self._search.limit(self._most), self._options.size)
+                if self._dead_letters is None:
+                    batch.end_before_failed()
             if not batch.rows:
                 return Turn()
-            if batch.failed and self._dead_letters is None:
-                raise batch.failed[0].error
             if batch.messages:
                 begun.send_messages(batch.sent())
             with own_statements(begun) as connection:
@@ -168,6 +171,7 @@ class Drain:
         count, current = len(batch.rows), batch.current
         if (
             isinstance(error, UnknownTopicError)
+            and self._dead_letters is not None
             and current is not None
             and current.partition is None
             and repr(current.topic) in error.what
@@ -236,6 +240,21 @@ class _Batch:
                 return
             self.messages += [(index, message) for message in made]
         self.rows = found
+
+    def end_before_failed(self) -> None:
+        """Leave out the first row that is not valid, and all after it.
+
+        Raises:
+            DualWriteError: It is the first row.
+        """
+        if not self.failed:
+            return
+        first = self.failed[0]
+        index = next(index for index, row in enumerate(self.rows) if row is first.row)
+        if not index:
+            raise first.error
+        self.rows, self.failed = self.rows[:index], []
+        self.messages = [(at, message) for at, message in self.messages if at < index]
 
     def sent(self) -> Iterator[Message]:
         """The messages in their order, for a producer that fails with one of them."""

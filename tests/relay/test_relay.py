@@ -1,0 +1,120 @@
+"""`Relay`: it runs until it is stopped, until the outbox is empty, or once; and what others insert meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from relay_scene import RelayScene, key_of
+
+from dualwrite import Relay
+from dualwrite.relay import BatchOptions
+from fixtures.pace import LIMIT, until
+
+
+@contextmanager
+def running(scene: RelayScene, **options: Any) -> Iterator[Relay]:
+    """A relay in a thread of its own; its error is raised at the end."""
+    failed: list[Exception] = []
+    with scene.relay(**options) as relay:
+
+        def run() -> None:
+            try:
+                relay.run()
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield relay
+        finally:
+            relay.stop()
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+        if failed:
+            raise failed[0]
+
+
+def empty(scene: RelayScene) -> None:
+    until(lambda: scene.rows() == 0, "the outbox to be empty")
+
+
+def test_a_relay_publishes_what_is_there_and_what_comes(scene: RelayScene) -> None:
+    scene.insert(20)
+    with running(scene, batch=BatchOptions(rows=7)) as relay:
+        empty(scene)
+        scene.insert(15)
+        empty(scene)
+    assert relay.published == 35
+    scene.check(range(35))
+
+
+def test_it_can_end_when_the_outbox_is_empty_and_run_again(on_sqlite: RelayScene) -> None:
+    with on_sqlite.relay() as relay:
+        for _ in range(2):
+            on_sqlite.insert(10)
+            relay.run(until_empty=True)
+            assert on_sqlite.rows() == 0
+    on_sqlite.check(range(20))
+
+
+def test_one_turn_publishes_one_batch(on_sqlite: RelayScene) -> None:
+    on_sqlite.insert(10)
+    with on_sqlite.relay(batch=BatchOptions(rows=6)) as relay:
+        assert [relay.run_once() for _ in range(3)] == [6, 4, 0]
+    on_sqlite.check(range(10))
+
+
+@pytest.mark.parametrize("first", ["lower", "higher"])
+def test_ids_that_commit_out_of_order_skip_nothing(on_postgres: RelayScene, first: str) -> None:
+    scene = on_postgres
+    lower, higher = scene.engine.connect(), scene.engine.connect()
+    with running(scene), lower, higher:
+        scene.insert_on(lower, [0, 5])  # takes the lower ids
+        scene.insert_on(higher, [1, 6])
+        one, other = (lower, higher) if first == "lower" else (higher, lower)
+        one.commit()
+        until(lambda: len(scene.messages()) == 2, "what was committed first")
+        other.commit()
+        empty(scene)
+        until(lambda: len(scene.messages()) == 4, "what was committed later")
+    scene.check([0, 1, 5, 6])
+
+
+def test_a_row_waits_for_its_time_without_the_others(on_postgres: RelayScene) -> None:
+    scene = on_postgres
+    with scene.engine.begin() as connection:
+        scene.insert_on(connection, [0])
+        connection.execute(sa.text("UPDATE outbox SET not_before = now() + interval '1 hour'"))
+    scene.numbers = iter(range(1, 100))  # type: ignore[assignment]
+    scene.insert(4)
+    with scene.relay() as relay:
+        relay.run(until_empty=True)
+        status = relay.status()
+        assert (status.waiting, status.later, status.dead) == (0, 1, 0)
+        scene.check(range(1, 5))
+        with scene.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE outbox SET not_before = now()"))
+        relay.run(until_empty=True)
+    assert key_of(0) == key_of(5)
+    assert scene.published()["k0"] == [0]
+
+
+def test_when_a_relay_stops_another_one_goes_on(scene: RelayScene) -> None:
+    with running(scene, lease=60) as first:
+        scene.insert(5)
+        until(lambda: first.published == 5)
+        with running(scene, lease=60) as second:
+            scene.insert(5)
+            until(lambda: first.published == 10)
+            assert not second.shards
+            first.stop()
+            until(lambda: not first.shards)
+            scene.insert(5)
+            until(lambda: second.published == 5)
+    scene.check(range(15))
