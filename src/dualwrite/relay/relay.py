@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,6 +15,8 @@ from sqlalchemy import URL, Engine
 from dualwrite.api import Kafka, WriterOptions, as_store, connect, open_recoverer
 from dualwrite.deadline import check_may_block
 from dualwrite.errors import ConfigurationError, DualWriteError, UsageError
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
@@ -28,8 +30,9 @@ from dualwrite.relay.options import RelayOptions
 from dualwrite.relay.shard_leases import ShardLeases
 from dualwrite.relay.shard_relay import ShardRelay
 from dualwrite.relay.wake_up import Listener
-from dualwrite.settings import Settings
+from dualwrite.settings import Settings, Timeouts
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transaction import opened
@@ -42,6 +45,12 @@ _LOOK: Final = 1.0
 """Seconds between two looks at the leases, and the longest that a relay that waits takes to notice a free shard."""
 
 _STEP: Final = 0.1
+_CHECK: Final = 5.0
+"""Seconds in which Kafka must answer after an outage, before rows are locked again."""
+
+_DELIVERY_TO_FILE: Final = 2.0
+"""The default of `Timeouts.delivery` on SQLite, where others wait for the transaction: sqlite3 gives up after 5 s."""
+
 _LARGE_NUMBER: Final = 99_999
 """A number for which a relay's name must leave room in its ids."""
 
@@ -120,7 +129,9 @@ class Relay:
         self._options = options or RelayOptions()
         self._name = name or f"relay.{self._options.layout.table}"
         validate_transactional_id(numbered(self._name, _LARGE_NUMBER), lanes=connecting.get("lanes") or 1)
-        self._settings = (settings or Settings.from_environment()).with_changes(schema=schema)
+        chosen = (settings or Settings.from_environment()).with_changes(
+            schema=schema, timeouts=connecting.pop("timeouts", None)
+        )
         self._kafka = kafka
         self._connecting = connecting
         self._stopped = StopFlag()
@@ -128,7 +139,8 @@ class Relay:
         self._shards: dict[str, ShardRelay] = {}
         self._counting = threading.Lock()
         self._published = self._dead = 0
-        store = as_store(database, self._settings)
+        store = as_store(database, chosen)
+        self._settings = replace(chosen, timeouts=_timeouts(chosen.timeouts, store))
         with ExitStack() as failed:
             if store is not database:
                 failed.callback(store.close)
@@ -262,12 +274,12 @@ class Relay:
         Raises:
             DualWriteError: As for `DualWriter.close`; everything else is closed.
         """
-        with ExitStack() as closing:
+        with ExitStack() as ending:
             if self._owned is not None:
-                closing.callback(self._owned.close)
-            closing.callback(self._ids.close)
+                ending.callback(self._owned.close)
+            ending.callback(self._ids.close)
             for shard in self._shards.values():
-                closing.callback(shard.close)
+                ending.callback(shard.close)
             self._shards = {}
 
     def __enter__(self) -> Self:
@@ -279,8 +291,8 @@ class Relay:
             return
         try:
             self.close()
-        except DualWriteError as closing:
-            error.add_note(f"dualwrite, closing the relay: {closing}")
+        except DualWriteError as failed:
+            error.add_note(f"dualwrite, closing the relay: {failed}")
 
     # --- shards -----------------------------------------------------------------------------------------------------------
 
@@ -330,6 +342,7 @@ class Relay:
             lambda: self._open_writer(name),
             lambda writer: self._drain(writer, self._sources[name]),
             lambda: self._ids.keeps(name),
+            self._check_kafka,
             self._options,
             self._done,
         )
@@ -381,6 +394,11 @@ class Relay:
     def _open_writer(self, transactional_id: str) -> DualWriter[Any]:
         settings = self._settings.with_changes(transactional_id=transactional_id)
         return connect(self._store, kafka=self._kafka, settings=settings, **self._connecting)
+
+    def _check_kafka(self) -> None:
+        config = KafkaConfig.over(self._kafka, self._settings.kafka)
+        with closing(WireTransactionCoordinator(config, timeout=_CHECK)) as coordinator:
+            coordinator.cluster_id()
 
     def _recoverer(self) -> Recoverer:
         return open_recoverer(self._store, kafka=self._kafka, settings=self._settings)
@@ -435,6 +453,13 @@ class Relay:
         finally:
             with suppress(DualWriteError):  # it ends by itself
                 self._store.leases.release([name], self._ids.owner)
+
+
+def _timeouts(given: Timeouts, store: TxnStateStore) -> Timeouts:
+    """The time limits, with a shorter default for `delivery` than a writer's, since rows are locked as long as it waits."""
+    if given.delivery is None and store.is_local:
+        return replace(given, delivery=_DELIVERY_TO_FILE)
+    return given.in_pool()
 
 
 def _hash(layout: OutboxLayout, store: SqlStateStore) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError
+from dualwrite.errors import BrokerError, DualWriteError, FencedError, InDoubtTransactionError
 from dualwrite.logs import SubjectLogger, if_unexpected
-from dualwrite.outages import level_of
+from dualwrite.outages import is_no_answer, level_of
 from dualwrite.outbox.drain import Drain, Turn
 from dualwrite.outbox.poison import Verdict, verdict_of
 from dualwrite.relay.options import RelayOptions
@@ -35,6 +35,8 @@ class ShardRelay:
         open_writer: Opens the shard's writer, which recovers what the previous relay has left.
         make_drain: Makes the drain on a writer.
         keeps: Whether the shard is still ours; may raise the store's errors.
+        check_kafka: Raises BrokerUnavailableError if Kafka does not answer. Called before the next transaction after Kafka has
+            not answered: a transaction would keep its rows locked, on SQLite the whole database, while it waits.
         options: How to wait and to retry.
         done: Called with each turn that has moved rows, in the thread.
     """
@@ -46,6 +48,7 @@ class ShardRelay:
         open_writer: Callable[[], DualWriter[Any]],
         make_drain: Callable[[DualWriter[Any]], Drain],
         keeps: Callable[[], bool],
+        check_kafka: Callable[[], None],
         options: RelayOptions,
         done: Callable[[Turn], None],
     ) -> None:
@@ -56,12 +59,14 @@ class ShardRelay:
         self._open_writer = open_writer
         self._make_drain = make_drain
         self._keeps = keeps
+        self._check_kafka = check_kafka
         self._options = options
         self._done = done
         self._stopping = threading.Event()
         self._writer: DualWriter[Any] | None = None
         self._drain: Drain | None = None
         self._pause = options.pause
+        self._is_kafka_out = False
         self._thread = threading.Thread(target=self._run, name=f"dualwrite relay {name}", daemon=True)
 
     # --- in the thread that owns it ---------------------------------------------------------------------------------------
@@ -124,6 +129,9 @@ class ShardRelay:
         poll = self._options.poll
         while not self._stopping.is_set():
             try:
+                if self._is_kafka_out:
+                    self._check_kafka()
+                    self._is_kafka_out = False
                 if self._drain is not None and poll > self._options.poll and not self._drain.has_rows():
                     turn = Turn()
                 else:
@@ -144,6 +152,7 @@ class ShardRelay:
         """Wait before the next attempt; or raise the error, if no attempt would succeed."""
         if verdict_of(error, self._store) is not Verdict.LATER:
             raise error
+        self._is_kafka_out = isinstance(error, BrokerError) and is_no_answer(error)
         if isinstance(error, InDoubtTransactionError):
             log.warning("%s", error, transactional_id=self.name)
         else:
