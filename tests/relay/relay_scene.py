@@ -37,7 +37,7 @@ class RelayScene:
         self.engine = sa.create_engine(url)
         self.numbers = itertools.count()
         make_topic(broker, self.topic, PARTITIONS)
-        create_table(self.engine, GENERIC)
+        create_table(self.engine)
 
     def insert(self, count: int, **more: Any) -> list[int]:
         """Insert so many rows in one transaction; each has the next number as its value, and a key by that number."""
