@@ -27,17 +27,19 @@ class RelayScene:
         url: The database, with dualwrite's tables.
         broker: The cluster.
         new_name: Makes names.
+        create: Whether to create the table.
     """
 
     layout: OutboxLayout = GENERIC
 
-    def __init__(self, url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    def __init__(self, url: str, broker: DevCluster, new_name: Callable[[str], str], *, create: bool = True) -> None:
         self.url, self.broker, self.servers = url, broker, broker.bootstrap_servers
         self.topic, self.name = new_name("relayed"), new_name("relay")
         self.engine = sa.create_engine(url)
         self.numbers = itertools.count()
         make_topic(broker, self.topic, PARTITIONS)
-        create_table(self.engine)
+        if create:
+            create_table(self.engine)
 
     def insert(self, count: int, **more: Any) -> list[int]:
         """Insert so many rows in one transaction; each has the next number as its value, and a key by that number."""
@@ -48,7 +50,7 @@ class RelayScene:
 
     def insert_on(self, connection: sa.Connection, numbers: Iterable[int], **more: Any) -> None:
         """Insert rows with these numbers in an open transaction."""
-        rows = [{"topic": self.topic, "key": key_of(each), "value": b"%d" % each, **more} for each in numbers]
+        rows = [{"topic": self.topic, "key": key_of(each).encode(), "value": b"%d" % each, **more} for each in numbers]
         columns = ", ".join(map(self.quoted, rows[0]))
         values = ", ".join(f":{name}" for name in rows[0])
         connection.execute(sa.text(f"INSERT INTO outbox ({columns}) VALUES ({values})"), rows)

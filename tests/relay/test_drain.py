@@ -1,12 +1,9 @@
-"""The engine of relays: batches, order, and rows that can't be sent, on real databases and a real broker."""
+"""The engine of relays, without a relay: batches by rows and by size, for whoever drains a table of his own."""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from relay_scene import RelayScene
 
-import dualwrite
-from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.drain import BatchOptions, Drain, sql_store
 from dualwrite.outbox.layout import GENERIC
 from dualwrite.outbox.outbox_table import OutboxTable
@@ -15,10 +12,7 @@ from dualwrite.outbox.outbox_table import OutboxTable
 def drained(scene: RelayScene, **options: int) -> list[int]:
     """Publish all rows; the number of rows of each transaction."""
     with scene.writer() as writer:
-        store = sql_store(writer.store)
-        drain = Drain(
-            writer, OutboxTable(store, GENERIC), options=BatchOptions(**options), dead_letters=DeadLetters(store, scene.name)
-        )
+        drain = Drain(writer, OutboxTable(sql_store(writer.store), GENERIC), options=BatchOptions(**options))
         found = []
         while (turn := drain.turn()).rows:
             found.append(turn.rows)
@@ -33,24 +27,11 @@ def test_each_row_is_published_once_in_order_and_deleted(scene: RelayScene) -> N
     assert scene.rows() == 0
 
 
-def test_rows_that_cannot_be_sent_go_to_the_dead_letters_and_the_others_on(on_postgres: RelayScene) -> None:
-    scene = on_postgres
-    before = scene.insert(20)
+def test_a_batch_ends_before_it_is_too_large_but_never_before_its_first_row(on_sqlite: RelayScene) -> None:
+    scene = on_sqlite
     with scene.engine.begin() as connection:
-        scene.insert_on(connection, [-1], topic="no such topic!")
-        scene.insert_on(connection, [-2], headers="3")
-    large = scene.insert(7)
-    with scene.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE outbox SET value = :v WHERE id = 26"), {"v": bytes(2_000_000)})
-    after = scene.insert(20)
-    drained(scene)
-    scene.check([*before, *(each for each in large if each != large[3]), *after])
-    with dualwrite.store_from_url(scene.url) as store:
-        dead = DeadLetters(sql_store(store), scene.name).oldest()
-    assert [(each.source_id, each.error_kind) for each in dead] == [
-        ("21", "InvalidMessageError"),
-        ("22", "InvalidMessageError"),
-        ("26", "MessageTooLargeError"),
-    ]
-    assert dead[2].row["value"] == bytes(2_000_000)
-    assert dead[2].topic == scene.topic
+        for size in (40_000, 300_000, 1_000, 60_000, 60_000):
+            number = next(scene.numbers)
+            scene.insert_on(connection, [number], value=b" " * (size - 1) + b"%d" % number)
+    assert drained(scene, size=100_000) == [1, 1, 2, 1]
+    scene.check(range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 from relay_scene import RelayScene, key_of
 
+import dualwrite
 from dualwrite import Relay
-from dualwrite.relay import BatchOptions
+from dualwrite.errors import ConfigurationError, UsageError
+from dualwrite.relay import BatchOptions, create_table
 from fixtures.pace import LIMIT, until
 
 
@@ -118,3 +121,84 @@ def test_when_a_relay_stops_another_one_goes_on(scene: RelayScene) -> None:
             scene.insert(5)
             until(lambda: second.published == 5)
     scene.check(range(15))
+
+
+def test_a_notification_wakes_the_relay_up(on_postgres: RelayScene) -> None:
+    scene = on_postgres
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE outbox"))
+    create_table(scene.engine, channel="it's new")
+    with running(scene, listen="it's new", poll=1000, longest_poll=1000, lease=60) as relay:
+        scene.insert(3)
+        until(lambda: relay.published == 3)  # found at its start, or by its first connection
+        scene.insert(3)
+        until(lambda: relay.published == 6)
+        with scene.engine.begin() as connection:
+            query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+            assert connection.scalar(sa.text(query))
+        scene.insert(3)
+        until(lambda: relay.published == 9)  # when it listens again
+    scene.check(range(9))
+
+
+def test_only_postgresql_notifies(on_sqlite: RelayScene) -> None:
+    with pytest.raises(ConfigurationError, match="poll"), on_sqlite.relay(listen="outbox"):
+        pass
+    with pytest.raises(ConfigurationError, match="NOTIFY"):
+        create_table(on_sqlite.engine, channel="outbox")
+
+
+def test_a_relay_runs_once_at_a_time_and_not_in_an_event_loop(on_sqlite: RelayScene) -> None:
+    with running(on_sqlite) as relay:
+        until(lambda: relay.shards)
+        with pytest.raises(UsageError, match="running already"):
+            relay.run_once()
+
+    async def in_a_loop() -> None:
+        with on_sqlite.relay() as other:
+            other.run()
+
+    with pytest.raises(UsageError, match="to_thread"):
+        asyncio.run(in_a_loop())
+
+
+def test_two_relays_have_equal_shares_of_the_shards(on_postgres: RelayScene) -> None:
+    scene = on_postgres
+    with running(scene, shards=4) as first:
+        until(lambda: len(first.shards) == 4)
+        scene.insert(40)
+        with running(scene, shards=4) as second:
+            until(lambda: (len(first.shards), len(second.shards)) == (2, 2))
+            scene.insert(40)
+            empty(scene)
+            assert len({each.owner for each in first.status().workers}) == 2
+        until(lambda: len(first.shards) == 4)
+        scene.insert(40)
+        empty(scene)
+    scene.check(range(120))
+
+
+def test_shards_of_sqlite_need_an_expression(on_sqlite: RelayScene) -> None:
+    with pytest.raises(ConfigurationError, match="shard_by"), on_sqlite.relay(shards=2):
+        pass
+    numbers = on_sqlite.insert(20)
+    with on_sqlite.relay(shards=2, shard_by="unicode(substr(key, 2)) - 50") as relay:
+        relay.run(until_empty=True)
+    on_sqlite.check(numbers)
+
+
+def test_a_relay_that_was_recovered_by_somebody_else_continues(on_sqlite: RelayScene) -> None:
+    """`dualwrite recover` claims its id: it claims it again, since the lease is still its own."""
+    scene = on_sqlite
+    with running(scene) as relay:
+        scene.insert(5)
+        until(lambda: relay.published == 5)
+        dualwrite.recover(scene.url, kafka=scene.servers, ids=[f"{scene.name}.1"])
+        scene.insert(5)
+        until(lambda: relay.published == 10)
+    scene.check(range(10))
+
+
+def test_arguments_that_do_not_exist(on_sqlite: RelayScene) -> None:
+    with pytest.raises(TypeError, match="'transactional_id'"):
+        Relay(on_sqlite.url, kafka=on_sqlite.servers, transactional_id="x")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,7 +66,6 @@ def run(
         "shards": shards,
         "shard_by": shard_by,
     }
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
     with outbox.relay(**options) as relay:
         if once:

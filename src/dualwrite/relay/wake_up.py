@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -74,6 +75,7 @@ class Listener:
         self._channel = channel
         self._rung: list[WakeUp] = []
         self._stopping = threading.Event()
+        self._pause = _FIRST_PAUSE
         self._thread = threading.Thread(target=self._run, name=f"dualwrite listen {channel}", daemon=True)
 
     def start(self) -> None:
@@ -99,22 +101,23 @@ class Listener:
             each.ring()
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
         while not self._stopping.is_set():
             try:
                 self._listen()
             except Exception as error:  # noqa: BLE001  (whatever the driver raises: until it works again, the relay polls)
-                log.info("can't listen on %r, trying again: %s", self._channel, error)
-                self._stopping.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                level = logging.WARNING if self._pause == _FIRST_PAUSE else logging.INFO
+                log.log(level, "can't listen on %r, so the relay polls; trying again: %s", self._channel, error)
+                self._stopping.wait(self._pause)
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _listen(self) -> None:
         pooled = self._engine.raw_connection()
+        connection: Any = pooled.driver_connection
         pooled.detach()  # from now on `close` closes it
         try:
-            connection: Any = pooled.driver_connection
             connection.autocommit = True
             connection.execute(f"LISTEN {self._engine.dialect.identifier_preparer.quote_identifier(self._channel)}")
+            self._pause = _FIRST_PAUSE
             self._ring()  # for what was inserted before
             while not self._stopping.is_set():
                 for _ in connection.notifies(timeout=5 * _STEP, stop_after=1):
