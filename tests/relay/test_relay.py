@@ -202,3 +202,20 @@ def test_a_relay_that_was_recovered_by_somebody_else_continues(on_sqlite: RelayS
 def test_arguments_that_do_not_exist(on_sqlite: RelayScene) -> None:
     with pytest.raises(TypeError, match="'transactional_id'"):
         Relay(on_sqlite.url, kafka=on_sqlite.servers, transactional_id="x")
+
+
+def test_a_row_that_somebody_has_locked_is_waited_for_in_the_order_of_its_key(
+    on_postgres: RelayScene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = on_postgres
+    short = "SELECT pg_catalog.set_config('lock_timeout', '50ms', true)"
+    monkeypatch.setattr("dualwrite.outbox.outbox_table.LIMITS", sa.text(short))
+    scene.insert(10)
+    with scene.engine.connect() as other:
+        other.execute(sa.text("UPDATE outbox SET value = '1002' WHERE id = 3"))  # of key k2
+        with running(scene, batch=BatchOptions(rows=2)):
+            until(lambda: "was not released" in caplog.text, "it has waited in vain")
+            assert scene.rows() == 8
+            other.commit()
+            empty(scene)
+    assert scene.published()["k2"] == [1002, 7]

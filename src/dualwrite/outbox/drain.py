@@ -91,6 +91,7 @@ class Drain:
         self._options = options or BatchOptions()
         self._dead_letters = dead_letters
         self._store = sql_store(writer.store)
+        self._driver_errors = self._store.short_transactions.driver_errors
         self._most = self._options.rows
         self._search = PoisonSearch()
         self._missing = MissingTopics()
@@ -118,12 +119,17 @@ class Drain:
                 in doubt are found again unless it has committed.
             InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: A row can't be sent, and there
                 are no dead letters.
-            Exception: The database driver's.
+            Exception: The database driver's, unless it is an outage or a lock: then StoreUnavailableError.
         """
         while True:
             batch = _Batch(self._source, self._missing)
             try:
                 return self._done(batch, self._transaction(batch))
+            except self._driver_errors as error:
+                if not self._store.is_outage(error):
+                    raise
+                doing = f"publishing the rows of {self._source.name}"
+                raise self._store.short_transactions.errors.translated(error, doing) from error
             except DualWriteError as error:
                 if isinstance(error, TransactionTimeoutError):
                     self._most = max(1, len(batch.rows) // 2)

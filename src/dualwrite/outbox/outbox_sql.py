@@ -25,6 +25,15 @@ _PG_LOCAL_TIME: Final = 1114
 _MYSQL_INTEGERS: Final = (1, 2, 3, 8, 9, 246)
 _MYSQL_TIMESTAMP: Final = 7
 
+LIMITS: Final = text(
+    "SELECT pg_catalog.set_config('lock_timeout', '10s', true), "
+    "pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true)"
+)
+"""On PostgreSQL, for a transaction that locks rows: how long it waits for those of others, and others wait if it is paused.
+
+MariaDB and MySQL limit the first by themselves (`innodb_lock_wait_timeout`), SQLite by the store.
+"""
+
 _UTC_NOW: Final = {
     "postgresql": "timezone('UTC', clock_timestamp())",
     **dict.fromkeys(MYSQL, "utc_timestamp(6)"),

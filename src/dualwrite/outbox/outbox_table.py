@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from dualwrite.errors import ConfigurationError, StoreError
 from dualwrite.kafka.base import Message
 from dualwrite.outbox.layout import OutboxLayout
-from dualwrite.outbox.outbox_sql import Shard, is_integer, quoted_table, statements
+from dualwrite.outbox.outbox_sql import LIMITS, Shard, is_integer, quoted_table, statements
 from dualwrite.outbox.source import Source
 from dualwrite.stores.sql import SqlStateStore
 
@@ -97,6 +97,8 @@ class OutboxTable(Source):
         return connection.execute(self._sql.any).first() is not None
 
     def read(self, connection: Connection, most: int) -> Sequence[Row]:
+        if self._dialect == "postgresql":
+            connection.execute(LIMITS)
         if self._sql.ids is None:
             return list(connection.execute(self._sql.read, {"most": most}).mappings())
         found: list[Row] = []
