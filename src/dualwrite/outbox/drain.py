@@ -185,7 +185,8 @@ class Drain:
             self._missing.add(current.topic, error)  # the next attempt sets all of its rows aside
             return False
         if count > 1:
-            log.info("a batch of %d rows of %s has failed, trying fewer: %s", count, self._source.name, error)
+            text, name = "a batch of %d rows of %s has failed, trying fewer: %s", self._writer.transactional_id
+            log.info(text, count, self._source.name, error, transactional_id=name)
             self._search.failed(count, suspect=batch.suspect)
             return False
         self._attempts += 1

@@ -164,7 +164,7 @@ class Relay:
         self._adoption = Adoption(self._store, leases, self._ids, self._name, self._recoverer)
 
     def _made_listener(self) -> Listener | None:
-        return None if self._options.listen is None else Listener(self._store.engine, self._options.listen)
+        return None if self._options.listen is None else Listener(self._store.engine, self._options.listen, self._name)
 
     def _made_sources(self) -> dict[str, OutboxTable]:
         """The table of each shard, by its id."""

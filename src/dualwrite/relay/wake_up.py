@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from sqlalchemy import Engine
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.logs import SubjectLogger
+from dualwrite.logs import SubjectLogger, if_unexpected
 
 log = SubjectLogger(__name__)
 
@@ -60,12 +60,13 @@ class Listener:
     Args:
         engine: The database; its pool lends the connection, which is never returned.
         channel: The channel.
+        relay: The relay's name, for logs.
 
     Raises:
         ConfigurationError: The database is not PostgreSQL.
     """
 
-    def __init__(self, engine: Engine, channel: str) -> None:
+    def __init__(self, engine: Engine, channel: str, relay: str) -> None:
         if engine.dialect.name != "postgresql":
             raise ConfigurationError(
                 f"Only PostgreSQL has LISTEN, but the database is {engine.dialect.name}.",
@@ -73,6 +74,7 @@ class Listener:
             )
         self._engine = engine
         self._channel = channel
+        self._relay = relay
         self._rung: list[WakeUp] = []
         self._stopping = threading.Event()
         self._pause = _FIRST_PAUSE
@@ -104,9 +106,10 @@ class Listener:
         while not self._stopping.is_set():
             try:
                 self._listen()
-            except Exception as error:  # noqa: BLE001  (whatever the driver raises: until it works again, the relay polls)
+            except Exception as error:
                 level = logging.WARNING if self._pause == _FIRST_PAUSE else logging.INFO
-                log.log(level, "can't listen on %r, so the relay polls; trying again: %s", self._channel, error)
+                text = "can't listen on %r, so the relay polls; trying again: %s"
+                log.log(level, text, self._channel, error, exc_info=if_unexpected(error), prefix=self._relay)
                 self._stopping.wait(self._pause)
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
