@@ -234,18 +234,18 @@ class _Batch:
         for index, row in enumerate(found):
             try:
                 made = self._source.messages(row)
-                for message in made:
-                    error = self._missing.error(message.topic)
-                    if error is not None:
-                        raise error
+                if self._missing.are_known:
+                    self._missing.check(made)
             except DualWriteError as error:
                 self.failed.append(Failed(row, error, 1))
                 continue
-            left -= sum(message.size for message in made)
+            for message in made:
+                left -= message.size
             if left < 0 and index:
                 self.rows, self.is_full = found[:index], True
                 return
-            self.messages += [(index, message) for message in made]
+            for message in made:
+                self.messages.append((index, message))
         self.rows = found
 
     def end_before_failed(self) -> None:

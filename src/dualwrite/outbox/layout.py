@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from decimal import Decimal
@@ -14,10 +14,11 @@ from uuid import UUID
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
 from dualwrite.kafka.base import Message
-from dualwrite.kafka.messages import checked_message
+from dualwrite.kafka.messages import MAX_PARTITION, MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, check_topic, header_list
 
 _COLUMN: Final = re.compile(r"\{([^{}]*)\}")
 _MS: Final = 1000
+_MOST_KNOWN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class OutboxLayout:
         where: A condition in SQL; only rows that fulfil it are published.
 
     Raises:
-        ConfigurationError: A column's name is empty, or the topic has none and is empty.
+        ConfigurationError: A column's name is empty, or the topic has no column and is not valid.
     """
 
     table: str
@@ -67,6 +68,11 @@ class OutboxLayout:
                 raise ConfigurationError(f"The {each.name} of an outbox's layout is empty.")
         if any(not column for column in (*self.header_columns.values(), *self.topic_columns)):
             raise ConfigurationError("A column of an outbox's layout has an empty name.")
+        if not self.topic_columns:
+            try:
+                check_topic(self.topic)
+            except InvalidMessageError as error:
+                raise ConfigurationError(error.what) from error
 
     @property
     def topic_columns(self) -> tuple[str, ...]:
@@ -92,30 +98,71 @@ class OutboxLayout:
         Raises:
             InvalidMessageError: The row is no valid message: for example, the column of the topic is NULL.
         """
-        return checked_message(
-            self._topic_of(row),
-            content(row[self.value]),
-            key=None if self.key is None else content(row[self.key]),
-            headers=self._headers_of(row),
-            partition=None if self.partition is None else row[self.partition],
-            timestamp=None if self.timestamp is None else _milliseconds(row[self.timestamp]),
+        return RowMapper(self)([row[column] for column in self.read_columns])
+
+
+class RowMapper:
+    """Makes messages of rows with the columns `read_columns` of a layout, in this order. Made for many rows."""
+
+    def __init__(self, layout: OutboxLayout) -> None:
+        place = {column: index for index, column in enumerate(layout.read_columns)}
+        self._layout = layout
+        self._topic = layout.topic
+        self._topic_places = {column: place[column] for column in layout.topic_columns}
+        self._only = place[layout.topic[1:-1]] if _COLUMN.fullmatch(layout.topic) else None
+        self._value = place[layout.value]
+        self._key, self._headers, self._partition, self._timestamp = (
+            None if column is None else place[column]
+            for column in (layout.key, layout.headers, layout.partition, layout.timestamp)
+        )
+        self._header_columns = [(name, place[column]) for name, column in layout.header_columns.items()]
+        self._known: set[Any] = set()  # topics that are legal
+
+    def __call__(self, row: Sequence[Any]) -> Message:
+        """The message of a row.
+
+        Raises:
+            InvalidMessageError: It is not valid.
+        """
+        topic = self._topic_of(row) if self._only is None else row[self._only]
+        if type(topic) is not str or topic not in self._known:
+            topic = self._checked(topic)
+        value = row[self._value]
+        key = None if self._key is None else row[self._key]
+        partition = None if self._partition is None else row[self._partition]
+        timestamp = None if self._timestamp is None else row[self._timestamp]
+        return Message(
+            topic,
+            value if type(value) is bytes else as_bytes("value", content(value)),
+            key if type(key) is bytes else as_bytes("key", content(key)),
+            self._headers_of(row) if self._headers is not None or self._header_columns else None,
+            None if partition is None else check_number("partition", partition, MAX_PARTITION),
+            None if timestamp is None else check_number(TIMESTAMP, _milliseconds(timestamp), MAX_TIMESTAMP),
         )
 
-    def _topic_of(self, row: Mapping[str, Any]) -> str:
+    def _checked(self, topic: Any) -> str:
+        if topic is None:
+            raise InvalidMessageError(f"The column {self._topic[1:-1]!r}, which the topic is made of, is NULL.")
+        checked = check_topic(_text(topic))
+        if checked == topic and len(self._known) < _MOST_KNOWN:
+            self._known.add(checked)
+        return checked
+
+    def _topic_of(self, row: Sequence[Any]) -> str:
         def text(found: re.Match[str]) -> str:
-            value = row[found[1]]
+            value = row[self._topic_places[found[1]]]
             if value is None:
                 raise InvalidMessageError(f"The column {found[1]!r}, which the topic is made of, is NULL.")
-            return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+            return _text(value)
 
-        return _COLUMN.sub(text, self.topic)
+        return _COLUMN.sub(text, self._topic)
 
-    def _headers_of(self, row: Mapping[str, Any]) -> list[tuple[str, bytes | str | None]] | None:
-        found = [] if self.headers is None else list(_headers_in(self.headers, row[self.headers]))
-        for name, column in self.header_columns.items():
-            if row[column] is not None:
-                found.append((name, content(row[column])))
-        return found or None
+    def _headers_of(self, row: Sequence[Any]) -> list[tuple[str, bytes | None]] | None:
+        found: list[tuple[str, Any]] = []
+        if self._headers is not None and row[self._headers] is not None:
+            found += _headers_in(self._layout.headers, row[self._headers])
+        found += [(name, content(row[place])) for name, place in self._header_columns if row[place] is not None]
+        return header_list(found) if found else None
 
 
 GENERIC: Final = OutboxLayout(
@@ -161,9 +208,11 @@ def content(value: Any) -> bytes | str | None:
     raise InvalidMessageError(f"A value of type {type(value).__name__} can't be sent.", next_step="convert the column in SQL")
 
 
-def _headers_in(column: str, value: Any) -> Iterable[tuple[str, bytes | str | None]]:
-    if value is None:
-        return
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _headers_in(column: str | None, value: Any) -> Iterator[tuple[str, bytes | str | None]]:
     try:
         found = json.loads(value) if isinstance(value, str | bytes | bytearray) else value
         pairs = found.items() if isinstance(found, dict) else [(name, each) for name, each in found or ()]

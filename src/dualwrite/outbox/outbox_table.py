@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from dualwrite.errors import ConfigurationError, StoreError
 from dualwrite.kafka.base import Message
-from dualwrite.outbox.layout import OutboxLayout
+from dualwrite.outbox.layout import OutboxLayout, RowMapper
 from dualwrite.outbox.outbox_sql import LIMITS, Shard, is_integer, quoted_table, statements
 from dualwrite.outbox.source import Source
 from dualwrite.stores.sql import SqlStateStore
@@ -18,7 +18,7 @@ from dualwrite.stores.sql import SqlStateStore
 _MOST_IDS: Final = 500
 """Ids in one statement, except on PostgreSQL, where they are one parameter: SQLite had a limit of 999 parameters."""
 
-Row = Mapping[Any, Any]
+Row = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class OutboxTable(Source):
 
     def __init__(self, store: SqlStateStore, layout: OutboxLayout, shard: Shard | None = None) -> None:
         self._layout = layout
+        self._mapper = RowMapper(layout)
+        self._id = layout.read_columns.index(layout.id)
         self._store = store
         self._dialect = store.engine.dialect.name
         self._quote = store.engine.dialect.identifier_preparer.quote
@@ -100,17 +102,17 @@ class OutboxTable(Source):
         if self._dialect == "postgresql":
             connection.execute(LIMITS)
         if self._sql.ids is None:
-            return list(connection.execute(self._sql.read, {"most": most}).mappings())
+            return connection.execute(self._sql.read, {"most": most}).all()
         found: list[Row] = []
         for some in _in_chunks(connection.scalars(self._sql.ids, {"most": most}).all()):
-            found.extend(connection.execute(self._sql.read, {"ids": some}).mappings())
+            found += connection.execute(self._sql.read, {"ids": some}).all()
         return found
 
     def messages(self, row: Row) -> Sequence[Message]:
-        return (self._layout.message(row),)
+        return (self._mapper(row),)
 
     def remove(self, connection: Connection, rows: Sequence[Row]) -> None:
-        ids = [row[self._layout.id] for row in rows]
+        ids = [row[self._id] for row in rows]
         chunks = [ids] if self._dialect == "postgresql" else _in_chunks(ids)
         removed = sum(connection.execute(self._sql.remove, {"ids": some}).rowcount for some in chunks)
         if removed != len(ids):
@@ -121,12 +123,12 @@ class OutboxTable(Source):
             )
 
     def identify(self, row: Row) -> str:
-        return str(row[self._layout.id])
+        return str(row[self._id])
 
     def whole(self, connection: Connection, row: Row) -> Mapping[str, Any]:
         """All columns; those that a message is made of as `read` has returned them."""
-        found = connection.execute(self._sql.whole, {"id": row[self._layout.id]}).mappings().one()
-        return {str(name): value for name, value in (*found.items(), *row.items())}
+        found = connection.execute(self._sql.whole, {"id": row[self._id]}).mappings().one()
+        return {**{str(name): value for name, value in found.items()}, **dict(zip(self._layout.read_columns, row, strict=True))}
 
     # --- for people -------------------------------------------------------------------------------------------------------
 

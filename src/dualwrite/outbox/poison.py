@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -17,6 +18,7 @@ from dualwrite.errors import (
     UnknownTopicError,
     causes_of,
 )
+from dualwrite.kafka.base import Message
 from dualwrite.stores.base import TxnStateStore
 
 _ABOUT_ROWS: Final = (InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError)
@@ -101,12 +103,19 @@ class MissingTopics:
         """Remember that a topic is missing."""
         self._found[topic] = (time.monotonic() + _REMEMBERED, error)
 
-    def error(self, topic: str) -> DualWriteError | None:
-        """The error for a topic that is missing as far as we know."""
-        if not self._found:
-            return None
-        until, error = self._found.get(topic, (0.0, None))
-        if error is not None and time.monotonic() > until:
-            del self._found[topic]
-            return None
-        return error
+    @property
+    def are_known(self) -> bool:
+        """Whether there are any."""
+        return bool(self._found)
+
+    def check(self, messages: Iterable[Message]) -> None:
+        """Check that no message is for one of them.
+
+        Raises:
+            DualWriteError: The error for its topic.
+        """
+        for message in messages:
+            until, error = self._found.get(message.topic, (0.0, None))
+            if error is not None and time.monotonic() <= until:
+                raise error
+            self._found.pop(message.topic, None)
