@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 import dualwrite
@@ -24,8 +24,9 @@ from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe.republish import HEADER
-from dualwrite.state import TransactionStatus
+from dualwrite.state import Fate, TransactionStatus
 from dualwrite.stores.rows import LostKind, Resolution
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link
@@ -236,12 +237,15 @@ def test_a_copy_that_is_lost_keeps_its_place(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_an_unverified_transaction_is_not_published_again(scene: Scene) -> None:
-    """Its entry names no cluster, so that the log can't prove how it ended."""
+def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: the log can't be read when recovery asks for the proof, and can be read right after that."""
     lose(scene)
-    with_entry(scene, kind=LostKind.UNVERIFIED, cluster_id="")
+    with_entry(scene, kind=LostKind.UNVERIFIED)
+    monkeypatch.setattr(WireTransactionCoordinator, "fate", lambda *_, **__: Fate.GONE)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
+    with pytest.raises(dualwrite.UnverifiedTransactionError):
+        scene.connect()
     assert scene.messages() == [1]
 
 
@@ -348,7 +352,7 @@ def test_a_message_is_published_again_as_it_was(scene: Scene) -> None:
         with scene.connect() as writer, writer.transaction() as tx:
             scene.events.write(tx.db, scene.transactional_id, number)
             tx.send(scene.topic, None, key=b"\xff", headers=headers, timestamp=1_000)
-            tx.send(scene.topic, b"\0", timestamp=2_000)
+            tx.send(scene.topic, b"\0", partition=1, timestamp=2_000)
             tx.send_many(scene.topic, map(str, range(50_000)), keys=map(str, range(50_000)), timestamp=3_000)
 
     create_topic(scene, partitions=3)
@@ -359,6 +363,34 @@ def test_a_message_is_published_again_as_it_was(scene: Scene) -> None:
     after = read_all(scene)
     for partition, messages in before.items():
         assert after[partition] == [*messages, *messages]
+
+
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_a_group_continues_after_what_was_published_again(scene: Scene, moves_on: bool) -> None:
+    """Offsets in the lost transaction are committed again, unless the group has gone further by itself."""
+    source = f"source-{scene.transactional_id}"
+    producer = Producer({"bootstrap.servers": scene.bootstrap})
+    for number in range(5):
+        producer.produce(source, str(number))
+    producer.flush(LIMIT)
+    group = {**scene.settings, "group.id": scene.transactional_id, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    here = TopicPartition(source, 0)
+
+    def meanwhile() -> None:
+        abort(scene)
+        if moves_on:
+            consumer.commit(offsets=[TopicPartition(source, 0, 4)], asynchronous=False)
+
+    with closing(Consumer(group)) as consumer, scene.connect() as writer:
+        consumer.assign([TopicPartition(source, 0, OFFSET_BEGINNING)])
+        assert [consumer.poll(LIMIT) is not None for _ in range(3)] == [True] * 3
+        with failpoints.armed("before_kafka_commit", meanwhile), writer.transaction() as tx:
+            scene.events.write(tx.db, scene.transactional_id, 1)
+            tx.send(scene.topic, "1", key=scene.transactional_id)
+            tx.send_offsets(consumer)
+        assert scene.agree() == [1]
+        (found,) = consumer.committed([here], LIMIT)
+        assert found.offset == (4 if moves_on else 3)
 
 
 @pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)

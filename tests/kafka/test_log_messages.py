@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ def open_producer(case: str, cluster: DevCluster, coordinator: WireTransactionCo
 @pytest.fixture
 def topic(cluster: DevCluster, new_name: NewName) -> str:
     name = new_name("topic")
-    make_topic(cluster, name, 3)
+    kept_topic(cluster, name, 3)
     return name
 
 
@@ -159,7 +160,7 @@ def test_what_a_broker_has_compressed_can_be_read(
     open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster, codec: str
 ) -> None:
     other = f"{topic}-{codec}"
-    make_topic(cluster, other, 3, compression_type=codec)
+    kept_topic(cluster, other, 3, compression_type=codec)
     sent = [*SENT, *plain(1, "x" * 100_000, *map(str, range(100)))]
     state, delivery = aborted(open_producer(), other, sent)
     found = coordinator.find_messages(state, delivery)
@@ -171,7 +172,7 @@ def test_with_log_append_time_the_timestamps_are_the_brokers(
     open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster
 ) -> None:
     other = f"{topic}-append"
-    make_topic(cluster, other, 3, message_timestamp_type="LogAppendTime")
+    kept_topic(cluster, other, 3, message_timestamp_type="LogAppendTime")
     state, delivery = aborted(open_producer(), other)
     read = list(coordinator.read_messages(state, coordinator.find_messages(state, delivery)))
     assert without_times(read) == without_times(expected(other))
@@ -242,7 +243,7 @@ def test_the_messages_of_a_deleted_topic_are_missing(
     open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster
 ) -> None:
     kept = f"{topic}-kept"
-    make_topic(cluster, kept)
+    kept_topic(cluster, kept)
     producer = open_producer()
     producer.begin_transaction()
     producer.send(kept, "kept", partition=0)
@@ -344,7 +345,7 @@ def test_many_partitions_and_large_batches_are_found(
     open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster
 ) -> None:
     other = f"{topic}-wide"
-    make_topic(cluster, other, 40, max_message_bytes="8000000")
+    kept_topic(cluster, other, 40, max_message_bytes="8000000")
     sent = [each for index in range(40) for each in plain(index, f"one {index}", f"two {index}")]
     sent += plain(7, "x" * 3_000_000)  # more than one response
     state, delivery = aborted(open_producer(message_max_bytes=8_000_000), other, sent)
@@ -352,6 +353,11 @@ def test_many_partitions_and_large_batches_are_found(
     assert found.is_complete
     assert len(found.places) == 40
     assert without_times(list(coordinator.read_messages(state, found))) == without_times(expected(other, sent))
+
+
+def kept_topic(cluster: DevCluster, topic: str, partitions: int = 1, **config: str) -> None:
+    """A topic whose records are not deleted because of their timestamps."""
+    make_topic(cluster, topic, partitions, retention_ms="-1", **config)
 
 
 def delete(cluster: DevCluster, topic: str, partition: int, before: int) -> None:
@@ -369,7 +375,43 @@ def remove_topic(cluster: DevCluster, topic: str) -> None:
 
 def _created(cluster: DevCluster, topic: str) -> bool:
     try:
-        make_topic(cluster, topic, 3)
+        kept_topic(cluster, topic, 3)
     except DualWriteError:
         return False
     return True
+
+
+@pytest.mark.slow
+def test_random_histories_of_a_producer(
+    open_producer: Open, topic: str, coordinator: WireTransactionCoordinator, cluster: DevCluster
+) -> None:
+    """What is found of the last transaction is its own, whatever the producer did before, and whatever was deleted then."""
+    choice = random.Random(38)
+    wide = f"{topic}-random"
+    kept_topic(cluster, wide, 6)
+    producer = open_producer()
+    for number in range(40):
+        chosen = choice.sample(range(6), choice.randint(1, 4))
+        sent = [
+            {
+                "value": f"{number} {index}".encode(),
+                "partition": choice.choice(chosen),
+                "timestamp": choice.choice((NOON, 1, None)),
+            }
+            for index in range(choice.randint(1, 5))
+        ]
+        if choice.random() < 0.4:
+            prepared(producer, wide, sent)
+            producer.commit_transaction(timeout=LIMIT)
+            continue
+        state, delivery = aborted(producer, wide, sent)
+        complete = coordinator.find_messages(state, delivery)
+        assert complete.is_complete, (number, complete)
+        assert values(list(coordinator.read_messages(state, complete))) == values(expected(wide, sent))
+        if choice.random() < 0.3:
+            place = choice.choice(complete.places)
+            before = choice.randint(place.first_offset + 1, place.end_offset)
+            delete(cluster, wide, place.partition, before)
+            left = coordinator.find_messages(state, delivery)
+            assert left.missing, (number, before, left)
+            assert set(values(list(coordinator.read_messages(state, left)))) < set(values(expected(wide, sent)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster
@@ -104,6 +106,8 @@ def test_an_open_transaction_is_waited_for(kind: Kind, broker: DevCluster, new_n
     make_topic(broker, topic, 3)
     with prepared(kind, broker, topic, VALUES) as (producer, state, delivery), coordinator_of(broker) as coordinator:
         with pytest.raises(BrokerUnavailableError, match="has nothing at offset 10 yet"):
+            coordinator.find_messages(state, delivery, timeout=0.5)
+        with _writing(broker, topic), pytest.raises(BrokerUnavailableError):  # others' messages are no progress
             coordinator.find_messages(state, delivery, timeout=0.5)
         producer.abort_transaction(timeout=LIMIT)
         assert coordinator.find_messages(state, delivery).is_complete
@@ -223,6 +227,27 @@ def test_a_large_transaction_is_streamed(broker: DevCluster, new_name: NewName) 
         assert (found.is_complete, count) == (True, len(values))
         assert most < 20_000_000, "of 40 MB of messages"
         assert found.places[0] == FoundPlace(topic, 0, 0, found.places[0].messages, found.places[0].messages)
+
+
+@contextmanager
+def _writing(cluster: DevCluster, topic: str) -> Iterator[None]:
+    """Another producer writes to the topic all the time."""
+    over = threading.Event()
+    plain = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
+
+    def write() -> None:
+        while not over.wait(0.01):
+            plain.produce(topic, b"another", partition=0)
+            plain.poll(0)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(LIMIT)
+        plain.flush(LIMIT)
 
 
 def _wait_for_abort(coordinator: WireTransactionCoordinator, kafka_id: str) -> None:

@@ -238,4 +238,87 @@ PROTOCOL: Final = (
         "has_unverified = False",
         ("crash/test_wrong_cluster.py::test_a_generation_with_an_unverified_transaction_is_not_reused",),
     ),
+    Removal(
+        "RA the record of a copy and the entry of the lost transaction are one write",  # here the entry is left to a later one
+        "recipe/republish.py",
+        """\
+            self._store.record_resolution(ownership.claim, Resolution(republished=new))
+""",
+        """\
+            before = self._store.read_claimed(ownership.claim)
+            self._store.record_resolution(ownership.claim, Resolution(republished=new))
+            self._store.record_resolution(ownership.claim, Resolution(lost=before.lost[0]))
+            hit("republish_after_record")
+            self._store.record_resolution(ownership.claim, Resolution(resolved_entry=before.lost[0]))
+""",
+        ("crash/test_republish.py::test_the_next_one_completes_what_a_publisher_that_died_has_begun",),
+    ),
+    Removal(
+        "RE the record of a copy requires the entry",
+        "stores/rows.py",
+        "    if not has_entry(row, new.entry):\n        raise",
+        "    if False:\n        raise",
+        ("crash/test_republish.py::test_what_is_acknowledged_meanwhile_is_not_published",),
+    ),
+    Removal(
+        "RI a record that was written before is recognized",
+        "stores/rows.py",
+        "    if (row.prepared_state, row.prepared_generation) == (new.state, new.generation):",
+        "    if False:",
+        ("crash/test_republish.py::test_a_record_without_an_answer_is_not_followed_by_an_abort",),
+    ),
+    Removal(
+        "RS a repeated resolution adds no entry again",
+        "stores/rows.py",
+        "    if added is not None and resolution.clear_state and row.prepared_state != added.state:",
+        "    if False:",
+        ("unit/test_state_row.py::test_a_repeated_resolution_does_not_add_an_acknowledged_entry_again",),
+    ),
+    Removal(
+        "RL only what is proven lost is published again",
+        "recipe/republish.py",
+        "if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:",
+        "if self._name(ownership, entry) in self._kept:",
+        ("crash/test_republish.py::test_an_unverified_transaction_is_not_published_again",),
+    ),
+    Removal(
+        "RC only on the cluster that the entry names",
+        "recovery/lost.py",
+        "    if not entry.cluster_id or entry.cluster_id != cluster_id:",
+        "    if False:",
+        ("crash/test_republish.py::test_what_was_lost_on_another_cluster_is_not_published",),
+    ),
+    Removal(
+        "RD a copied database has no entries",
+        "recovery/clusters.py",
+        "clear_lost=True",
+        "clear_lost=False",
+        ("crash/test_republish.py::test_a_copied_database_publishes_nothing_of_its_original",),
+    ),
+    Removal(
+        "RO what is lost is published before the next transaction",
+        "recipe/lane.py",
+        """\
+            self.ownership.recover()
+            self._publish_lost()
+""",
+        """\
+            self.ownership.recover()
+""",
+        ("crash/test_republish.py::test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_transaction",),
+    ),
+    Removal(
+        "RP a copy that is lost keeps the place of its original",
+        "recipe/republish.py",
+        "replace(producer.delivery, prepared_at=_prepared_at(entry))",
+        "replace(producer.delivery)",
+        ("crash/test_republish.py::test_a_copy_that_is_lost_keeps_its_place",),
+    ),
+    Removal(
+        "RW an entry that is gone does not prove that its messages are visible",
+        "recipe/lane.py",
+        "left = (each for each in found if (each.generation, each.state) not in again)",
+        "left = (each for each in found if each.lost in self.ownership.unacknowledged)",
+        ("crash/test_republish.py::test_a_writer_whose_lost_transaction_was_acknowledged_does_not_report_it_as_committed",),
+    ),
 )

@@ -72,6 +72,16 @@ def test_every_place_of_a_wide_transaction_is_stored() -> None:
     assert len(made.text()) < MAX_DELIVERY_LENGTH
 
 
+def test_of_many_places_a_few_are_shown_and_prove_the_outcome_one_of_each_topic_first() -> None:
+    listed = [Place("orders", index, 3, 1) for index in range(50)] + [Place("hidden", 0, None, 1), Place("refunds", 0, 5, 7)]
+    made = Delivery(58, tuple(listed), NOON)
+    assert {place.topic for place in made.proofs[:2]} == {"orders", "refunds"}
+    assert len(made.proofs) == len(set(made.proofs)) == 16
+    assert "orders-15 from offset 3 (1 message) and 42 elsewhere; prepared at" in str(made)
+    few = Delivery(2, tuple(listed[49:]), NOON)
+    assert few.proofs == (listed[49], listed[51])
+
+
 WIDE = [Place("orders", index, None, 2) for index in range(MAX_PLACES)]
 LONG = [Place(f"{index:x}" + "t" * 240, 0, None, 2) for index in range(200)]
 TOPICS = [Place("orders", 0, None, 2, in_topic=True, others=tuple(range(10**9, 10**9 + 5000)))]

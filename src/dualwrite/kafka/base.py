@@ -547,6 +547,15 @@ class TransactionCoordinator(Protocol):
         """
         ...
 
+    def committed_positions(
+        self, group_id: str, partitions: Iterable[tuple[str, int]], *, timeout: Limit | None = None
+    ) -> dict[tuple[str, int], int]:
+        """The offset of the next message that a consumer group reads in each partition; only where it has committed one.
+
+        Offsets in a transaction that is still open are waited for (KIP-447). Requires Describe on the group.
+        """
+        ...
+
     def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> Iterable[ListedTransaction]:
         """ListTransactions on every broker: the ids that start with `prefix`."""
         ...

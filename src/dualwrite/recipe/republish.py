@@ -16,14 +16,14 @@ from typing import Final
 
 from dualwrite.errors import DualWriteError, TransactionChangedError, TransactionTimeoutError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import GroupMetadata, ProducerFactory, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Timeouts
-from dualwrite.state import FoundMessages
+from dualwrite.state import ConsumedOffset, FoundMessages, GroupOffsets
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Republished, Resolution, TxnStateStore
 from dualwrite.stores.rows import has_entry
 
@@ -98,6 +98,11 @@ class LostMessages:
                 raise
             self._keep(ownership, entry, (str(error).rstrip("."),))
             return
+        if new is None:
+            producer.abort_transaction(timeout=ownership.timeouts.kafka)
+            self._store.record_resolution(ownership.claim, Resolution(resolved_entry=entry))
+            ownership.note_published(entry)
+            return
         hit("republish_after_prepare")
         try:
             # rule RI: unless it is certain that this was not written, only recovery may end the transaction at Kafka
@@ -119,8 +124,11 @@ class LostMessages:
             transactional_id=ownership.transactional_id,
         )
 
-    def _prepared(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> Republished:
-        """Send the messages in a new transaction, and prepare it."""
+    def _prepared(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> Republished | None:
+        """Send the messages in a new transaction, and prepare it; None if there was nothing to send.
+
+        That is so if the transaction had only offsets, and their groups are further by now.
+        """
         producer, timeouts = ownership.producer, ownership.timeouts
         producer.begin_transaction()
         mark = [(HEADER, str(entry.state).encode())] if self._is_marked else []
@@ -133,11 +141,22 @@ class LostMessages:
                 partition=message.partition,
                 timestamp=message.timestamp,
             )
+        for group in () if entry.delivery is None else entry.delivery.offsets:
+            producer.send_offsets_to_transaction(
+                self._ahead(group, timeouts.kafka), GroupMetadata(group.group_id), timeout=timeouts.kafka
+            )
         state = producer.prepare_transaction(timeout=timeouts.for_delivery)
-        assert state is not None  # messages were sent
+        if state is None:
+            return None
         producer.check_time_left()
         delivery = producer.delivery and replace(producer.delivery, prepared_at=_prepared_at(entry))  # rule RP
         return Republished(entry, state, ownership.generation, delivery)
+
+    def _ahead(self, group: GroupOffsets, timeout: float) -> list[ConsumedOffset]:
+        """The offsets that are ahead of what the group has committed since: it must not be set back."""
+        keys = [(consumed.topic, consumed.partition) for consumed in group.offsets]
+        now = self._coordinator.committed_positions(group.group_id, keys, timeout=timeout)
+        return [each for each in group.offsets if each.offset > now.get((each.topic, each.partition), -1)]
 
     def _abort(self, producer: TransactionalProducer, ownership: Ownership, error: DualWriteError) -> None:
         """Abort the new transaction; if that fails, the id must be recovered."""

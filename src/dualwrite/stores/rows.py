@@ -179,7 +179,7 @@ class Resolution:
         resolved_generation: No transaction is open any more on the generations up to this one.
         resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
         cluster_id: The id has moved to this Kafka cluster.
-        clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of.
+        clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of (rule RD).
         clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
         republished: Replace its entry in `lost` by S, its delivery and generation, in the same write (rules RA and RE).
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from dualwrite.kafka.base import (
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.descriptions import check_leaders, described
+from dualwrite.kafka.client.group_positions import committed_positions
 from dualwrite.kafka.client.ids_together import (
     END_BY_EPOCH,
     FOREIGN_PRODUCER_ID,
@@ -323,6 +324,11 @@ class WireTransactionCoordinator:
     ) -> Iterator[Message]:
         seconds = timeout.left if isinstance(timeout, Deadline) else timeout
         return read_messages(LogReader(self._client, seconds), state, found)
+
+    def committed_positions(
+        self, group_id: str, partitions: Iterable[tuple[str, int]], *, timeout: Limit | None = None
+    ) -> dict[tuple[str, int], int]:
+        return committed_positions(self._client, group_id, partitions, timeout)
 
     def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[ListedTransaction]:
         """ListTransactions on every broker (KIP-664), sorted by id."""

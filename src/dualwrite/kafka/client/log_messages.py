@@ -54,7 +54,7 @@ def find_messages(reader: LogReader, state: PreparedTxnState, delivery: Delivery
     if elsewhere:
         missing.append(f"the places of {elsewhere} of the {delivery.messages} messages were not stored")
     missing += [f"the offsets of {group} were not stored" for group in delivery.offsets if not group.offsets]
-    return FoundMessages(tuple(places), tuple(missing))
+    return FoundMessages(tuple(places), tuple(dict.fromkeys(missing)))
 
 
 def read_messages(reader: LogReader, state: PreparedTxnState, found: FoundMessages) -> Iterator[Message]:
@@ -63,7 +63,7 @@ def read_messages(reader: LogReader, state: PreparedTxnState, found: FoundMessag
         try:
             yield from _read_place(reader, state, place)
         except (OffsetGoneError, PartitionGoneError, DamagedBatchError) as error:
-            raise _changed(place, str(error) or "retention has deleted messages") from error
+            raise _changed(place, str(error) or "retention has deleted messages, or the topic was created again") from error
 
 
 class _Search:
@@ -101,10 +101,8 @@ class _Search:
         """The run that has the transaction's message at this offset, which is its first in the partition."""
         topic, partition = place.topic, place.partition
         runs = RunsInPartition(self._state)
-        is_empty = True
         try:
             for batch in self._reader.batches_from(topic, partition, offset, lambda: runs.open is not None):
-                is_empty = False
                 if runs.last is None and batch.base_offset <= offset and not self._wrote(batch, offset):
                     raise _MissingError(
                         f"offset {offset} of {topic}-{partition} has another message: the topic was deleted and created again, "
@@ -115,8 +113,6 @@ class _Search:
                     break
         except OffsetGoneError:
             raise _MissingError(self._cut(place, offset)) from None
-        if is_empty:
-            raise _MissingError(self._cut(place, offset))
         if runs.last is None:
             raise _MissingError(f"compaction has removed the messages of {topic}-{partition} from offset {offset} on")
         self._check_aborted(topic, partition, runs.last)
@@ -193,8 +189,10 @@ class _Search:
             begin = self._reader.offset_at(topic, partition, self._began_ms - _SKEW_MS) if is_near else first
             try:
                 run = None if begin is None else self._last_run_from(topic, partition, begin, ended_ms)
-            except OffsetGoneError:  # retention has deleted it just now
-                continue
+            except OffsetGoneError:  # it is empty, or retention has deleted it just now
+                run = None
+                if self._reader.first_offset(topic, partition) != first:
+                    continue
             if run is not None and run.is_committed:
                 if self._state.has_own_epoch:
                     raise _committed(self._state, topic, partition, run.marker)
@@ -221,8 +219,9 @@ class _Search:
             elif run.damage is not None:
                 missing.append(f"{run.damage} in {topic}-{partition}")
         count = sum(run.messages for run in runs.values())
-        if count > place.messages:
-            raise _MissingError(f"{topic} has {count} messages of the transaction and not {place.messages}")
+        before_compaction = count + sum(run.removed for run in runs.values())
+        if before_compaction > place.messages:
+            raise _MissingError(f"{topic} has {before_compaction} messages of the transaction and not {place.messages}")
         if count < place.messages and not missing:
             missing.append(
                 f"retention or compaction has removed {place.messages - count} of {place.messages} messages of {topic}"
@@ -251,7 +250,6 @@ def _read_place(reader: LogReader, state: PreparedTxnState, place: FoundPlace) -
             raise _changed(place, f"offset {place.end_offset} has no marker")
         if run.messages > before:
             yield from _decoded(place, batch)
-    raise _changed(place, f"it ends before offset {place.first_offset}")
 
 
 def _decoded(place: FoundPlace, batch: Batch) -> Iterator[Message]:

@@ -12,8 +12,10 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.log_fetch import (
     EARLIEST,
+    LATEST,
     READ_UNCOMMITTED,
     LogNotReadableError,
+    OffsetGoneError,
     PartitionData,
     PartitionGoneError,
     fetched,
@@ -71,28 +73,30 @@ class LogReader:
             topic: The topic.
             partition: The partition.
             offset: The offset.
-            has_more: Whether more batches must follow at the end, which then are waited for.
+            has_more: Whether more batches must follow at the end. They are waited for; what else follows is no progress.
 
         Raises:
             OffsetGoneError: The partition does not have the offset, or not any more the one reached.
             PartitionGoneError: It does not exist, or the principal may not read it.
             BrokerUnavailableError: Nothing could be read within the time limit.
         """
-        end: int | None = None
+        # of a leader that was just elected, only ListOffsets waits until it knows the end (KIP-207)
+        end = self.offset_at(topic, partition, LATEST) or 0
+        if offset >= end:
+            raise OffsetGoneError
+        limit = self._limit
         while True:
-            found = self._fetched(topic, partition, offset, must_follow=end is not None and offset >= end)
-            end = found.high_watermark if end is None else end
-            following = following_offset(found.records)
-            if following is None:
-                return
+            found = self._fetched(topic, partition, offset, limit)
             for batch in batches(found.records):
                 if not batch.is_truncated:
                     yield batch
-            offset = following
-            if offset >= end and not has_more():
-                return
+            offset = following_offset(found.records) or offset
+            if offset >= end:
+                if not has_more():
+                    return
+                limit = Deadline.of(limit)
 
-    def _fetched(self, topic: str, partition: int, offset: int, *, must_follow: bool) -> PartitionData:
+    def _fetched(self, topic: str, partition: int, offset: int, limit: Limit) -> PartitionData:
         def ask(connection: Connection, deadline: Deadline) -> PartitionData:
             found = fetched(
                 connection,
@@ -104,17 +108,19 @@ class LogReader:
                 isolation=READ_UNCOMMITTED,
                 max_wait_ms=min(_WAIT_MS, int(500 * deadline.left)),
             )
-            if following_offset(found.records) is None and (must_follow or offset < found.high_watermark):
+            if following_offset(found.records) is None:
                 raise LogNotReadableError(f"{topic}-{partition} has nothing at offset {offset} yet")
             return found
 
-        return self._from_leader(topic, partition, ask)
+        return self._from_leader(topic, partition, ask, limit)
 
     @property
     def _limit(self) -> Limit:
         return self._seconds if self._whole is None else self._whole
 
-    def _from_leader(self, topic: str, partition: int, ask: Callable[[Connection, Deadline], T]) -> T:
+    def _from_leader(
+        self, topic: str, partition: int, ask: Callable[[Connection, Deadline], T], limit: Limit | None = None
+    ) -> T:
         """Ask the leader of a partition, and look the leader up again when it has moved."""
         certain = _Certain()
         key = (topic, partition)
@@ -130,7 +136,7 @@ class LogReader:
                     del self._leaders[key]
                     raise
 
-        return self._client.repeated(once, f"the leader of {topic}-{partition}", self._limit)
+        return self._client.repeated(once, f"the leader of {topic}-{partition}", self._limit if limit is None else limit)
 
 
 class _Certain:

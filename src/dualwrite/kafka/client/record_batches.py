@@ -143,12 +143,12 @@ def batches(records: bytes | None) -> Iterator[Batch]:
     at = 0
     while len(data) - at >= _HEADER.size:
         if data[at + _VERSION_AT] != _VERSION:
-            at += _LENGTH_AT + _START.unpack_from(data, at)[1]
+            at += _LENGTH_AT + max(_START.unpack_from(data, at)[1], 0)
             continue
         base, length, _, _, _, attributes, last_delta, first_ms, max_ms, producer_id, epoch, sequence, count = (
             _HEADER.unpack_from(data, at)
         )
-        end = at + _LENGTH_AT + length
+        end = at + max(_LENGTH_AT + length, _HEADER.size)
         yield Batch(
             base,
             base + last_delta,
@@ -171,7 +171,7 @@ def following_offset(records: bytes | None) -> int | None:
     at, found = 0, None
     while len(data) - at > _VERSION_AT:
         offset, length = _START.unpack_from(data, at)
-        end = at + _LENGTH_AT + length
+        end = at + _LENGTH_AT + max(length, 0)
         if end > len(data):
             break
         is_new = data[at + _VERSION_AT] == _VERSION and end - at >= _HEADER.size

@@ -90,15 +90,17 @@ class DeliveryReports:
         Args:
             written: The partitions that the coordinator has added to the transaction, each before its first message was sent.
         """
+        by_topic: dict[str, list[int]] = {}
+        for name, index in written:
+            by_topic.setdefault(name, []).append(index)
         for name, topic in self._topics.items():
             partition, offset = topic.place
             if topic.sent and partition is not None:
                 first = None if offset is None or offset < 0 else offset
-                yield Place(name, partition, first, topic.sent, in_topic=True, others=_others(written, name, partition))
+                others = _others(by_topic.get(name, ()), partition)
+                yield Place(name, partition, first, topic.sent, in_topic=True, others=others)
 
 
-def _others(written: Collection[tuple[str, int]], topic: str, partition: int) -> tuple[int, ...] | None:
-    """The other partitions of the topic; None if the partition is not among those that are written to."""
-    if (topic, partition) not in written:
-        return None
-    return tuple(sorted(index for name, index in written if name == topic and index != partition))
+def _others(written: Collection[int], partition: int) -> tuple[int, ...] | None:
+    """The other partitions of a topic that are written to; None if the partition of its first message is not among them."""
+    return tuple(sorted(each for each in written if each != partition)) if partition in written else None
