@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 import dualwrite
 from crash.cases import PRODUCERS, REPUBLISH_POINTS, crash_writer
@@ -402,3 +402,31 @@ def test_a_header_names_the_lost_transaction_if_that_is_wanted(scene: Scene, mon
     first, again = read_committed(scene.settings, scene.topic)
     assert first.headers == ()
     assert again.headers == ((HEADER, str(state).encode()),)
+
+
+def test_what_kafka_refuses_stays_lost_and_nothing_stays_open(scene: Scene) -> None:
+    """The topic takes no message of this size any more."""
+    lose(scene)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    smaller = [ConfigEntry("max.message.bytes", "80", incremental_operation=AlterConfigOpType.SET)]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, scene.topic, incremental_configs=smaller)
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(LIMIT)
+    report = scene.recover()
+    assert (report["outcomes"], report["error"]) == (["LOST"], None)
+    assert [kind for kind, _ in report["unacknowledged"]] == ["LOST"]
+    assert scene.unfinished() == []
+    assert scene.row().unresolved_generations == range(scene.row().generation + 1, scene.row().generation + 1)
+
+
+@pytest.mark.parametrize("point", BEFORE_COMMIT)
+def test_what_a_successor_has_published_is_not_reported_as_lost(scene: Scene, point: str) -> None:
+    with scene.connect() as writer:
+        scene.event(writer, 1)
+        with (
+            failpoints.armed("before_kafka_commit", lambda: abort(scene)),
+            failpoints.armed(point, failpoints.only_at(1, lambda: scene.write_here(3))),
+            pytest.raises(dualwrite.InDoubtTransactionError),
+        ):
+            scene.event(writer, 2)
+    assert in_order(scene) == [1, 2, 3]

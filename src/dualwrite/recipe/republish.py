@@ -79,6 +79,10 @@ class LostMessages:
         """
         for ownership, entry, found in self.find(*owned):
             self._publish_one(ownership, entry, found)
+            if (
+                ownership.producer_must_be_replaced
+            ):  # rule F9; or it could not abort, and nobody else would before the next claim
+                ownership.restart()
 
     def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
         producer = ownership.producer
@@ -93,8 +97,6 @@ class LostMessages:
             if error.retriable and not isinstance(error, TransactionTimeoutError):
                 raise
             self._keep(ownership, entry, (str(error).rstrip("."),))
-            if producer.must_be_replaced:
-                ownership.start()
             return
         if new is None:
             producer.abort_transaction(timeout=ownership.timeouts.kafka)
