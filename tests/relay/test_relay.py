@@ -14,7 +14,7 @@ from relay_scene import RelayScene, key_of
 
 import dualwrite
 from dualwrite import Relay
-from dualwrite.errors import ConfigurationError, UsageError
+from dualwrite.errors import ConfigurationError, FencedError, UsageError
 from dualwrite.relay import BatchOptions, create_table
 from fixtures.pace import LIMIT, until
 
@@ -196,6 +196,19 @@ def test_a_relay_that_was_recovered_by_somebody_else_continues(on_sqlite: RelayS
         dualwrite.recover(scene.url, kafka=scene.servers, ids=[f"{scene.name}.1"])
         scene.insert(5)
         until(lambda: relay.published == 10)
+    scene.check(range(10))
+
+
+def test_single_turns_go_on_after_somebody_else_has_claimed_the_id(on_sqlite: RelayScene) -> None:
+    scene = on_sqlite
+    with scene.relay() as relay:
+        scene.insert(5)
+        assert relay.run_once() == 5
+        dualwrite.recover(scene.url, kafka=scene.servers, ids=[f"{scene.name}.1"])
+        scene.insert(5)
+        with pytest.raises(FencedError):
+            relay.run_once()
+        assert relay.run_once() == 5
     scene.check(range(10))
 
 
