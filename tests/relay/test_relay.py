@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from relay_scene import RelayScene, key_of
+from relay_scene import RelayScene, key_of, running
 
 import dualwrite
 from dualwrite import Relay
 from dualwrite.errors import ConfigurationError, FencedError, UsageError
 from dualwrite.relay import BatchOptions, create_table
-from fixtures.pace import LIMIT, until
-
-
-@contextmanager
-def running(scene: RelayScene, **options: Any) -> Iterator[Relay]:
-    """A relay in a thread of its own; its error is raised at the end."""
-    failed: list[Exception] = []
-    with scene.relay(**options) as relay:
-
-        def run() -> None:
-            try:
-                relay.run()
-            except Exception as error:  # noqa: BLE001  (raised below)
-                failed.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield relay
-        finally:
-            relay.stop()
-            thread.join(LIMIT)
-            assert not thread.is_alive()
-        if failed:
-            raise failed[0]
+from fixtures.pace import until
 
 
 def empty(scene: RelayScene) -> None:
