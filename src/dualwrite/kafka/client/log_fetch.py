@@ -59,7 +59,8 @@ def leader(network: Network, topic: str, partition: int, deadline: Deadline) -> 
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
     response = network.any_broker(deadline).call(request, deadline)
     (found,) = response.topics
-    _check_there(found.error_code)
+    if found.error_code in _GONE:
+        raise PartitionGoneError(ErrorCode(found.error_code))
     if found.error_code and not found.partitions:
         raise BrokerError(
             f"Metadata of topic {topic!r} returned {error_name(found.error_code)}.",
@@ -90,7 +91,7 @@ def fetched(
 
     Raises:
         OffsetGoneError: The log does not have the offset.
-        PartitionGoneError: The leader has no such partition, or the principal may not read the topic.
+        PartitionGoneError: The principal may not read the topic.
         LogNotReadableError: For example, the leader has just moved.
         ConnectionLostError: The connection broke.
     """
@@ -133,13 +134,10 @@ def offset_at(connection: Connection, topic: str, partition: int, timestamp_ms: 
 
 
 def _check(code: int, request: str, topic: str, partition: int) -> None:
+    """Check a leader's answer. A leader that does not know the partition is a new one, or an old one: only Metadata decides."""
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
         raise OffsetGoneError
-    _check_there(code)
+    if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        raise PartitionGoneError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if code:
         raise LogNotReadableError(f"{request} of {topic}-{partition} returned {error_name(code)}")
-
-
-def _check_there(code: int) -> None:
-    if code in _GONE:
-        raise PartitionGoneError(ErrorCode(code))
