@@ -73,7 +73,8 @@ class JobCommitter:
             InDoubtTransactionError: The database did not respond, so it is unknown whether the batch is committed; or it is
                 committed in the database (`database_committed`), and Kafka did not respond. In both cases everything stays
                 prepared, and the next run or recovery resolves it.
-            LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages.
+            LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages, which
+                could not be published again.
         """
         reported = _all_reported(outcomes)
         if not reported:
