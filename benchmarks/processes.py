@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing.synchronize import Event
+from threading import Thread
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 from sqlalchemy import create_engine, text
 
+import dualwrite
+from dualwrite.relay import BatchOptions, OutboxLayout, RelayOptions
 from records import VerificationError
 
 _DELETE: Final = text(
@@ -67,7 +70,7 @@ def _begin(stop: Event) -> None:
     _stopping.append(stop)
 
 
-def relay(url: str, kafka: Mapping[str, Any]) -> None:
+def relay(url: str, kafka: Mapping[str, Any], batch: int = _BATCH) -> None:
     """Publish the outbox's rows until told to end and the outbox is empty."""
     database = create_engine(url)
     producer = Producer({**kafka, "enable.idempotence": True, "acks": "all"})
@@ -81,7 +84,7 @@ def relay(url: str, kafka: Mapping[str, Any]) -> None:
     while True:
         is_last = _stopping[0].is_set()  # read before the poll, which then finds everything committed so far
         with database.begin() as connection:
-            rows = connection.execute(_DELETE, {"batch": _BATCH}).all()
+            rows = connection.execute(_DELETE, {"batch": batch}).all()
             for row in sorted(rows, key=lambda row: row.id):
                 producer.produce(row.topic, row.value, row.key, on_delivery=delivered)
             if rows and (producer.flush(_LIMIT) or failed):
@@ -91,6 +94,23 @@ def relay(url: str, kafka: Mapping[str, Any]) -> None:
         if not rows:
             _stopping[0].wait(_INTERVAL)
     database.dispose()
+
+
+def exactly_once(url: str, kafka: Mapping[str, Any], batch: int, name: str) -> None:
+    """The same by `dualwrite.Relay`, which looks at an empty outbox as often."""
+    layout = OutboxLayout("benchmark_outbox")
+    options = RelayOptions(layout=layout, batch=BatchOptions(rows=batch), poll=_INTERVAL, longest_poll=_INTERVAL)
+    with dualwrite.Relay(url, kafka=kafka, name=name, options=options) as running:
+        thread = Thread(target=_stop_when_told, args=(running,))
+        thread.start()
+        running.run()
+        thread.join()
+        running.run(until_empty=True)
+
+
+def _stop_when_told(running: dualwrite.Relay) -> None:
+    _stopping[0].wait()
+    running.stop()
 
 
 def arrivals(kafka: Mapping[str, Any], topic: str) -> list[tuple[bytes, float]]:

@@ -1,4 +1,4 @@
-"""The tables of dualwrite: the state of each id, the database's own id, leases, positions, jobs.
+"""The tables of dualwrite: the state of each id, the database's own id, leases, positions, dead letters, jobs.
 
 Column types are written out here, not imported: a migration must keep creating what it created when it was released.
 
@@ -27,6 +27,7 @@ _TABLES = (
     "kafka_transaction_store",
     "kafka_transaction_lease",
     "kafka_consumed_offset",
+    "dualwrite_dead_letter",
     *_JOB_TABLES,
 )
 
@@ -34,6 +35,7 @@ _TABLES = (
 def upgrade() -> None:
     """Create the tables."""
     _create_tables_of_writers()
+    _create_table_of_relays()
     _create_tables_of_jobs()
 
 
@@ -85,6 +87,23 @@ def _create_tables_of_writers() -> None:
         sa.Column("next_offset", sa.BigInteger, nullable=False),
         sa.Column("topic_id", sa.String(36), nullable=False, server_default=""),
         sa.Column("updated_at", _moment(), nullable=False),
+        **_options(),
+    )
+
+
+def _create_table_of_relays() -> None:
+    op.create_table(
+        "dualwrite_dead_letter",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+        sa.Column("relay", sa.String(255), nullable=False),
+        sa.Column("source_table", sa.String(255), nullable=False),
+        sa.Column("source_id", sa.String(255), nullable=False),
+        sa.Column("source_row", sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL), nullable=False),
+        sa.Column("topic", sa.String(249), nullable=True),
+        sa.Column("error_kind", sa.String(255), nullable=False),
+        sa.Column("error", sa.Text, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("failed_at", _moment(), nullable=False),
         **_options(),
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
     from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome, RecoveryReport
+    from dualwrite.relay.relay import Relay
     from dualwrite.settings import Settings, Timeouts
     from dualwrite.state import PreparedTxnState
     from dualwrite.stores.registry import store_from_url
@@ -41,6 +42,7 @@ __all__ = [
     "Recoverer",
     "RecoveryPlan",
     "RecoveryReport",
+    "Relay",
     "Settings",
     "SqlStateStore",
     "Timeouts",
@@ -66,6 +68,7 @@ _WHERE = {
         "dualwrite.recovery.plan": ("GenerationPlan", "IdPlan", "RecoveryPlan"),
         "dualwrite.recovery.recoverer": ("Recoverer",),
         "dualwrite.recovery.report": ("GenerationOutcome", "IdReport", "Outcome", "RecoveryReport"),
+        "dualwrite.relay.relay": ("Relay",),
         "dualwrite.settings": ("Settings", "Timeouts"),
         "dualwrite.state": ("PreparedTxnState",),
         "dualwrite.stores.registry": ("store_from_url",),

@@ -161,7 +161,7 @@ def _connected(
     validate_transactional_id(settings.transactional_id, lanes=settings.lanes or 1)
     config = KafkaConfig.over(kafka, settings.kafka)
     _check_kafka_settings(config, settings.producer)
-    store = _store(database, settings, session)
+    store = as_store(database, settings, session)
     writer = _new_writer(
         store,
         config,
@@ -292,7 +292,7 @@ def create_pool(
     chosen = (settings or Settings.from_environment()).with_changes(schema=schema, timeouts=connecting.pop("timeouts", None))
     chosen = replace(chosen, timeouts=chosen.timeouts.in_pool())
     validate_transactional_id(numbered(prefix, max(size or 0, _LARGE_NUMBER)), lanes=chosen.lanes or 1)
-    store = _store(database, chosen, session)
+    store = as_store(database, chosen, session)
     kafka = connecting.pop("kafka", None)
     # a row locked by a paused process must not keep the pool from recovering other ids: the pool tries again later
     pool_timeouts = replace(chosen.timeouts, claim=min(chosen.timeouts.claim, options.lease))
@@ -363,7 +363,7 @@ def open_recoverer(
     """
     chosen = (settings or Settings.from_environment()).with_changes(on_lost=on_lost, timeouts=timeouts, schema=schema)
     config = KafkaConfig.over(kafka, chosen.kafka)
-    store = _store(database, chosen)
+    store = as_store(database, chosen)
     coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
 
     def producers(transactional_id: str) -> ProducerFactory:
@@ -384,7 +384,8 @@ def open_recoverer(
     )
 
 
-def _store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:
+def as_store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:
+    """The store of a `database` argument of the functions above; the caller closes it, unless it is the argument itself."""
     if isinstance(database, TxnStateStore):
         if session is not None:
             raise ConfigurationError(

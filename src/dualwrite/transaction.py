@@ -175,6 +175,12 @@ class OpenTransaction:
         self.state: PreparedTxnState | None = None
 
     @property
+    def store_transaction(self) -> StoreTransaction:
+        """The database's side, for statements of ours in the transaction."""
+        self._check()
+        return self._store_transaction
+
+    @property
     def db(self) -> Any:
         self._check()
         return self._store_transaction.handle

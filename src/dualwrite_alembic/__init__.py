@@ -26,13 +26,14 @@ TABLES: Final = frozenset(
         "kafka_transaction_store",
         "kafka_transaction_lease",
         "kafka_consumed_offset",
+        "dualwrite_dead_letter",
         "kafka_job",
         "kafka_job_batch",
         "kafka_job_attempt",
         "kafka_job_chunk",
     }
 )
-"""The store's tables, the version table of its migrations, and the tables of jobs."""
+"""The store's tables, the version table of its migrations, the dead letters of relays, and the tables of jobs."""
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:

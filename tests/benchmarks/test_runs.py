@@ -103,6 +103,18 @@ def test_the_processor_and_its_alternatives(broker: DevCluster, postgres_url: st
     assert all(number(cells[0]) > 0 for name, cells in found.items() if name != "alternative")
 
 
+@pytest.mark.slow
+def test_the_relay_and_one_that_is_at_least_once(broker: DevCluster, postgres_url: str) -> None:
+    short = ("--rows", 2000, "--batches", 500, "--seconds", 0.5, "--rounds", 1)
+
+    done = run_benchmark("relay.py", *short, "--kafka", broker.bootstrap_servers, "--url", postgres_url)
+
+    assert done.returncode == 0, done.stderr
+    found = rows_of(done.stdout, 7)
+    assert set(found) == {"relay", "dualwrite.Relay, exactly once", "polling relay, at least once"}
+    assert all(number(cells[0]) > 0 for name, cells in found.items() if name != "relay")
+
+
 @pytest.mark.soak  # it starts its own servers, whose log has the statements
 def test_connect_and_create_pool() -> None:
     done = run_benchmark("connect.py", "--rtt", "0,1", "--rounds", 1, "--lanes", 1, "--broker-warm-up", 0, "--statements")

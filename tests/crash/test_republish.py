@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 import dualwrite
 from crash.cases import PRODUCERS, REPUBLISH_POINTS, crash_writer
@@ -24,8 +24,9 @@ from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe.republish import HEADER
-from dualwrite.state import TransactionStatus
+from dualwrite.state import Fate, TransactionStatus
 from dualwrite.stores.rows import LostKind, Resolution
 from dualwrite.testing import failpoints
 from dualwrite.testing.proxy import Link
@@ -111,6 +112,7 @@ def read_all(scene: Scene) -> dict[int, list[tuple[Any, ...]]]:
                 assert message.error() is None
                 what = (message.key(), message.value(), message.headers(), message.timestamp())
                 found.setdefault(message.partition(), []).append(what)
+    assert sum(map(len, found.values())) == count
     return found
 
 
@@ -236,12 +238,15 @@ def test_a_copy_that_is_lost_keeps_its_place(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
-def test_an_unverified_transaction_is_not_published_again(scene: Scene) -> None:
-    """Its entry names no cluster, so that the log can't prove how it ended."""
+def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: the log can't be read when recovery asks for the proof, and can be read right after that."""
     lose(scene)
-    with_entry(scene, kind=LostKind.UNVERIFIED, cluster_id="")
+    with_entry(scene, kind=LostKind.UNVERIFIED)
+    monkeypatch.setattr(WireTransactionCoordinator, "fate", lambda *_, **__: Fate.GONE)
     report = scene.recover()
     assert [kind for kind, _ in report["unacknowledged"]] == ["UNVERIFIED"]
+    with pytest.raises(dualwrite.UnverifiedTransactionError):
+        scene.connect()
     assert scene.messages() == [1]
 
 
@@ -398,3 +403,31 @@ def test_a_header_names_the_lost_transaction_if_that_is_wanted(scene: Scene, mon
     first, again = read_committed(scene.settings, scene.topic)
     assert first.headers == ()
     assert again.headers == ((HEADER, str(state).encode()),)
+
+
+def test_what_kafka_refuses_stays_lost_and_nothing_stays_open(scene: Scene) -> None:
+    """The topic takes no message of this size any more."""
+    lose(scene)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    smaller = [ConfigEntry("max.message.bytes", "80", incremental_operation=AlterConfigOpType.SET)]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, scene.topic, incremental_configs=smaller)
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(LIMIT)
+    report = scene.recover()
+    assert (report["outcomes"], report["error"]) == (["LOST"], None)
+    assert [kind for kind, _ in report["unacknowledged"]] == ["LOST"]
+    assert scene.unfinished() == []
+    assert scene.row().unresolved_generations == range(scene.row().generation + 1, scene.row().generation + 1)
+
+
+@pytest.mark.parametrize("point", BEFORE_COMMIT)
+def test_what_a_successor_has_published_is_not_reported_as_lost(scene: Scene, point: str) -> None:
+    with scene.connect() as writer:
+        scene.event(writer, 1)
+        with (
+            failpoints.armed("before_kafka_commit", lambda: abort(scene)),
+            failpoints.armed(point, failpoints.only_at(1, lambda: scene.write_here(3))),
+            pytest.raises(dualwrite.InDoubtTransactionError),
+        ):
+            scene.event(writer, 2)
+    assert in_order(scene) == [1, 2, 3]

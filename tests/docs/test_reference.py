@@ -33,8 +33,9 @@ def commands() -> Iterator[tuple[str, Any]]:
         if not group.commands:  # the command is the group's callback
             yield name, group
         for below, command in group.commands.items():
-            if not command.hidden:
-                yield f"{name} {below}", command
+            for deeper, leaf in getattr(command, "commands", {"": command}).items():
+                if not leaf.hidden:
+                    yield f"{name} {below} {deeper}".strip(), leaf
 
 
 LEAVES = dict(commands())

@@ -13,6 +13,7 @@ import pytest
 from job_scene import JobScene, NumberLoader, staged
 from typer.testing import CliRunner
 
+import dualwrite
 from dualwrite.cli import recover
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
@@ -241,4 +242,32 @@ def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster,
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     assert scene.table() == [1, 2, 3]
     assert scene.topic() == [3]  # the loss is final and was reported
+    scene.close()
+
+
+@pytest.mark.slow
+def test_commit_does_not_return_while_a_copy_is_lost_as_well(
+    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]
+) -> None:
+    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+    prepared = lose_decided(scene)
+
+    def abort() -> None:
+        with scene.site.opened() as opened:
+            row = opened.store.read(prepared.transactional_id)
+            assert row is not None
+            state = row.prepared_state
+            assert state is not None
+            kafka_id = row.kafka_id(row.prepared_generation)
+            opened.coordinator.end_transaction(kafka_id, producer_id=state.producer_id, epoch=state.epoch, commit=False)
+
+    outcomes = scene.write(scene.run(), PARTS)
+    with (
+        failpoints.armed("republish_after_record", failpoints.only_at(1, abort)),
+        pytest.raises(dualwrite.InDoubtTransactionError),
+    ):
+        scene.commit(outcomes)
+    assert scene.topic() == [3]
+    assert scene.commit(scene.write(scene.run(), PARTS)) == 0
+    scene.assert_holds([1, 2, 3])
     scene.close()

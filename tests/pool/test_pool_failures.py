@@ -31,6 +31,7 @@ from dualwrite.kafka.base import Message
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import driver_connection  # by a way that nobody sees
 from dualwrite.testing import failpoints
+from fixtures.open_transactions import abort_ongoing
 from fixtures.pace import LIMIT
 from pool.pool_scene import both, both_producers, grouped, open_pool
 
@@ -238,3 +239,14 @@ def test_a_smaller_pool_with_fixed_ids_recovers_those_of_a_larger_one(scene: Sce
     assert scene.agree() == [2, 3]
     with dualwrite.open_recoverer(scene.events.database, kafka=scene.settings) as recoverer:
         assert recoverer.pending(prefix=scene.transactional_id) == ()
+
+
+@pytest.mark.parametrize("producer", ["native", "librdkafka"], indirect=True)
+@pytest.mark.slow
+def test_units_whose_commit_comes_too_late_are_published_again(scene: Scene) -> None:
+    late = failpoints.only_at(1, lambda: abort_ongoing(scene.bootstrap, scene.transactional_id))
+    with open_pool(scene) as pool:
+        with failpoints.armed("before_kafka_commit", late):
+            units = grouped(pool, *(partial(both, scene=scene, number=number) for number in range(1, 5)))
+        assert [unit.result(LIMIT) for unit in units] == [1, 2, 3, 4]
+        assert scene.agree() == [1, 2, 3, 4]

@@ -23,7 +23,9 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import AfterCommitError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic
+from fixtures.open_transactions import abort_ongoing
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.tiers import thinned
 
@@ -435,3 +437,12 @@ def test_on_zookeeper_a_changed_node_is_a_conflict_and_an_existing_one_an_error(
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")
     assert letter.value() == b"%d" % BAD
     assert scene.agree() == [0, 4]
+
+
+@pytest.mark.slow
+def test_messages_whose_commit_comes_too_late_are_published_again(scene: ProcessorScene) -> None:
+    scene.produce(range(30))
+    late = failpoints.only_at(1, lambda: abort_ongoing(scene.broker.bootstrap_servers, scene.prefix))
+    with failpoints.armed("before_kafka_commit", late), scene.running():
+        scene.wait_for(range(30))
+    assert scene.agree() == [*range(30)]

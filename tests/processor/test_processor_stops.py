@@ -19,8 +19,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MessageFailedError, StoreUnavailableError
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.processor.attempts import StopFlag
 from dualwrite.processor.position_keeping import StoredProgress
+from dualwrite.stopping import StopFlag
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received

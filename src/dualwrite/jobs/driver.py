@@ -26,8 +26,9 @@ from dualwrite.jobs.task import Sink
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.recovery.report import RecoveryReport, raise_for_lost
+from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
 from dualwrite.stores.base import LostTransaction
+from dualwrite.stores.rows import original_of
 
 log = SubjectLogger(__name__)
 
@@ -184,12 +185,29 @@ class JobCommitter:
 
     def _raise_for_incomplete(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
         """Raise if the batch is committed in the database but not all of its messages are visible."""
+        self._raise_for_failed(run, marker, report)
+        lost = self._lost(marker)
+        if not lost:
+            return
+        published = publish_lost(self._site, [name for name, _ in lost])
+        self._raise_for_failed(run, marker, published)
+        again = {
+            (one.transactional_id, found.generation, found.state)
+            for one in published.ids
+            for found in one.outcomes
+            if found.outcome is Outcome.PUBLISHED_AGAIN
+        }
+        # rule RW: that an entry is gone proves nothing
+        left = [(name, entry) for name, entry in lost if (name, entry.generation, entry.state) not in again]
+        raise_for_lost(left, published.not_published)
+
+    def _raise_for_failed(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
         names = {winner.transactional_id for winner in marker.winners}
         failed = [one for one in report.failed if one.transactional_id in names]
         if failed:
             raise InDoubtTransactionError(
                 f"{run.name} is committed in the database, but {len(failed)} of its transactions could not be completed at "
-                "Kafka yet: their messages are prepared and not visible.",
+                "Kafka yet: their messages are not visible.",
                 transactional_id=failed[0].transactional_id,
                 cause=str(failed[0].error),
                 next_step="don't write it again: the next run of the job, or "
@@ -197,10 +215,6 @@ class JobCommitter:
                 state="",
                 database_committed=True,
             ) from failed[0].error
-        lost = self._lost(marker)
-        if lost:
-            published = publish_lost(self._site, [name for name, _ in lost])
-            raise_for_lost(self._lost(marker), published.not_published)
 
     def _lost(self, marker: Marker) -> list[tuple[str, LostTransaction]]:
         """The batch's transactions that are recorded as lost or unverified and not yet acknowledged."""
@@ -208,7 +222,7 @@ class JobCommitter:
         for name, generation, state in marker.winners:
             row = self._site.store.read(name)
             entries = () if row is None else row.lost
-            found += [(name, lost) for lost in entries if (lost.generation, str(lost.state)) == (generation, state)]
+            found += [(name, lost) for lost in entries if original_of(lost) == f"{generation} {state}"]
         return found
 
 

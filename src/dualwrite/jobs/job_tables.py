@@ -63,7 +63,7 @@ batch_table: Final = Table(
     Column("prefix", Words(255), nullable=False),
     Column("token", Words(32), nullable=False),
     Column("row_count", BigInteger, nullable=False),
-    Column("winners", LongWords(is_medium=True), nullable=False),
+    Column("winners", LongWords(size="medium"), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
 """One marker per committed batch, written in the transaction that committed the batch. `winners` is `Marker.document`."""

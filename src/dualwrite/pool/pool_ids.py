@@ -93,6 +93,8 @@ class FixedIds(Ids):
 class LeasedIds(Ids):
     """The ids that a pool has leased; a thread, which starts with the first id, renews the leases.
 
+    A relay uses it as well, with the `role` "relay" in the leases' owner.
+
     Attributes:
         owner: The leases' owner: host, process id, program and a random part, which no other pool has.
         on_lost: Called in the thread with ids that this pool no longer owns.
@@ -100,8 +102,8 @@ class LeasedIds(Ids):
 
     are_leased = True
 
-    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float, database: Side) -> None:
-        self.owner = f"{describe_owner('pool')} {uuid.uuid4().hex[:8]}"
+    def __init__(self, leases: LeaseStore, prefix: str, *, seconds: float, database: Side, role: str = "pool") -> None:
+        self.owner = f"{describe_owner(role)} {uuid.uuid4().hex[:8]}"
         self.on_lost: Callable[[frozenset[str]], None] = lambda _: None
         self._leases = leases
         self._prefix = prefix

@@ -39,6 +39,7 @@ from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Finish, Progress
+from dualwrite.stopping import StopFlag
 from dualwrite.stores.positions import Partition
 from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction
@@ -66,8 +67,6 @@ _OFTEN_ABOUT_MESSAGES: Final = (
     StoreCommitFailedError,
 )
 """Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
-
-_STEP: Final = 0.1  # seconds between two looks at a StopFlag
 
 _LONGEST_INTERVAL_MS: Final = 300_000
 """librdkafka's default of `max.poll.interval.ms`."""
@@ -123,31 +122,6 @@ def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseExcepti
                 return Verdict.LATER
         return Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
-
-
-class StopFlag:
-    """A threading.Event without a lock: a signal handler would deadlock if its own thread held the lock."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        """Request the stop. Acquires no lock."""
-        self._is_set = True
-
-    def clear(self) -> None:
-        """Forget an earlier request."""
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        """Whether a stop was requested."""
-        return self._is_set
-
-    def wait(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until the flag is set."""
-        deadline = time.monotonic() + seconds
-        while not self._is_set and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(_STEP, left))
 
 
 class StoppedError(BaseException):

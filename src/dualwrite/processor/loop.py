@@ -22,9 +22,10 @@ from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import level_of
-from dualwrite.processor.attempts import Attempts, Runner, StopFlag, StoppedError, UnprocessableError, where
+from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress, how_to_reset
+from dualwrite.stopping import StopFlag
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction

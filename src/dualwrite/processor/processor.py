@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dualwrite.deadline import check_may_block
@@ -21,6 +19,7 @@ from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.position_keeping import GroupProgress, StoredProgress
 from dualwrite.processor.progress import Finish, Progress
 from dualwrite.settings import Settings
+from dualwrite.stopping import stopped_by_sigterm
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
 from dualwrite.transaction import H, Transaction, opened
@@ -139,7 +138,7 @@ class DualProcessor:
         """
         check_may_block("DualProcessor.run()", "AsyncDualProcessor")
         self._loop.begin()
-        with _stopped_by_sigterm(self.stop):
+        with stopped_by_sigterm(self.stop):
             self._loop.run()
 
 
@@ -258,15 +257,3 @@ def each_of(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
 
     all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
     return all_of
-
-
-@contextmanager
-def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

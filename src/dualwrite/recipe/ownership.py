@@ -189,6 +189,20 @@ class Ownership:
         deadline = Deadline.after(self._timeouts.kafka)
         SideBySide(self._store, self._coordinator, deadline).run_one(self.starting(deadline))
 
+    def restart(self) -> None:
+        """Resolve our generations under our claim, as a producer may have left a transaction open, and start a new producer.
+
+        The report keeps what it says of lost transactions.
+
+        Raises: as for `resolve_id` and `start`.
+        """
+        self.drop_producer()
+        (before,) = self.report.ids
+        self.resolve()
+        (now,) = self.report.ids
+        self.report = RecoveryReport((replace(now, outcomes=before.outcomes, not_published=before.not_published),))
+        self.start()
+
     def starting(self, deadline: Deadline) -> Steps[None]:
         """The steps of `start`."""
         self.drop_producer()

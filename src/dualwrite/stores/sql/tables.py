@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -122,18 +122,20 @@ class LongWords(Words):
     """The same without a limit.
 
     Args:
-        is_medium: On MySQL, up to 16 MiB instead of 64 KiB.
+        size: On MySQL, "medium" for up to 16 MiB instead of 64 KiB, "long" for up to 4 GiB.
     """
 
     impl = Text
     cache_ok = True
 
-    def __init__(self, *, is_medium: bool = False) -> None:
+    def __init__(self, *, size: Literal["medium", "long"] | None = None) -> None:
         super().__init__()
-        self.is_medium = is_medium
+        self.size = size
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return mysql.MEDIUMTEXT() if self.is_medium and dialect.name in _MYSQL else super().load_dialect_impl(dialect)
+        if self.size is None or dialect.name not in _MYSQL:
+            return super().load_dialect_impl(dialect)
+        return mysql.MEDIUMTEXT() if self.size == "medium" else mysql.LONGTEXT()
 
 
 def decoded(value: Any) -> str:
@@ -145,6 +147,7 @@ TABLE_NAME: Final = "kafka_transaction_state"
 STORE_TABLE_NAME: Final = "kafka_transaction_store"
 LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
 POSITION_TABLE_NAME: Final = "kafka_consumed_offset"
+DEAD_LETTER_TABLE_NAME: Final = "dualwrite_dead_letter"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _UUID_LENGTH: Final = 36
 
@@ -161,7 +164,7 @@ state_table: Final = Table(
     Column("delivery", LongWords(), nullable=True),
     Column("resolved_generation", Integer, nullable=False, server_default="0"),
     Column("transaction_number", BigInteger, nullable=False, server_default="0"),
-    Column("lost", LongWords(is_medium=True), nullable=False),
+    Column("lost", LongWords(size="medium"), nullable=False),
     Column("owner", Words(MAX_OWNER_LENGTH), nullable=False, server_default=""),
     Column("claim_token", Words(32), nullable=False, server_default=""),
     Column("updated_at", UtcDateTime, nullable=False),
@@ -202,6 +205,23 @@ position_table: Final = Table(
     Column("updated_at", UtcDateTime, nullable=False),
 )
 """One row for each consumer group and partition that was read: the next offset."""
+
+
+dead_letter_table: Final = Table(
+    DEAD_LETTER_TABLE_NAME,
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("relay", Words(255), nullable=False),
+    Column("source_table", Words(255), nullable=False),
+    Column("source_id", Words(255), nullable=False),
+    Column("source_row", LongWords(size="long"), nullable=False),
+    Column("topic", Words(MAX_TOPIC_LENGTH), nullable=True),
+    Column("error_kind", Words(255), nullable=False),
+    Column("error", LongWords(), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("failed_at", UtcDateTime, nullable=False),
+)
+"""One row for each row of an outbox that could not be sent; `source_row` is that row as JSON."""
 
 
 def begins_with_prefix(column: ColumnElement[str]) -> ColumnElement[bool]:

@@ -1,0 +1,292 @@
+"""The engine of relays: reads a batch of rows, sends their messages and removes the rows, in one dual write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from dualwrite.errors import ConfigurationError, DualWriteError, TransactionTimeoutError, UnknownTopicError
+from dualwrite.kafka.base import Message
+from dualwrite.logs import SubjectLogger
+from dualwrite.outbox.dead_letters import DeadLetters, Failed
+from dualwrite.outbox.poison import MissingTopics, PoisonSearch, Verdict, verdict_of
+from dualwrite.outbox.source import Source
+from dualwrite.settings import check_count
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
+from dualwrite.transaction import OpenTransaction, opened
+from dualwrite.writer import DualWriter
+
+log = SubjectLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """The limits of a batch.
+
+    Args:
+        rows: The maximum number of rows of one transaction.
+        size: The number of bytes of keys and values after which a batch ends; one row may have more.
+        attempts: How often a row is tried alone before it is set aside because Kafka refuses its message.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
+    """
+
+    rows: int = 2000
+    size: int = 4_000_000
+    attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "size", "attempts"):
+            check_count(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one transaction did: the rows it has published, and those that it has moved to the dead letters."""
+
+    published: int = 0
+    dead: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All rows that it has removed."""
+        return self.published + self.dead
+
+
+class Drain:
+    """Publishes the rows of a source, each once and in the source's order. For one thread, the one that uses the writer.
+
+    The recipe of `DualWriter` makes it exactly once: a batch's rows are removed in the database transaction whose COMMIT
+    decides about its messages. So after a crash at any point the rows are either still there and were not published, or are
+    gone and are published by recovery.
+
+    Args:
+        writer: An open writer on the database of the source. It stays open.
+        source: The rows.
+        options: The limits of a batch.
+        dead_letters: Where rows go that can't be sent; None: the rows before the first one are published, then its error is
+            raised.
+
+    Raises:
+        ConfigurationError: The writer's store is not a SQL database.
+    """
+
+    def __init__(
+        self,
+        writer: DualWriter[Any],
+        source: Source,
+        *,
+        options: BatchOptions | None = None,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        self._writer = writer
+        self._source = source
+        self._options = options or BatchOptions()
+        self._dead_letters = dead_letters
+        self._store = sql_store(writer.store)
+        self._driver_errors = self._store.short_transactions.driver_errors
+        self._most = self._options.rows
+        self._search = PoisonSearch()
+        self._missing = MissingTopics()
+        self._attempts = 0  # with the first row alone
+
+    def has_rows(self) -> bool:
+        """Whether there is anything to publish now; this costs less than a turn.
+
+        Raises:
+            StoreError: The database's own errors, translated.
+        """
+        return self._store.short_transactions.query(self._source.has_rows, f"looking for rows of {self._source.name}")
+
+    def turn(self) -> Turn:
+        """Publish the next batch, if there is a row.
+
+        After an error because of a row the batch is repeated with fewer rows, until the row is found and was set aside, so one
+        call may run several transactions.
+
+        Returns:
+            What the last transaction did, which has committed: nothing if the source has no rows.
+
+        Raises:
+            DualWriteError: As for `DualWriter.transaction`. If `verdict_of` says LATER, call again: rows whose transaction is
+                in doubt are found again unless it has committed.
+            InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: A row can't be sent, and there
+                are no dead letters.
+            Exception: The database driver's, unless it is an outage or a lock: then StoreUnavailableError.
+        """
+        while True:
+            batch = _Batch(self._source, self._missing)
+            try:
+                return self._done(batch, self._transaction(batch))
+            except self._driver_errors as error:
+                if not self._store.is_outage(error):
+                    raise
+                doing = f"publishing the rows of {self._source.name}"
+                raise self._store.short_transactions.errors.translated(error, doing) from error
+            except DualWriteError as error:
+                if isinstance(error, TransactionTimeoutError):
+                    self._most = max(1, len(batch.rows) // 2)
+                if verdict_of(error, self._store) is not Verdict.ROW or not batch.rows:
+                    raise
+                is_blamed = self._is_blamed(batch, error)
+                if is_blamed and self._dead_letters is None:
+                    raise
+                if is_blamed and self._set_aside(batch.rows[0], error):
+                    self._log_dead(batch.rows[0], error)
+                    return self._done(batch, Turn(dead=1))
+
+    def _transaction(self, batch: _Batch) -> Turn:
+        with self._writer.transaction() as tx:
+            begun = opened(tx)
+            with own_statements(begun) as connection:
+                batch.read(connection, self._search.limit(self._most), self._options.size)
+                if self._dead_letters is None:
+                    batch.end_before_failed()
+            if not batch.rows:
+                return Turn()
+            if batch.messages:
+                begun.send_messages(batch.sent())
+            with own_statements(begun) as connection:
+                if batch.failed and self._dead_letters is not None:
+                    self._dead_letters.add(connection, self._source, batch.failed)
+                self._source.remove(connection, batch.rows)
+        return Turn(len(batch.rows) - len(batch.failed), len(batch.failed))
+
+    def _done(self, batch: _Batch, turn: Turn) -> Turn:
+        self._attempts = 0
+        for failed in batch.failed:
+            self._log_dead(failed.row, failed.error)
+        self._search.succeeded(turn.rows)
+        if batch.is_full:  # the next rows will be as large: don't read, and lock, many more than fit
+            self._most = max(1, len(batch.rows))
+        elif len(batch.rows) == self._most:
+            self._most = min(2 * self._most, self._options.rows)
+        return turn
+
+    # --- rows that can't be sent ------------------------------------------------------------------------------------------
+
+    def _is_blamed(self, batch: _Batch, error: DualWriteError) -> bool:
+        """Whether the batch's only row is to be set aside; otherwise the next attempt has fewer rows, or is another one."""
+        count, current = len(batch.rows), batch.current
+        if (
+            isinstance(error, UnknownTopicError)
+            and self._dead_letters is not None
+            and current is not None
+            and current.partition is None
+            and repr(current.topic) in error.what
+        ):
+            self._missing.add(current.topic, error)  # the next attempt sets all of its rows aside
+            return False
+        if count > 1:
+            text, name = "a batch of %d rows of %s has failed, trying fewer: %s", self._writer.transactional_id
+            log.info(text, count, self._source.name, error, transactional_id=name)
+            self._search.failed(count, suspect=batch.suspect)
+            return False
+        self._attempts += 1
+        return isinstance(error, UnknownTopicError) or self._attempts >= self._options.attempts
+
+    def _set_aside(self, row: Any, error: DualWriteError) -> bool:
+        """Move the row to the dead letters, if it still is the first one; return whether it was."""
+        assert self._dead_letters is not None
+        with self._writer.transaction() as tx, own_statements(opened(tx)) as connection:
+            rows = self._source.read(connection, 1)
+            if not rows or self._source.identify(rows[0]) != self._source.identify(row):
+                return False
+            self._dead_letters.add(connection, self._source, [Failed(rows[0], error, self._attempts)])
+            self._source.remove(connection, rows)
+        return True
+
+    def _log_dead(self, row: Any, error: DualWriteError) -> None:
+        text = "row %s of %s can't be sent, and was moved to the dead letters: %s"
+        log.error(text, self._source.identify(row), self._source.name, error, transactional_id=self._writer.transactional_id)
+
+
+class _Batch:
+    """The rows of one transaction, the messages of the valid ones, and those that are known to be invalid.
+
+    Attributes:
+        is_full: Whether more rows were read than fit.
+        current: The message that the producer was given last.
+        suspect: The index of its row.
+    """
+
+    def __init__(self, source: Source, missing: MissingTopics) -> None:
+        self._source = source
+        self._missing = missing
+        self.rows: Sequence[Any] = ()
+        self.failed: list[Failed] = []
+        self.messages: list[tuple[int, Message]] = []
+        self.is_full = False
+        self.current: Message | None = None
+        self.suspect: int | None = None
+
+    def read(self, connection: Connection, most: int, size: int) -> None:
+        """Read the rows, as many as fit."""
+        found = self._source.read(connection, most)
+        left = size
+        for index, row in enumerate(found):
+            try:
+                made = self._source.messages(row)
+                if self._missing.are_known:
+                    self._missing.check(made)
+            except DualWriteError as error:
+                self.failed.append(Failed(row, error, 1))
+                continue
+            for message in made:
+                left -= message.size
+            if left < 0 and index:
+                self.rows, self.is_full = found[:index], True
+                return
+            for message in made:
+                self.messages.append((index, message))
+        self.rows = found
+
+    def end_before_failed(self) -> None:
+        """Leave out the first row that is not valid, and all after it.
+
+        Raises:
+            DualWriteError: It is the first row.
+        """
+        if not self.failed:
+            return
+        first = self.failed[0]
+        index = next(index for index, row in enumerate(self.rows) if row is first.row)
+        if not index:
+            raise first.error
+        self.rows, self.failed = self.rows[:index], []
+        self.messages = [(at, message) for at, message in self.messages if at < index]
+
+    def sent(self) -> Iterator[Message]:
+        """The messages in their order, for a producer that fails with one of them."""
+        for index, message in self.messages:
+            self.suspect, self.current = index, message
+            yield message
+        self.suspect = self.current = None
+
+
+def own_statements(begun: OpenTransaction) -> AbstractContextManager[Connection]:
+    """The connection of a transaction for statements of ours, whatever the user's handle is."""
+    transaction = begun.store_transaction
+    assert isinstance(transaction, SqlStoreTransaction)
+    return transaction.own_statements()
+
+
+def sql_store(store: TxnStateStore) -> SqlStateStore:
+    """The store, if it is a SQL database.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(store, SqlStateStore):
+        raise ConfigurationError(
+            f"A relay needs a SQL database, but the store is {store.description}.",
+            next_step="use PostgreSQL, MariaDB, MySQL or SQLite",
+        )
+    return store
