@@ -272,8 +272,8 @@ def create_pool(
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
         schema: As for `connect`.
-        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts. The default of
-            `Timeouts(delivery=…)` is 20 s for a pool.
+        **connecting: As for `connect`: kafka, producer, two_phase, lanes, on_lost, timeouts. They hold for the recovery of
+            ids of dead processes as well. The default of `Timeouts(delivery=…)` is 20 s for a pool.
 
     Returns:
         A pool. Close it with `with` or `close()`.

@@ -481,6 +481,7 @@ class AfterCommitError(DualWriteError):
 class InDoubtTransactionError(DualWriteError):
     """This process does not know whether the transaction committed on both sides. Recovery, here or elsewhere, resolves it.
 
+    Or it knows that the database committed and Kafka aborted, and has not published the messages again yet.
     Don't repeat the transaction without checking in your data whether it committed. Attributes: `state` (text of the
     PreparedTxnState, or ""), `database_committed` (True, or None if unknown).
     """
@@ -490,8 +491,9 @@ class InDoubtTransactionError(DualWriteError):
 
 
 class LostTransactionError(DualWriteError):
-    """The database committed and Kafka provably aborted: the messages of the transaction are lost.
+    """The database committed, Kafka provably aborted, and the messages of the transaction were not published again.
 
+    The error says why they can't be; or `on_lost` is not "republish", and `dualwrite recover --republish` publishes them.
     Without two-phase commit a prepared transaction can time out; with it, only an operator, or a writer or recovery on another
     copy of the database, can abort one. Attributes: `state`, `generation`, `delivery`.
     """
@@ -502,7 +504,7 @@ class LostTransactionError(DualWriteError):
 
 
 class UnverifiedTransactionError(DualWriteError):
-    """The database committed, and Kafka no longer has evidence of the messages' outcome.
+    """The database committed, and Kafka no longer has evidence of the messages' outcome. They are not published again.
 
     Attributes: `state`, `generation`, `delivery`.
     """

@@ -170,7 +170,8 @@ class DualWriter(Generic[H]):
             StateTableMissingError: The table is missing; the message names the command that creates it.
             ClaimTimeoutError: Another transaction locks the id's row; the message names it if the database shows it.
             BrokerUnavailableError: Kafka can't be reached; the message names the address and the setting.
-            LostTransactionError: See `on_lost`. Nothing is in doubt any more; acknowledge the transaction and open again.
+            LostTransactionError, UnverifiedTransactionError: See `on_lost`. Nothing is in doubt any more; the error says what
+                to do before the id can be opened again.
             FencedError: Another writer or recoverer claimed the id while this writer was opening.
         """
         with self._exclusively("open()"):
@@ -251,14 +252,16 @@ class DualWriter(Generic[H]):
                 are rolled back.
             TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
                 back.
-            InDoubtTransactionError: The outcome is unknown. The writer resolves it as soon as it can reach both sides: before
-                its next transaction, or without one after a second or more; or recovery does.
+            InDoubtTransactionError: The outcome is unknown; or the database committed, Kafka's side had been aborted, and the
+                messages are not published again yet. The writer resolves it as soon as it can reach both sides: before its
+                next transaction, or without one after a second or more; or recovery does.
             AfterCommitError: The transaction committed, and a listener of `tx.session`'s `after_commit` has failed.
             ProducerFencedError: Kafka refuses the producer. Both sides are rolled back. The error says why: for example another
                 process uses the id at Kafka, or the id expired at its coordinator inside the block, before its first message
                 (with librdkafka a DeliveryError, "Purged in queue").
             LostTransactionError: The database committed, but Kafka's side had been aborted: by a timeout (without two-phase
-                commit), or by someone else. It is recorded in the row.
+                commit), or by someone else; and the messages could not be published again, or `on_lost` is not "republish". It
+                is recorded in the row.
             NestedTransactionError: Called inside another transaction of this writer.
             ConcurrentUseError: Another thread is using the writer.
             UsageError: An event loop runs in the thread, which the block would keep waiting: use `dualwrite.aio`.

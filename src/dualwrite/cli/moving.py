@@ -38,8 +38,9 @@ def move_cluster(
 ) -> None:
     """Move ids to the Kafka cluster given here: all ids, those with a prefix, or those named.
 
-    First stop the writers, and run `dualwrite recover` with the old cluster's address: prepared transactions can be committed
-    only there. With --give-up-prepared they are recorded as UNVERIFIED instead, and stay open on the old cluster.
+    First stop the writers, and run `dualwrite recover --republish` with the old cluster's address: prepared transactions can be
+    committed, and lost ones published again, only there. With --give-up-prepared the prepared ones are recorded as UNVERIFIED
+    instead, and stay open on the old cluster.
     """
     settings = target.settings()
     with store_for(settings) as store, coordinator_for(settings) as coordinator:

@@ -1,8 +1,8 @@
-"""`dualwrite recover`: resolve the in-doubt transactions of crashed writers, and acknowledge lost ones.
+"""`dualwrite recover`: resolve the in-doubt transactions of crashed writers, publish lost ones again, or acknowledge them.
 
 Exit codes: 0 everything is resolved, or another process has claimed an id in the meantime and resolves it; 1 an id could not be
 recovered; 2 usage error; 3 lost or unverified transactions are not acknowledged. With `--dry-run`: 1 an id can't be recovered
-now; 3 a transaction is, or would be, recorded as lost or unverified.
+now; 3 a transaction is, or would be, recorded as lost or unverified, and would not be published again.
 """
 
 from __future__ import annotations

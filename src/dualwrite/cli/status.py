@@ -1,7 +1,7 @@
 """`dualwrite status`: whether all is well or what to run next, the transactional ids, and their state at Kafka. Read-only.
 
 Exit codes: 0 nothing is to be done, 1 a `DualWriteError`, or ids on another Kafka cluster, 2 usage error, 3 something is to be
-done: a transaction waits for recovery, or a lost one for acknowledgement.
+done: a transaction waits for recovery, a lost one to be published again, or an unverified one for acknowledgement.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def status(
     consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
 
     The exit code is 3 if something is to be done: for a transaction that has been open for longer than `--longer-than` on an id
-    that no pool has leased, for an id whose pool is gone, or for a lost transaction that is not acknowledged.
+    that no pool has leased, for an id whose pool is gone, or for a lost or unverified transaction.
     """
     settings = target.settings()
     found = in_database(settings, prefix)

@@ -72,9 +72,10 @@ class JobCommitter:
             ClusterMismatchError: Nothing was committed: the tasks prepared on another Kafka cluster than the driver's.
             TransactionTimeoutError: Nothing was committed: Kafka might have aborted a transaction before its commit.
             InDoubtTransactionError: The database did not respond, so it is unknown whether the batch is committed; or it is
-                committed in the database (`database_committed`), and Kafka did not respond. In both cases everything stays
-                prepared, and the next run or recovery resolves it.
-            LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages.
+                committed in the database (`database_committed`), and Kafka did not respond. The next run or recovery
+                resolves it: what is prepared stays prepared, and what Kafka has aborted is published again.
+            LostTransactionError: The batch is committed in the database, and Kafka has aborted some of its messages, which
+                could not be published again.
         """
         reported = _all_reported(outcomes)
         if not reported:

@@ -131,8 +131,8 @@ class DualProcessor:
             MessagesDeletedError, LogTruncatedError, TopicReplacedError: See `on_gap` and `on_new_topic` of the options.
             PositionForgottenError: A position was removed while its partition was read.
             FencedError: Another process has claimed the writer's transactional id.
-            LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: the position has moved, and the
-                messages that the batch has sent are lost, or may be.
+            LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction`: a position in the database has
+                moved, and the messages that the batch has sent are not visible, or may not be.
             BrokerError, StoreError: A permanent error of Kafka or of the database; transient ones are retried.
             UsageError: An event loop runs in the thread, which `run` would block: use AsyncDualProcessor.
         """

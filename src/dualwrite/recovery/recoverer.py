@@ -126,8 +126,8 @@ class Recoverer:
     """Resolves in-doubt transactions of ids whose writer is gone (KIP-939, "Recovery recipe").
 
     It may run at any time, several times at once, and while writers are running; recovering twice changes nothing. It claims an
-    id from its owner: a live writer gets FencedError at its next step and can `reopen()`. Ids with nothing unresolved are not
-    touched.
+    id from its owner: a live writer gets FencedError at its next step and can `reopen()`. Ids with nothing unresolved and
+    nothing to publish again are not touched.
 
     A logical id means all of its lanes (`orders` also means `orders~1`, `orders~2`, …, if they have rows); the id of a lane
     means only that lane. Reports name each lane by its own id.
@@ -159,7 +159,7 @@ class Recoverer:
         self._owns_coordinator = owns_coordinator
 
     def pending(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
-        """The requested logical ids with something unresolved, which recovery would claim. Read-only."""
+        """The requested logical ids with something unresolved or to publish again, which recovery would claim. Read-only."""
         return tuple(dict.fromkeys(TransactionalId.of_row(lane).logical for lane in self.pending_lanes(ids, prefix=prefix)))
 
     def pending_lanes(self, ids: Iterable[str] | None = None, *, prefix: str = "") -> tuple[str, ...]:
@@ -239,7 +239,9 @@ class Recoverer:
         prefix: str = "",
         only: Collection[tuple[str, LostTransaction]] | None = None,
     ) -> dict[str, tuple[LostTransaction, ...]]:
-        """Remove the lost and unverified transactions from the rows, after they have been dealt with.
+        """Remove the lost and unverified transactions from the rows: they are not published again from then on.
+
+        Whoever wants to publish their messages from other data removes them first, and then publishes those that this returns.
 
         Args:
             ids: As for `recover`.

@@ -193,7 +193,7 @@ class Relay:
 
         Raises:
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction` and `open`: rows were removed, and
-                their messages are lost, or may be.
+                their messages are not visible, or may not be.
             InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: With `on_poison="stop"`, a row
                 can't be sent.
             BrokerError, StoreError: A permanent error of Kafka or of the database.

@@ -318,7 +318,7 @@ def write_chunks(
         UsageError: The plan has no partition with this number.
         FencedError: Another attempt of this partition has started since. What is committed stays, and that attempt skips it.
         DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
-            LostTransactionError only once it is acknowledged, and the messages of that chunk are lost.
+            LostTransactionError, whose chunk's messages were not published again, only once it is acknowledged.
     """
     if plan.partitions is not None and not 0 <= partition < plan.partitions:
         raise UsageError(

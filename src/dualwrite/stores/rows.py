@@ -52,7 +52,7 @@ class LostKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LostTransaction:
-    """A transaction whose messages are lost or unverified; it stays in the row until it is acknowledged.
+    """A lost or unverified transaction; it stays in the row until it is published again, proven or acknowledged.
 
     Args:
         kind: What is known about it.
@@ -89,7 +89,7 @@ class StateRow:
         resolved_generation: No transaction is open on any generation up to this one; 0 in a new row.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
-        lost: What recovery found lost or unverified and is not acknowledged yet.
+        lost: What recovery found lost or unverified, and was neither published again nor acknowledged yet.
         owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
