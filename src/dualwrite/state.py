@@ -293,7 +293,7 @@ class Delivery:
         elsewhere = f" and {more} elsewhere" if more else ""
         groups = f"; offsets of {', '.join(map(str, self.offsets))}" if self.offsets else ""
         prepared = f"; prepared at {self.prepared_at.astimezone(UTC):%F %T} UTC"
-        return f"{self.messages} messages{shown}{elsewhere}{groups}{prepared}"
+        return f"{self.messages} message{'' if self.messages == 1 else 's'}{shown}{elsewhere}{groups}{prepared}"
 
     def text(self) -> str:
         """The text to store: JSON with all places, or with as many as may be stored, including one with a known offset.

@@ -441,7 +441,7 @@ def test_an_unknown_id_is_not_reported_forgotten(scene: Scene) -> None:
 
 def test_a_next_step_can_be_pasted_into_a_shell(scene: Scene) -> None:
     lose(scene, "my orders")
-    command = "dualwrite recover --id 'my orders' --acknowledge"
+    command = "dualwrite recover --id 'my orders'"
     assert command in scene.ends(1, "forget", "--id", "my orders", "--yes")
     with pytest.raises(dualwrite.LostTransactionError, match=command):
         dualwrite.connect(transactional_id="my orders")
@@ -465,7 +465,7 @@ def test_an_id_with_an_unresolved_lane_is_not_partly_forgotten(scene: Scene, thr
     lose(scene, "old~1")
     err = scene.ends(1, "forget", "--id", "old", "--yes")
     assert "lane 'old~1'" in err
-    assert "dualwrite recover --id old~1 --acknowledge" in err
+    assert "dualwrite recover --id old~1 --republish" in err
     assert len(scene.document("status")[1]["ids"][0]["lanes"]) == 2
     scene.ends(0, "recover", "--id", "old~1", "--acknowledge", "--yes")
     scene.ends(0, "forget", "--id", "old", "--yes")

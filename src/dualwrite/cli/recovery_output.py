@@ -214,7 +214,7 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, wi
     ]
     if rows:
         show_records(_WIDE if wide else _PLANNED, rows)
-    elif not plan.failed:
+    elif not plan.failed and not plan.lost_messages:
         typer.echo("Nothing to recover.")
     for one in plan.failed:
         say(f"{one.transactional_id}: {one.error}", err=True)

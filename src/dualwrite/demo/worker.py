@@ -157,7 +157,6 @@ class Worker:
                 size=POOL_SIZE,
                 options=dualwrite.PoolOptions(lease=LEASE),
                 producer=job.producer,
-                on_lost="report",
             ) as pool:
                 ordered = pool.with_options(key=f"worker {job.worker}")
                 yield (lambda flight, after: ordered.submit(self._unit, flight, after)), dualwrite.RecoveryReport()
@@ -167,7 +166,6 @@ class Worker:
                 kafka=job.kafka,
                 transactional_id=f"{prefix}-{job.worker}",  # the same after a restart
                 producer=job.producer,
-                on_lost="report",
             ) as writer:
 
                 def write(flight: Flight, after: int) -> object:

@@ -26,7 +26,7 @@ from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
-from dualwrite.stores.base import Claim, LostKind
+from dualwrite.stores.base import Claim, LostKind, StateRow
 from dualwrite.stores.sql.dialect import ErrorClass
 
 log = SubjectLogger(__name__)
@@ -249,10 +249,11 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
     kafka = KafkaCheck(site.store, site.coordinator)
     kafka.check()
     rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
-    return RecoveryPlan(
-        tuple(
-            IdPlan(row.transactional_id, row.owner if row.generations_to_recover else None, kafka.at(row), row.lost)
-            for row in rows
-            if row is not None
-        )
-    )
+    return RecoveryPlan(tuple(_planned(site, kafka, row) for row in rows if row is not None))
+
+
+def _planned(site: OpenSite, kafka: KafkaCheck, row: StateRow) -> IdPlan:
+    plans = kafka.at(row)
+    found = kafka.lost_messages(row, plans) if site.site.on_lost == "republish" else ()
+    owner = row.owner if row.generations_to_recover else None
+    return IdPlan(row.transactional_id, owner, plans, row.lost, row=row, found=found)

@@ -274,7 +274,7 @@ class Adoption:
             assert error is not None
             log.log(level_of(error), "can't be recovered now; trying again: %s", error, transactional_id=name)
         try:
-            raise_for_lost(report.unacknowledged)
+            raise_for_lost(report.unacknowledged, report.not_published)
         except DualWriteError as lost:
             log.error("%s", lost, transactional_id=lost.transactional_id)  # noqa: TRY400  (the traceback adds nothing)
 

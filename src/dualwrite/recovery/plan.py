@@ -27,7 +27,7 @@ REASONS: Final = MappingProxyType(
         Decision.COMMIT: "the database committed the transaction, and Kafka has it prepared",
         Decision.ABORT: "the transaction is open at Kafka, and the database has not committed it",
         Decision.ALREADY_COMMITTED: "both sides have committed",
-        Decision.LOST: "the database committed the transaction, but Kafka aborted it: its messages are lost",
+        Decision.LOST: "the database committed the transaction, but Kafka aborted it",
         Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will show how the transaction ended",
         Decision.UNVERIFIED: "the database committed the transaction, but Kafka has no evidence of it",
         Decision.WAIT: "Kafka is ending the transaction: recovery would wait and check again",

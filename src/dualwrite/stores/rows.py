@@ -470,8 +470,10 @@ def forgotten(row: StateRow) -> StateRow:
 
 
 def _not_resolved(row: StateRow) -> NotResolvedError:
-    if row.lost:
-        why, flag = f"{len(row.lost)} lost or unverified transactions are not acknowledged", " --acknowledge"
+    if any(entry.kind is LostKind.LOST for entry in row.lost):
+        why, flag = "the messages of a lost transaction are not published again yet", " --republish"
+    elif row.lost:
+        why, flag = f"{len(row.lost)} unverified transactions are not acknowledged", " --acknowledge"
     elif row.prepared_state is not None:
         why, flag = f"the state {row.prepared_state} is not resolved", ""
     else:

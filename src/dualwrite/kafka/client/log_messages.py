@@ -128,7 +128,8 @@ class _Search:
         first = self._reader.first_offset(place.topic, place.partition)
         where = f"{place.topic}-{place.partition}"
         if first > offset:
-            return f"retention has deleted offsets {offset} to {first - 1} of {where}"
+            what = f"offset {offset}" if first - 1 == offset else f"offsets {offset} to {first - 1}"
+            return f"retention has deleted {what} of {where}"
         return (
             f"{where} ends before offset {offset}: the topic was deleted and created again, or a leader was elected uncleanly"
         )
