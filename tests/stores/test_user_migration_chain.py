@@ -139,7 +139,7 @@ def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Project) -> No
 
 def test_offline_sql_from_the_first_revision(project: Project) -> None:
     script = project.alembic("upgrade", "head", "--sql").stdout
-    made = re.findall(r"^CREATE TABLE (?:IF NOT EXISTS )?(kafka\w+) \(", script, re.MULTILINE)
+    made = re.findall(r"^CREATE TABLE (?:IF NOT EXISTS )?((?:kafka|dualwrite)_\w+) \(", script, re.MULTILINE)
     assert sorted(made) == sorted(OURS)
     run_script(project.url, script)
     assert migration.current(project.url) == NEWEST

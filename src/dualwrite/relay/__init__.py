@@ -4,7 +4,8 @@ from dualwrite.outbox.dead_letters import DeadLetter, DeadLetters
 from dualwrite.outbox.drain import BatchOptions
 from dualwrite.outbox.layout import DEBEZIUM, GENERIC, OutboxLayout
 from dualwrite.relay.options import RelayOptions
-from dualwrite.relay.relay import Relay, RelayStatus, Worker
+from dualwrite.relay.relay import Relay
+from dualwrite.relay.status import RelayStatus, Worker
 from dualwrite.relay.table_sql import create_table, table_sql
 
 __all__ = [

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,25 +14,25 @@ from sqlalchemy import URL, Engine
 
 from dualwrite.api import Kafka, WriterOptions, as_store, connect, open_recoverer
 from dualwrite.deadline import check_may_block
-from dualwrite.errors import ConfigurationError, DualWriteError, UsageError
+from dualwrite.errors import DualWriteError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.drain import Drain, Turn, own_statements, sql_store
-from dualwrite.outbox.layout import OutboxLayout
-from dualwrite.outbox.outbox_sql import MYSQL, Shard
+from dualwrite.outbox.outbox_sql import Shard
 from dualwrite.outbox.outbox_table import OutboxTable
 from dualwrite.pool.pool_ids import RENEWALS, Adoption, LeasedIds
 from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.relay.defaults import key_hash, relay_timeouts
 from dualwrite.relay.options import RelayOptions
 from dualwrite.relay.shard_leases import ShardLeases
 from dualwrite.relay.shard_relay import ShardRelay
+from dualwrite.relay.status import RelayStatus, status_of
 from dualwrite.relay.wake_up import Listener
-from dualwrite.settings import Settings, Timeouts
+from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
-from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transaction import opened
@@ -48,43 +48,8 @@ _STEP: Final = 0.1
 _CHECK: Final = 5.0
 """Seconds in which Kafka must answer after an outage, before rows are locked again."""
 
-_DELIVERY_TO_FILE: Final = 2.0
-"""The default of `Timeouts.delivery` on SQLite, where others wait for the transaction: sqlite3 gives up after 5 s."""
-
 _LARGE_NUMBER: Final = 99_999
 """A number for which a relay's name must leave room in its ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """Who works on a shard now: its id, the owner of the lease, and in how many seconds that ends unless it is renewed."""
-
-    transactional_id: str
-    owner: str
-    ends_in: float
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatus:
-    """The state of an outbox and of its relays.
-
-    Args:
-        name: The relays' name.
-        table: The outbox.
-        waiting: The rows that could be published now.
-        later: The rows whose `not_before` is in the future.
-        oldest: The age of the oldest row of `waiting` in seconds, if the layout has a column for it.
-        dead: The number of dead letters.
-        workers: Who works on the shards.
-    """
-
-    name: str
-    table: str
-    waiting: int
-    later: int
-    oldest: float | None
-    dead: int
-    workers: tuple[Worker, ...]
 
 
 class Relay:
@@ -140,7 +105,7 @@ class Relay:
         self._counting = threading.Lock()
         self._published = self._dead = 0
         store = as_store(database, chosen)
-        self._settings = replace(chosen, timeouts=_timeouts(chosen.timeouts, store))
+        self._settings = replace(chosen, timeouts=relay_timeouts(chosen.timeouts, store))
         with ExitStack() as failed:
             if store is not database:
                 failed.callback(store.close)
@@ -171,7 +136,7 @@ class Relay:
         options, count = self._options, self._options.shards
         if count == 1:
             return {numbered(self._name, 1): self._table}
-        expression = options.shard_by or _hash(options.layout, self._store)
+        expression = options.shard_by or key_hash(options.layout, self._store)
         shards = [Shard(expression, number, count) for number in range(count)]
         return {numbered(self._name, shard.number + 1): OutboxTable(self._store, options.layout, shard) for shard in shards}
 
@@ -208,15 +173,8 @@ class Relay:
         Raises:
             StoreError: The database's own errors, translated.
         """
-        waiting = self._table.waiting()
-        workers = tuple(
-            Worker(each.transactional_id, each.owner, each.seconds_left or 0.0)
-            for each in self._store.leases.entries(f"{self._name}.")
-            if each.transactional_id in self._sources and not each.has_ended
-        )
-        table = self._options.layout.table
-        dead = self._dead_letters.count()
-        return RelayStatus(self._name, table, waiting.rows, waiting.later, waiting.oldest, dead, workers)
+        leases = [each for each in self._store.leases.entries(f"{self._name}.") if each.transactional_id in self._sources]
+        return status_of(self._name, self._table, self._dead_letters, leases)
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
@@ -234,7 +192,6 @@ class Relay:
             until_empty: End as soon as there is no row to publish, either by this relay or by another one.
 
         Raises:
-            FencedError: Never: another relay of the name has taken over the shard then.
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction` and `open`: rows were removed, and
                 their messages are lost, or may be.
             InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: With `on_poison="stop"`, a row
@@ -453,25 +410,3 @@ class Relay:
         finally:
             with suppress(DualWriteError):  # it ends by itself
                 self._store.leases.release([name], self._ids.owner)
-
-
-def _timeouts(given: Timeouts, store: TxnStateStore) -> Timeouts:
-    """The time limits, with a shorter default for `delivery` than a writer's, since rows are locked as long as it waits."""
-    if given.delivery is None and store.is_local:
-        return replace(given, delivery=_DELIVERY_TO_FILE)
-    return given.in_pool()
-
-
-def _hash(layout: OutboxLayout, store: SqlStateStore) -> str:
-    """The hash of the key in SQL."""
-    dialect, quote = store.engine.dialect.name, store.engine.dialect.identifier_preparer.quote
-    if layout.key is None:
-        raise ConfigurationError("Rows without a key have no shard.", next_step="give shard_by=…, or use one shard")
-    if dialect == "postgresql":
-        return f"coalesce(hashtext({quote(layout.key)}::text), 0)"
-    if dialect in MYSQL:
-        return f"coalesce(crc32({quote(layout.key)}), 0)"
-    raise ConfigurationError(
-        "SQLite has no function for a hash of the key.",
-        next_step="use one shard: SQLite lets only one transaction write at a time; or give shard_by=…",
-    )

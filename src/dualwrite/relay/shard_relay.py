@@ -126,16 +126,13 @@ class ShardRelay:
                 log.warning("closing: %s", error, transactional_id=self.name)
 
     def _loop(self) -> None:
-        poll = self._options.poll
+        poll, is_idle = self._options.poll, False
         while not self._stopping.is_set():
             try:
                 if self._is_kafka_out:
                     self._check_kafka()
                     self._is_kafka_out = False
-                if self._drain is not None and poll > self._options.poll and not self._drain.has_rows():
-                    turn = Turn()
-                else:
-                    turn = self.turn()
+                turn = Turn() if is_idle and self._drain is not None and not self._drain.has_rows() else self.turn()
             except FencedError as error:
                 if not self._is_ours_after(error):
                     return
@@ -143,6 +140,7 @@ class ShardRelay:
                 self._retry(error)
             else:
                 self._pause = self._options.pause
+                is_idle = not turn.rows
                 if turn.rows or self.wake_up.wait(poll, self._stopping):
                     poll = self._options.poll
                 else:
