@@ -9,56 +9,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import dualwrite
 from crash.databases import Databases
-from crash.scene import Scene
-from dualwrite import DualWriter, FencedError, LostTransactionError
+from dualwrite import FencedError, LostTransactionError
 from dualwrite.devcluster import DevCluster
 from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
-from dualwrite.stores.journal import GateStatus, JournalEntry
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.journal_store import SqlJournal
-from dualwrite.stores.sql.sql_journal import insert_entries
 from dualwrite.testing import failpoints
-from fixtures.broker import read_topic
-
-
-class DrainScene:
-    """A store with an open journal, and a topic."""
-
-    def __init__(self, scene: Scene, store: SqlStateStore) -> None:
-        self.scene = scene
-        self.store = store
-        self.prefix = scene.transactional_id
-        assert isinstance(store.journal, SqlJournal)
-        self.journal = store.journal
-        self.journal.prepare(self.prefix)
-        self.journal.open(self.prefix, "test")
-
-    def write(self, *numbers: int) -> None:
-        """Entries, each in the journal with headers and a time."""
-        entries = [
-            JournalEntry(self.scene.topic, b"k", str(n).encode(), '[["h", "dg=="]]', None, 1_700_000_000_000 + n)
-            for n in numbers
-        ]
-        self.store.short_transactions.run(lambda connection: insert_entries(connection, self.prefix, entries), "a test")
-
-    def connect(self, **changes: Any) -> DualWriter[Any]:
-        return dualwrite.connect(
-            self.store, kafka=self.scene.settings, transactional_id=drainer_id(self.prefix), lanes=1, **changes
-        )
-
-    @property
-    def gate(self) -> GateStatus:
-        return self.journal.gates(self.prefix, counts=True)[0]
-
-    @property
-    def published(self) -> list[tuple[int, bytes | None, int]]:
-        """Value, header and time of each message."""
-        found = read_topic(self.scene.bootstrap, self.scene.topic)
-        return [(int(each.value() or b""), dict(each.headers() or []).get("h"), each.timestamp()[1]) for each in found]
+from journal.journal_scene import DrainScene, message
 
 
 @pytest.fixture
@@ -68,10 +27,6 @@ def at(databases: Databases, broker: DevCluster, database: str, producer: str) -
     engine = sa.create_engine(scene.url)
     yield DrainScene(scene, SqlStateStore(engine))
     engine.dispose()
-
-
-def message(number: int) -> tuple[int, bytes, int]:
-    return number, b"v", 1_700_000_000_000 + number
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"])
