@@ -255,12 +255,15 @@ class Delivery:
         places: Where they are. All are stored, unless there are more than MAX_PLACES or they need too much space.
         prepared_at: When the transaction was prepared (UTC, aware; this machine's clock), just before the database's commit.
         offsets: The offsets of consumer groups that become visible with the messages.
+        copy_of: The generation and state of the lost transaction whose messages were published again; empty if they are new.
+            `prepared_at` is that of the lost one, too.
     """
 
     messages: int
     places: tuple[Place, ...]
     prepared_at: datetime
     offsets: tuple[GroupOffsets, ...] = ()
+    copy_of: str = ""
 
     @classmethod
     def of(cls, places: Iterable[Place], offsets: Iterable[GroupOffsets] = ()) -> Self | None:
@@ -334,7 +337,8 @@ class Delivery:
             between = "],["
         end = "]" if between != "[" else ""
         prepared_at = self.prepared_at.astimezone(UTC).isoformat(timespec="milliseconds")
-        parts.append(f'{end}]{groups},"prepared_at":"{prepared_at[:-6]}Z"}}')
+        copy = f',"copy_of":{json.dumps(self.copy_of)}' if self.copy_of else ""
+        parts.append(f'{end}]{groups},"prepared_at":"{prepared_at[:-6]}Z"{copy}}}')
         return "".join(parts)
 
     @classmethod
@@ -350,7 +354,8 @@ class Delivery:
             found = json.loads(text)
             places = tuple(place for stored in found["places"] for place in _parsed_places(stored))
             groups = tuple(map(_parsed_group, found.get("offsets", ())))
-            return cls(int(found["messages"]), places, datetime.fromisoformat(found["prepared_at"]).astimezone(UTC), groups)
+            prepared_at = datetime.fromisoformat(found["prepared_at"]).astimezone(UTC)
+            return cls(int(found["messages"]), places, prepared_at, groups, str(found.get("copy_of", "")))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoredStateError(
                 f"The stored delivery {text[:200]!r} can't be read.",

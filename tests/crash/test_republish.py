@@ -112,6 +112,7 @@ def read_all(scene: Scene) -> dict[int, list[tuple[Any, ...]]]:
                 assert message.error() is None
                 what = (message.key(), message.value(), message.headers(), message.timestamp())
                 found.setdefault(message.partition(), []).append(what)
+    assert sum(map(len, found.values())) == count
     return found
 
 

@@ -268,4 +268,6 @@ def test_commit_does_not_return_while_a_copy_is_lost_as_well(
     ):
         scene.commit(outcomes)
     assert scene.topic() == [3]
+    assert scene.commit(scene.write(scene.run(), PARTS)) == 0
+    scene.assert_holds([1, 2, 3])
     scene.close()

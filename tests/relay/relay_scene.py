@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.outbox.layout import GENERIC, OutboxLayout
 from dualwrite.relay import RelayOptions, create_table
 from fixtures.broker import make_topic, read_topic, wait_for_markers
+from fixtures.pace import LIMIT
 
 PARTITIONS = 3
 KEYS = 5
@@ -96,3 +98,27 @@ class RelayScene:
 
 def key_of(number: int) -> str:
     return f"k{number % KEYS}"
+
+
+@contextmanager
+def running(scene: RelayScene, **options: Any) -> Iterator[dualwrite.Relay]:
+    """A relay in a thread of its own; its error is raised at the end."""
+    failed: list[Exception] = []
+    with scene.relay(**options) as relay:
+
+        def run() -> None:
+            try:
+                relay.run()
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield relay
+        finally:
+            relay.stop()
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+        if failed:
+            raise failed[0]

@@ -151,8 +151,10 @@ def test_options_that_are_not_allowed(changes: dict[str, Any]) -> None:
 
 
 def test_shards_share_the_rows_by_key_whatever_their_number_is(on_postgres: RelayScene) -> None:
-    scene = on_postgres
+    scene, no_key = on_postgres, f"{on_postgres.topic}-no-key"
     for shards in itertools.islice(itertools.cycle([3, 1, 2]), 4):
         scene.insert(30)
+        execute(scene, "INSERT INTO outbox (topic, value) VALUES (:topic, '-1')", topic=no_key)
         relayed(scene, GENERIC, shards=shards, batch=BatchOptions(rows=4))
     scene.check(range(120))
+    assert read_values(scene.servers, no_key) == [b"-1"] * 4

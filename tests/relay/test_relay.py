@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from relay_scene import RelayScene, key_of
+from relay_scene import RelayScene, key_of, running
 
 import dualwrite
 from dualwrite import Relay
-from dualwrite.errors import ConfigurationError, UsageError
+from dualwrite.errors import ConfigurationError, FencedError, UsageError
 from dualwrite.relay import BatchOptions, create_table
-from fixtures.pace import LIMIT, until
-
-
-@contextmanager
-def running(scene: RelayScene, **options: Any) -> Iterator[Relay]:
-    """A relay in a thread of its own; its error is raised at the end."""
-    failed: list[Exception] = []
-    with scene.relay(**options) as relay:
-
-        def run() -> None:
-            try:
-                relay.run()
-            except Exception as error:  # noqa: BLE001  (raised below)
-                failed.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield relay
-        finally:
-            relay.stop()
-            thread.join(LIMIT)
-            assert not thread.is_alive()
-        if failed:
-            raise failed[0]
+from fixtures.pace import until
 
 
 def empty(scene: RelayScene) -> None:
@@ -196,6 +168,19 @@ def test_a_relay_that_was_recovered_by_somebody_else_continues(on_sqlite: RelayS
         dualwrite.recover(scene.url, kafka=scene.servers, ids=[f"{scene.name}.1"])
         scene.insert(5)
         until(lambda: relay.published == 10)
+    scene.check(range(10))
+
+
+def test_single_turns_go_on_after_somebody_else_has_claimed_the_id(on_sqlite: RelayScene) -> None:
+    scene = on_sqlite
+    with scene.relay() as relay:
+        scene.insert(5)
+        assert relay.run_once() == 5
+        dualwrite.recover(scene.url, kafka=scene.servers, ids=[f"{scene.name}.1"])
+        scene.insert(5)
+        with pytest.raises(FencedError):
+            relay.run_once()
+        assert relay.run_once() == 5
     scene.check(range(10))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import threading
@@ -12,10 +13,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from relay_scene import RelayScene
+from relay_scene import RelayScene, running
 
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
+from dualwrite.outages import kafka_at
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.broker import started
 from fixtures.fork_server import ForkedProcess
@@ -169,6 +171,29 @@ def test_the_broker_is_killed_and_started_again(
         scene.wait_until_empty(3 * LIMIT)
         scene.stop(relay)
         scene.check(range(200))
+
+
+def test_an_outage_of_kafka_is_one_warning(
+    sqlite_url: str, own_broker: DevCluster, new_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay itself says nothing louder, however often it tries; see `dualwrite.outages`."""
+    scene = Crashing(sqlite_url, own_broker, new_name)
+    kafka = kafka_at(scene.servers)
+    with running(scene, longest_pause=0.2):
+        scene.insert(5)
+        scene.wait_until_empty()
+        own_broker.kill()
+        scene.insert(5)
+        until(lambda: kafka.is_out, "the outage is noticed")
+        time.sleep(3)
+        own_broker.start()
+        scene.wait_until_empty(3 * LIMIT)
+        until(lambda: not kafka.is_out, "its end is noticed", seconds=3 * LIMIT)
+    scene.check(range(10))
+    scene.close()
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert {record.name for record in loud} == {"dualwrite.outages"}, caplog.text
+    assert ["does not answer" in record.getMessage() for record in loud] == [True, False], caplog.text
 
 
 @pytest.fixture

@@ -310,8 +310,8 @@ PROTOCOL: Final = (
     Removal(
         "RP a copy that is lost keeps the place of its original",
         "recipe/republish.py",
-        "replace(producer.delivery, prepared_at=_prepared_at(entry))",
-        "replace(producer.delivery)",
+        "replace(delivery, prepared_at=_prepared_at(entry), copy_of",
+        "replace(delivery, copy_of",
         ("crash/test_republish.py::test_a_copy_that_is_lost_keeps_its_place",),
     ),
     Removal(

@@ -59,6 +59,11 @@ def test_too_many_offsets_are_left_out_and_the_group_is_kept() -> None:
     assert stored.places == made.places
 
 
+def test_a_copy_keeps_the_name_of_its_original() -> None:
+    copy = Delivery(1, (Place("orders", 0, 17, 1),), datetime(2026, 11, 27, tzinfo=UTC), copy_of="2 7:5")
+    assert Delivery.parse(copy.text()) == copy
+
+
 def test_no_messages_give_no_delivery() -> None:
     assert Delivery.of([]) is None
     assert delivery_text(None) == ""

@@ -28,6 +28,7 @@ from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
 from dualwrite.stores.base import LostTransaction
+from dualwrite.stores.rows import original_of
 
 log = SubjectLogger(__name__)
 
@@ -220,7 +221,7 @@ class JobCommitter:
         for name, generation, state in marker.winners:
             row = self._site.store.read(name)
             entries = () if row is None else row.lost
-            found += [(name, lost) for lost in entries if (lost.generation, str(lost.state)) == (generation, state)]
+            found += [(name, lost) for lost in entries if original_of(lost) == f"{generation} {state}"]
         return found
 
 

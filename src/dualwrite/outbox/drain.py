@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
@@ -23,6 +23,9 @@ from dualwrite.transaction import OpenTransaction, opened
 from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
+
+_FIRST_ROWS: Final = 100
+"""Rows of the first batch; doubled as long as they fit: with large rows, too many would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Drain:
         self._dead_letters = dead_letters
         self._store = sql_store(writer.store)
         self._driver_errors = self._store.short_transactions.driver_errors
-        self._most = self._options.rows
+        self._most = min(_FIRST_ROWS, self._options.rows)
         self._search = PoisonSearch()
         self._missing = MissingTopics()
         self._attempts = 0  # with the first row alone

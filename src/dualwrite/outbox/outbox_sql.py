@@ -52,8 +52,8 @@ class Shard:
 
     @property
     def condition(self) -> str:
-        """The condition in SQL; the expression may be negative."""
-        return f"((({self.expression}) % {self.count}) + {self.count}) % {self.count} = {self.number}"
+        """The condition in SQL, which each row fulfils for one number: the expression may be negative, or NULL."""
+        return f"((coalesce(({self.expression}), 0) % {self.count}) + {self.count}) % {self.count} = {self.number}"
 
 
 @dataclass(frozen=True, slots=True)

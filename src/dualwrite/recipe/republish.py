@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from dualwrite.errors import DualWriteError, TransactionChangedError, TransactionTimeoutError
+from dualwrite.errors import DualWriteError, ProducerFencedError, TransactionChangedError, TransactionTimeoutError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, ProducerFactory, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
@@ -25,7 +25,7 @@ from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Timeouts
 from dualwrite.state import ConsumedOffset, FoundMessages, GroupOffsets
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Republished, Resolution, TxnStateStore
-from dualwrite.stores.rows import has_entry
+from dualwrite.stores.rows import has_entry, original_of
 
 log = SubjectLogger(__name__)
 
@@ -63,12 +63,20 @@ class LostMessages:
             for entry in ownership.unacknowledged:
                 if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:  # rule RL
                     continue
-                messages = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+                messages = self._found(ownership, entry)
                 if messages.is_complete:
                     found.append((ownership, entry, messages))
                 else:
                     self._keep(ownership, entry, messages.missing)
         return sorted(found, key=lambda each: _prepared_at(each[1]))
+
+    def _found(self, ownership: Ownership, entry: LostTransaction) -> FoundMessages:
+        try:
+            return found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+        except DualWriteError as error:
+            if error.retriable:
+                raise
+            return FoundMessages((), (str(error).rstrip("."),))
 
     def publish(self, *owned: Ownership) -> None:
         """Publish the LOST transactions of ids that were resolved and taken over; their ownerships' reports say the outcomes.
@@ -79,9 +87,7 @@ class LostMessages:
         """
         for ownership, entry, found in self.find(*owned):
             self._publish_one(ownership, entry, found)
-            if (
-                ownership.producer_must_be_replaced
-            ):  # rule F9; or it could not abort, and nobody else would before the next claim
+            if ownership.producer_must_be_replaced:  # rule F9; or it could not abort, which nobody else would do now
                 ownership.restart()
 
     def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
@@ -93,8 +99,10 @@ class LostMessages:
         try:
             new = self._prepared(ownership, entry, found)
         except DualWriteError as error:
+            self._store.read_claimed(ownership.claim)  # raises FencedError if a successor is the reason
             self._abort(producer, ownership, error)
-            if error.retriable and not isinstance(error, TransactionTimeoutError):
+            is_passing = error.retriable and not isinstance(error, TransactionTimeoutError)
+            if is_passing or isinstance(error, ProducerFencedError):
                 raise
             self._keep(ownership, entry, (str(error).rstrip("."),))
             return
@@ -112,7 +120,11 @@ class LostMessages:
             ownership.note_gone(entry)
             return
         hit("republish_after_record")
-        producer.commit_transaction(timeout=ownership.timeouts.kafka)
+        try:
+            producer.commit_transaction(timeout=ownership.timeouts.kafka)
+        except DualWriteError:  # rule KU
+            self._store.read_claimed(ownership.claim)
+            raise
         ownership.has_committed(new.state)
         hit("republish_after_commit")
         ownership.note_published(entry)
@@ -149,7 +161,9 @@ class LostMessages:
         if state is None:
             return None
         producer.check_time_left()
-        delivery = producer.delivery and replace(producer.delivery, prepared_at=_prepared_at(entry))  # rule RP
+        delivery = producer.delivery
+        if delivery is not None:  # rule RP
+            delivery = replace(delivery, prepared_at=_prepared_at(entry), copy_of=original_of(entry))
         return Republished(entry, state, ownership.generation, delivery)
 
     def _ahead(self, group: GroupOffsets, timeout: float) -> list[ConsumedOffset]:
@@ -176,7 +190,7 @@ class LostMessages:
 
     @staticmethod
     def _name(ownership: Ownership, entry: LostTransaction) -> tuple[str, str]:
-        return ownership.transactional_id, f"{entry.generation}:{entry.state}"
+        return ownership.transactional_id, f"{entry.generation} {entry.state}"
 
 
 class RecoveryPublisher:

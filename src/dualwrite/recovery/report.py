@@ -198,7 +198,7 @@ def lost_error(
     facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
     text = "" if lost.delivery is None else f" It had {lost.delivery}."
     command = f"dualwrite recover --id {shell_word(transactional_id)}"
-    acknowledge = f"publish its messages again from your data, then `{command} --acknowledge`"
+    acknowledge = f"`{command} --acknowledge`, then publish its messages from your data"
     if lost.kind is LostKind.LOST:
         known = (each.reasons for each in not_published if (each.transactional_id, each.entry) == (transactional_id, lost))
         reasons = next(known, ())
@@ -216,7 +216,7 @@ def lost_error(
         transactional_id=transactional_id,
         cause="the id's state expired at the coordinator (transactional.id.expiration.ms) and its messages can no longer be "
         "read (retention, or no permission to read the topic)",
-        next_step=f"look for its messages in the topic, and if they are missing, {acknowledge}",
+        next_step=f"look for its messages in the topic; {acknowledge} if they are missing",
         **facts,
     )
 

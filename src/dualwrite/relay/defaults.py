@@ -29,9 +29,9 @@ def key_hash(layout: OutboxLayout, store: SqlStateStore) -> str:
     if layout.key is None:
         raise ConfigurationError("Rows without a key have no shard.", next_step="give shard_by=…, or use one shard")
     if dialect == "postgresql":
-        return f"coalesce(hashtext({quote(layout.key)}::text), 0)"
+        return f"hashtext({quote(layout.key)}::text)"
     if dialect in MYSQL:
-        return f"coalesce(crc32({quote(layout.key)}), 0)"
+        return f"crc32({quote(layout.key)})"
     raise ConfigurationError(
         "SQLite has no function for a hash of the key.",
         next_step="use one shard: SQLite lets only one transaction write at a time; or give shard_by=…",

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine
 
 from dualwrite.api import Kafka, WriterOptions, as_store, connect, open_recoverer
 from dualwrite.deadline import check_may_block
-from dualwrite.errors import DualWriteError, UsageError
+from dualwrite.errors import DualWriteError, FencedError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
@@ -223,7 +223,15 @@ class Relay:
         check_may_block("Relay.run_once()", "a thread: `await asyncio.to_thread(relay.run_once)`")
         with self._used("run_once()"):
             self._take_shards()
-            return sum(shard.turn().rows for shard in list(self._shards.values()))
+            return sum(self._turn_of(shard) for shard in list(self._shards.values()))
+
+    def _turn_of(self, shard: ShardRelay) -> int:
+        try:
+            return shard.turn().rows
+        except FencedError:  # the next call opens another writer, if the shard is still ours
+            shard.join()
+            self._forget(shard)
+            raise
 
     def close(self) -> None:
         """End the leases and close what the relay has opened; `run` must have ended. May be called more than once.

@@ -86,8 +86,10 @@ class ShardRelay:
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, and has closed the writer; its limits are those of the writer."""
-        if self._thread.ident is not None:
+        """Wait until the thread has ended and has closed the writer, within its limits; without a thread, close it."""
+        if self._thread.ident is None:
+            self._close_quietly()
+        else:
             self._thread.join()
 
     def turn(self) -> Turn:
@@ -120,10 +122,13 @@ class ShardRelay:
         except Exception as error:  # noqa: BLE001  (the relay raises it)
             self.error = error
         finally:
-            try:
-                self.close()
-            except DualWriteError as error:  # recovery resolves what is left
-                log.warning("closing: %s", error, transactional_id=self.name)
+            self._close_quietly()
+
+    def _close_quietly(self) -> None:
+        try:
+            self.close()
+        except DualWriteError as error:  # recovery resolves what is left
+            log.warning("closing: %s", error, transactional_id=self.name)
 
     def _loop(self) -> None:
         poll, is_idle = self._options.poll, False

@@ -378,6 +378,12 @@ def has_entry(row: StateRow, entry: LostTransaction) -> bool:
     return any(_is_same(each, entry) for each in row.lost)
 
 
+def original_of(entry: LostTransaction) -> str:
+    """The transaction that was lost first, whose messages this one has: its generation and state."""
+    copied = "" if entry.delivery is None else entry.delivery.copy_of
+    return copied or f"{entry.generation} {state_text(entry.state)}"
+
+
 def entry_gone(transactional_id: str, entry: LostTransaction) -> TransactionChangedError:
     """The error if a lost transaction was acknowledged while its messages were being published again."""
     return TransactionChangedError(
