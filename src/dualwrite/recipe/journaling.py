@@ -86,6 +86,7 @@ class Journal:
         self.is_lost = False
         self.changed = threading.Event()
         self.full: str | None = None
+        self._epoch = 0
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -94,13 +95,15 @@ class Journal:
 
     def note(self, epoch: int) -> None:
         """Learn what the gate was when it was just read."""
-        found = is_open(epoch)
-        if found == self.is_open:
+        if epoch == self._epoch:
             return
         with self._lock:
-            if found == self.is_open:
+            if epoch <= self._epoch:  # another thread has read it later
                 return
-            self.is_open = found
+            found, before = is_open(epoch), self.is_open
+            self._epoch, self.is_open = epoch, found
+        if found == before:
+            return
         if found:
             log.info("messages go into the journal, since its gate is open", prefix=self.prefix)
             self.changed.set()
@@ -121,6 +124,7 @@ class Journal:
             if self.store.open(self.prefix, self.owner):
                 log.warning("Kafka does not answer: messages go into the journal from now on: %s", error, prefix=self.prefix)
             with self._lock:
+                self._epoch += not is_open(self._epoch)  # at least
                 self.is_open = True
             self.changed.set()
         return True
@@ -160,7 +164,6 @@ class Journal:
 
     def closed(self, transactional_id: str) -> JournalSwitchedError:
         """The error for a transaction that could only write into the journal, whose gate is closed."""
-        self.note(0)
         return JournalSwitchedError(
             "The journal's gate is closed: messages go to Kafka again. Both sides are rolled back.",
             transactional_id=transactional_id,
